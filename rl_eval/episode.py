@@ -1,0 +1,343 @@
+"""What an episode is before, while and after it runs: specs, leases, faults, records.
+
+A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is what
+happened. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are
+kept that way: a million finished episodes are a million rows of under 100 bytes, and the objects
+that a user reads (:class:`EpisodeRecord`) are built on access.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ROW",
+    "EpisodeRecord",
+    "EpisodeSpec",
+    "EpisodeTable",
+    "Fault",
+    "Lease",
+    "Outcome",
+    "Progress",
+    "RunReport",
+    "Truncation",
+]
+
+TRACEBACK_CAP: Final = 8_000
+"""Characters of a traceback that a fault keeps: its end, where the cause is."""
+
+
+class Outcome(IntEnum):
+    """How an episode ended. ``MISSING`` marks a row that was never filled."""
+
+    MISSING = 0
+    COMPLETED = 1
+    FAILED = 2
+
+
+class Truncation(IntEnum):
+    """Who cut the episode short. When both limits fall on one step, the environment's flag wins."""
+
+    NONE = 0
+    ENVIRONMENT = 1
+    MAX_EPISODE_STEPS = 2
+
+
+class EpisodeSpec(NamedTuple):
+    """One line of a plan."""
+
+    index: int
+    seed: int
+
+
+class Lease(NamedTuple):
+    """Permission for one runner to run one episode, from its given attempt on.
+
+    ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
+    incarnation that holds the lease: a replaced runner is another incarnation.
+    """
+
+    index: int
+    seed: int
+    attempt: int
+    runner: int
+
+
+Phase = Literal["construct", "reset", "step", "act", "run"]
+Culprit = Literal["env", "policy", "timeout", "runner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that went wrong, always with its episode, its place and the original error."""
+
+    index: int
+    """Index of the episode."""
+    seed: int
+    """Seed that the episode was reset with."""
+    attempt: int
+    """Attempt that this fault ended, from 1."""
+    culprit: Culprit
+    """Whose fault it was."""
+    phase: Phase
+    """What was being done."""
+    step: int
+    """Environment steps that the attempt had completed."""
+    error_type: str
+    """Class name of the original exception."""
+    message: str
+    """Text of the original exception."""
+    traceback: str
+    """End of the original traceback."""
+    runner: int
+    """Index of the runner."""
+    node: str
+    """Host name of the runner."""
+    seconds: float
+    """Wall-clock age of the attempt."""
+
+    @staticmethod
+    def describe(error: BaseException) -> tuple[str, str, str]:
+        """Return class name, message and capped traceback text of an exception."""
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return type(error).__name__, str(error) or type(error).__name__, text[-TRACEBACK_CAP:]
+
+    def __str__(self) -> str:
+        return (
+            f"episode {self.index} (seed {self.seed}), attempt {self.attempt}, runner {self.runner}: "
+            f"{self.culprit} failed in {self.phase} after {self.step} steps: {self.error_type}: {self.message}"
+        )
+
+
+ROW: Final = np.dtype(
+    [
+        ("index", "<i8"),
+        ("seed", "<i8"),
+        ("episode_return", "<f8"),
+        ("discounted_return", "<f8"),
+        ("length", "<i8"),
+        ("terminated", "?"),
+        ("truncated", "?"),
+        ("truncated_by", "u1"),
+        ("success_once", "i1"),
+        ("success_at_end", "i1"),
+        ("outcome", "u1"),
+        ("attempts", "<u2"),
+        ("runner", "<i4"),
+        ("weights_version", "<i8"),
+        ("reset_seconds", "<f4"),
+        ("step_seconds", "<f4"),
+        ("inference_seconds", "<f4"),
+    ]
+)
+"""One episode as a fixed-width row. Success is -1 where the environment reports none."""
+
+_OUTCOME_COLUMNS: Final = (
+    "index",
+    "seed",
+    "episode_return",
+    "length",
+    "terminated",
+    "truncated",
+    "success_once",
+    "success_at_end",
+)
+_FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """What happened to one episode of the plan."""
+
+    index: int
+    """Position in the plan, from 0."""
+    seed: int
+    """The int given to ``env.reset(seed=...)``: a plain loop replays the episode."""
+    episode_return: float
+    """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN when failed."""
+    discounted_return: float
+    """Sum of ``gamma**t * reward_t``; NaN when failed."""
+    length: int
+    """Environment steps; 0 when failed."""
+    terminated: bool
+    truncated: bool
+    truncated_by: Literal["environment", "max_episode_steps"] | None
+    success_once: bool | None
+    """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
+    success_at_end: bool | None
+    """Its value at the last step that reported it; None if never reported."""
+    outcome: Literal["completed", "failed"]
+    attempts: int
+    faults: tuple[Fault, ...]
+    info: dict[str, float]
+    """The last value of each requested ``info`` scalar; NaN where it was never reported."""
+    reset_seconds: float
+    step_seconds: float
+    inference_seconds: float
+    weights_version: int
+    runner: int
+    """Index of the runner that finished it."""
+
+    @property
+    def success(self) -> bool | None:
+        """Alias of ``success_at_end``, the stricter of the two."""
+        return self.success_at_end
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where one live lane is."""
+
+    index: int
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What one call of ``EvalRunner.run`` did."""
+
+    rows: npt.NDArray[np.void]
+    """Finished episodes: array of :data:`ROW`, shape (finished,)."""
+    infos: npt.NDArray[np.float64]
+    """Requested info scalars, shape (finished, len(info_keys))."""
+    faults: tuple[Fault, ...]
+    """Every fault since the last report."""
+    progress: tuple[Progress, ...]
+    """Live lanes."""
+    returned: tuple[int, ...]
+    """Indices given back because the group asked for them and they had not started."""
+    env_steps: int
+    """Environment steps executed, wasted attempts included."""
+    reset_seconds: float
+    step_seconds: float
+    inference_seconds: float
+    weights_version: int
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """The runner's numerics key; empty before its first episode."""
+
+
+def _tristate(value: int) -> bool | None:
+    return None if value < 0 else bool(value)
+
+
+class EpisodeTable:
+    """Rows of a plan in index order, filled as episodes finish, each at most once.
+
+    Args:
+        num_episodes: Number of rows.
+        info_keys: Names of the requested ``info`` scalars.
+    """
+
+    def __init__(self, num_episodes: int, info_keys: Sequence[str] = ()) -> None:
+        self.rows: npt.NDArray[np.void] = np.zeros(num_episodes, ROW)
+        """Array of :data:`ROW`, shape (num_episodes,); unfilled rows have outcome ``MISSING``."""
+        self.info_keys = tuple(info_keys)
+        self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
+        self.faults: dict[int, list[Fault]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def filled(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that hold a record, shape (num_episodes,)."""
+        return np.asarray(self.rows["outcome"] != Outcome.MISSING)
+
+    @property
+    def completed(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows whose episode completed, shape (num_episodes,)."""
+        return np.asarray(self.rows["outcome"] == Outcome.COMPLETED)
+
+    def fill(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64] | None = None) -> None:
+        """Write finished rows at their indices.
+
+        Args:
+            rows: Array of :data:`ROW`, shape (n,).
+            infos: Their info scalars, shape (n, len(info_keys)).
+        """
+        positions = rows["index"]
+        self.rows[positions] = rows
+        if self.info_keys and infos is not None:
+            self.infos[positions] = infos
+
+    def add_fault(self, fault: Fault) -> None:
+        """Attach a fault to its episode."""
+        self.faults.setdefault(fault.index, []).append(fault)
+
+    def mismatches(self, rows: npt.NDArray[np.void]) -> list[int]:
+        """Return the indices of rows whose outcome differs from the recorded one."""
+        recorded = fingerprint_rows(self.rows[rows["index"]])
+        offered = fingerprint_rows(rows)
+        return [
+            int(index)
+            for index, ours, theirs in zip(rows["index"], recorded, offered, strict=True)
+            if ours.tobytes() != theirs.tobytes()
+        ]
+
+    def prefix(self) -> int:
+        """Length of the leading run of filled rows: what an early stop may aggregate over."""
+        filled = self.filled
+        return len(filled) if filled.all() else int(np.argmin(filled))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the outcome columns of the filled rows, in index order.
+
+        Per row: index, seed, return, length, terminated, truncated, success once, success at end,
+        as little-endian fixed-width fields. Attempts, faults, timings, info and runners stay out.
+        """
+        return hashlib.sha256(fingerprint_rows(self.rows[self.filled]).tobytes()).hexdigest()
+
+    def record(self, index: int) -> EpisodeRecord:
+        """Build the record of one filled row.
+
+        Raises:
+            IndexError: The index is outside the plan, or its episode has not finished.
+        """
+        row = self.rows[index]
+        if row["outcome"] == Outcome.MISSING:
+            raise IndexError(f"episode {index} has no record: it did not finish")
+        cut = Truncation(int(row["truncated_by"]))
+        position = int(row["index"])
+        return EpisodeRecord(
+            index=position,
+            seed=int(row["seed"]),
+            episode_return=float(row["episode_return"]),
+            discounted_return=float(row["discounted_return"]),
+            length=int(row["length"]),
+            terminated=bool(row["terminated"]),
+            truncated=bool(row["truncated"]),
+            truncated_by=None
+            if cut is Truncation.NONE
+            else ("environment" if cut is Truncation.ENVIRONMENT else "max_episode_steps"),
+            success_once=_tristate(int(row["success_once"])),
+            success_at_end=_tristate(int(row["success_at_end"])),
+            outcome="completed" if row["outcome"] == Outcome.COMPLETED else "failed",
+            attempts=int(row["attempts"]),
+            faults=tuple(self.faults.get(position, ())),
+            info=dict(zip(self.info_keys, self.infos[index].tolist(), strict=True)),
+            reset_seconds=float(row["reset_seconds"]),
+            step_seconds=float(row["step_seconds"]),
+            inference_seconds=float(row["inference_seconds"]),
+            weights_version=int(row["weights_version"]),
+            runner=int(row["runner"]),
+        )
+
+    def __iter__(self) -> Iterator[EpisodeRecord]:
+        return (self.record(int(index)) for index in np.flatnonzero(self.filled))
+
+
+def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return the outcome columns of rows, packed: what must not depend on the layout."""
+    packed = np.empty(len(rows), _FINGERPRINT_ROW)
+    for name in _OUTCOME_COLUMNS:
+        packed[name] = rows[name]
+    return packed

@@ -1,0 +1,101 @@
+"""Everything that can go wrong, split by whose fault it is.
+
+::
+
+    EvalError
+    ├── UsageError                 the caller's: fix the call and try again
+    │   ├── ConfigError            a setting is unknown, impossible or cannot be honoured
+    │   ├── WeightsError           weights do not fit the policy
+    │   └── ComparisonError        two results cannot be compared
+    ├── EpisodeError               the episode's: raised by a runner, recorded as a ``Fault``
+    │   ├── EnvError               the environment raised, or broke its own contract
+    │   ├── PolicyError            the policy raised, or returned what no environment can take
+    │   └── EpisodeTimeout         the episode outlived ``episode_timeout_s``
+    └── ClusterError               the machine's: nothing in the call is wrong
+        ├── RunnerStartError       no runner came up in time
+        ├── RunnerLost             a runner died or fell silent
+        └── NumericsMismatch       a runner computes floats in another way than its group
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ClusterError",
+    "ComparisonError",
+    "ConfigError",
+    "EnvError",
+    "EpisodeError",
+    "EpisodeTimeout",
+    "EvalError",
+    "NumericsMismatch",
+    "PolicyError",
+    "RunnerLost",
+    "RunnerStartError",
+    "UsageError",
+    "WeightsError",
+    "nearest",
+]
+
+
+class EvalError(Exception):
+    """Base of every error that rl_eval raises on purpose."""
+
+
+class UsageError(EvalError):
+    """The call cannot work as written."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, impossible, or cannot be honoured; the message names its key."""
+
+
+class WeightsError(UsageError):
+    """Weights do not fit the policy they were sent to."""
+
+
+class ComparisonError(UsageError):
+    """Two results cannot be compared; the message names what differs."""
+
+
+class EpisodeError(EvalError):
+    """One episode went wrong; runners turn it into a :class:`~rl_eval.episode.Fault`."""
+
+
+class EnvError(EpisodeError):
+    """The environment raised, or returned something outside its own spaces."""
+
+
+class PolicyError(EpisodeError):
+    """The policy raised, or returned actions that the environment cannot take."""
+
+
+class EpisodeTimeout(EpisodeError):
+    """The episode ran longer than ``episode_timeout_s``."""
+
+
+class ClusterError(EvalError):
+    """Processes or machines failed; the call itself is fine."""
+
+
+class RunnerStartError(ClusterError):
+    """No runner came up within ``runner_start_timeout_s``."""
+
+
+class RunnerLost(ClusterError):
+    """A runner died or fell silent."""
+
+
+class NumericsMismatch(ClusterError):
+    """A runner's numerics key differs from its group's, so its floats could differ too."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Finish an error message about an unknown word: the nearest known one, or all of them."""
+    options = sorted(known)
+    close = difflib.get_close_matches(word, options, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(options)}"
