@@ -1,0 +1,398 @@
+"""Which episode runs where, decided without running anything.
+
+Two rules make the result independent of the layout:
+
+1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every
+   granted episode is finished, by its holder or, when the holder is lost, by another runner. Nothing
+   is ever chosen by finishing first.
+2. **The record is exactly once.** Execution is at least once, since runners die. A record counts
+   only if its runner still holds the lease; any other is audited: compared with the record that
+   counts, never averaged in.
+
+The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It
+knows neither Ray nor time, threads or randomness, so a test can drive it through thousands of
+histories in a second, and a run can be replayed from its events.
+
+Balance is by pull. Each runner holds about one lease per lane beyond its lanes, more when its
+episodes are so short that a report empties the queue. When fresh episodes run out, leases that a
+busy runner has not started are *reclaimed* for runners with nothing to do; live episodes are never
+taken from a live runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import assert_never
+
+from rl_eval.episode import Lease
+from rl_eval.plan import EpisodePlan
+
+__all__ = [
+    "Abort",
+    "Audit",
+    "Cancelled",
+    "Command",
+    "Event",
+    "FleetSized",
+    "Grant",
+    "Reclaim",
+    "Record",
+    "RunnerJoined",
+    "RunnerLost",
+    "RunnerReported",
+    "Schedule",
+]
+
+
+# ------------------------------------------------------------------------------ what can happen
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerJoined:
+    """A runner is ready. An incarnation joins once; its replacement has another number."""
+
+    runner: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLost:
+    """A runner is gone. What it held goes back to the queue, uncharged."""
+
+    runner: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerReported:
+    """A runner told what happened since its last report."""
+
+    runner: int
+    finished: Sequence[int] = ()
+    """Indices of its finished episodes, in the order of the report's rows."""
+    failed_attempts: Sequence[tuple[int, int]] = ()
+    """(index, attempt) of every attempt that ended in a fault."""
+    returned: Sequence[int] = ()
+    """Reclaimed or aborted indices, which it no longer works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSized:
+    """This many runners are expected in all, counting those that have not joined yet."""
+
+    runners: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Nobody wants the rest."""
+
+
+Event = RunnerJoined | RunnerLost | RunnerReported | FleetSized | Cancelled
+
+
+# ------------------------------------------------------------------------------ what may be done
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Give these leases to the runner."""
+
+    runner: int
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Ask the runner for these leases back, as far as it has not started them."""
+
+    runner: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell the runner to drop everything."""
+
+    runner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Count the report's rows at these positions."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Compare the report's rows at these positions with the records that count."""
+
+    positions: tuple[int, ...]
+
+
+Command = Grant | Reclaim | Abort | Record | Audit
+
+
+# ------------------------------------------------------------------------------ the state machine
+
+
+@dataclass(slots=True)
+class _Runner:
+    lanes: int
+    held: dict[int, None] = field(default_factory=dict)
+    """Indices it holds, in the order of their grants."""
+    reclaiming: set[int] = field(default_factory=set)
+    """Held indices that it was asked to return."""
+    pace: int = 0
+    """Episodes that its latest report finished."""
+
+    @property
+    def depth(self) -> int:
+        """Leases it should hold. Two calls are in flight, so a fast runner needs two reports' worth ahead."""
+        return self.lanes + max(self.lanes, 2 * self.pace)
+
+    @property
+    def queued(self) -> int:
+        """Held leases that can not all have started and were not asked back."""
+        return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
+
+
+class Schedule:
+    """Assigns the episodes of a plan to runners.
+
+    Args:
+        plan: Episodes to run.
+        expected_runners: Runners that will join, if all goes well: the first to join leaves their
+            share to the others.
+        done: Indices that are finished already; a resumed run starts from them.
+    """
+
+    def __init__(self, plan: EpisodePlan, expected_runners: int = 1, done: Collection[int] = ()) -> None:
+        self._plan = plan
+        self._expected = max(1, expected_runners)
+        self._done = bytearray(len(plan))
+        for index in done:
+            self._done[index] = 1
+        self._unfinished = len(plan) - sum(self._done)
+        self._next = 0
+        self._requeued: list[int] = []
+        self._holder: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
+        self._runners: dict[int, _Runner] = {}
+        self._dry: set[int] = set()
+        self._backlogged: set[int] = set()
+        self._cancelled = False
+        self._skip_done()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every episode has its record."""
+        return self._unfinished == 0
+
+    @property
+    def outstanding(self) -> int:
+        """Leases that are held."""
+        return len(self._holder)
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes without a record."""
+        return self._unfinished
+
+    def holds(self, runner: int) -> bool:
+        """Whether the runner holds any lease."""
+        return runner in self._runners and bool(self._runners[runner].held)
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event and return what to do about it, in order."""
+        match event:
+            case RunnerJoined(runner, lanes):
+                return self._joined(runner, lanes)
+            case RunnerLost(runner):
+                return self._lost(runner)
+            case RunnerReported(runner, finished, failed_attempts, returned):
+                return self._reported(runner, finished, failed_attempts, returned)
+            case FleetSized(runners):
+                self._expected = max(1, runners)
+                return self._feed(self._hungry())
+            case Cancelled():
+                return self._cancel()
+            case _:
+                assert_never(event)
+
+    # ---------------------------------------------------------------- one method per event
+
+    def _joined(self, runner: int, lanes: int) -> list[Command]:
+        if runner in self._runners:
+            raise ValueError(f"runner {runner} joined twice")
+        self._runners[runner] = _Runner(lanes)
+        self._note(runner)
+        return self._feed([runner])
+
+    def _lost(self, runner: int) -> list[Command]:
+        lost = self._runners.pop(runner, None)
+        if lost is None:
+            return []
+        for index in lost.held:
+            self._release(index)
+        self._note(runner)
+        return self._feed(self._hungry())
+
+    def _reported(
+        self,
+        runner: int,
+        finished: Sequence[int],
+        failed_attempts: Iterable[tuple[int, int]],
+        returned: Sequence[int],
+    ) -> list[Command]:
+        state = self._runners.get(runner)
+        self._charge(runner, failed_attempts)
+        recorded, audited = [], []
+        for position, index in enumerate(finished):
+            if state is not None and self._holder.get(index) == runner:
+                self._finish(state, index)
+                recorded.append(position)
+            else:
+                audited.append(position)
+        commands: list[Command] = []
+        if recorded:
+            commands.append(Record(tuple(recorded)))
+        if audited:
+            commands.append(Audit(tuple(audited)))
+        if state is None:
+            return commands
+        state.pace = len(recorded)
+        for index in returned:
+            if self._holder.get(index) == runner:
+                del state.held[index]
+                state.reclaiming.discard(index)
+                self._release(index)
+        self._note(runner)
+        return commands + self._feed(self._hungry() if returned else [runner])
+
+    def _cancel(self) -> list[Command]:
+        self._cancelled = True
+        return [Abort(runner) for runner, state in self._runners.items() if state.held]
+
+    # ---------------------------------------------------------------- episodes
+
+    def _charge(self, runner: int, failed_attempts: Iterable[tuple[int, int]]) -> None:
+        for index, attempt in failed_attempts:
+            if self._holder.get(index) == runner:
+                self._attempts[index] = max(attempt, self._attempts.get(index, 0))
+
+    def _finish(self, state: _Runner, index: int) -> None:
+        del self._holder[index]
+        del state.held[index]
+        state.reclaiming.discard(index)
+        self._attempts.pop(index, None)
+        self._done[index] = 1
+        self._unfinished -= 1
+
+    def _release(self, index: int) -> None:
+        del self._holder[index]
+        heappush(self._requeued, index)
+
+    def _skip_done(self) -> None:
+        following = self._done.find(0, self._next)
+        self._next = len(self._done) if following < 0 else following
+
+    @property
+    def _unassigned(self) -> int:
+        return self._unfinished - len(self._holder)
+
+    def _take(self) -> int:
+        """Remove and return the lowest index that nobody holds."""
+        if self._requeued:
+            return heappop(self._requeued)
+        index = self._next
+        self._next += 1
+        self._skip_done()
+        return index
+
+    # ---------------------------------------------------------------- balance
+
+    def _hungry(self) -> list[int]:
+        """Runners with a free lane, the emptiest first."""
+        free = [runner for runner, state in self._runners.items() if len(state.held) < state.lanes]
+        return sorted(free, key=lambda runner: len(self._runners[runner].held))
+
+    def _feed(self, runners: Iterable[int]) -> list[Command]:
+        if self._cancelled:
+            return []
+        commands: list[Command] = []
+        for runner in runners:
+            if count := self._room(runner):
+                commands.append(self._grant(runner, count))
+        if not self._unassigned:
+            commands += self._rebalance()
+        return commands
+
+    def _room(self, runner: int) -> int:
+        """How many leases to grant now: up to its depth, but no more than its share of what is left."""
+        state = self._runners[runner]
+        fleet = max(self._expected, len(self._runners))
+        share = -(-self._unfinished // fleet)
+        return max(0, min(self._unassigned, min(state.depth, share) - len(state.held)))
+
+    def _grant(self, runner: int, count: int) -> Grant:
+        state, leases = self._runners[runner], []
+        for _ in range(count):
+            index = self._take()
+            self._holder[index] = runner
+            state.held[index] = None
+            seed = int(self._plan.seeds[index])
+            leases.append(Lease(index, seed, self._attempts.get(index, 0) + 1, runner))
+        self._note(runner)
+        return Grant(runner, tuple(leases))
+
+    def _note(self, runner: int) -> None:
+        """Keep the sets of runners with nothing to do and with leases to spare, after a runner changed."""
+        state = self._runners.get(runner)
+        (self._dry.add if state and not state.held else self._dry.discard)(runner)
+        (self._backlogged.add if state and state.queued else self._backlogged.discard)(runner)
+
+    def _rebalance(self) -> list[Command]:
+        """Reclaim queued leases, from one runner for each that has run dry."""
+        commands: list[Command] = []
+        if not (self._dry and self._backlogged):
+            return commands
+        asked = sum(bool(state.reclaiming) for state in self._runners.values())
+        while self._backlogged and asked < len(self._dry):
+            victim = max(self._backlogged, key=lambda runner: (self._runners[runner].queued, runner))
+            state = self._runners[victim]
+            count = -(-state.queued // 2)
+            wanted = [index for index in reversed(state.held) if index not in state.reclaiming][:count]
+            state.reclaiming.update(wanted)
+            self._note(victim)
+            commands.append(Reclaim(victim, tuple(wanted)))
+            asked += 1
+        return commands
+
+    # ---------------------------------------------------------------- invariants
+
+    def check(self) -> None:
+        """Assert what must hold between any two events.
+
+        Raises:
+            AssertionError: The state is inconsistent.
+        """
+        held = [index for state in self._runners.values() for index in state.held]
+        assert len(held) == len(set(held)) == len(self._holder), "an episode is held twice"
+        assert all(self._holder[i] == r for r, s in self._runners.items() for i in s.held), "holder and held disagree"
+        assert all(state.reclaiming <= state.held.keys() for state in self._runners.values()), "reclaims what is not held"
+        assert not any(self._done[index] for index in held), "a finished episode is held"
+        assert not any(self._done[index] for index in self._requeued), "a finished episode is queued"
+        assert len(set(self._requeued)) == len(self._requeued), "an episode is queued twice"
+        assert self._unfinished == self._done.count(0), "the count of unfinished episodes is off"
+        fresh = self._done.count(0, self._next) if self._next < len(self._done) else 0
+        assert self._unassigned == fresh + len(self._requeued), "an episode is in no queue"
+        if self._unassigned and not self._cancelled:
+            assert not self._dry, "a runner is idle while episodes wait"
+        for runner, state in self._runners.items():
+            assert (runner in self._dry) == (not state.held), "the set of dry runners is off"
+            assert (runner in self._backlogged) == (state.queued > 0), "the set of backlogged runners is off"
+        if self._dry and self._backlogged and not self._cancelled:
+            assert any(s.reclaiming for s in self._runners.values()), "a runner is idle while leases queue elsewhere"
