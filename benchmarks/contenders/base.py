@@ -1,0 +1,108 @@
+"""How a contender reports: one JSON line, whatever happens.
+
+A contender is a script ``python -m benchmarks.contenders.NAME PARAMS``. ``PARAMS`` is a JSON object
+with the scenario's name and settings; the answer is the last line of its output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any, Final
+
+__all__ = ["Measure", "Params", "median_ratio", "pooled", "ray_cluster", "run", "steps_row", "timed"]
+
+Params = dict[str, Any]
+Measure = Callable[[Params], dict[str, Any]]
+
+_PACKAGES: Final = ("ray", "torch", "gymnasium", "torchrl", "tensordict", "stable-baselines3", "numpy")
+
+
+def run(measures: Mapping[str, Measure]) -> None:
+    """Measure what the command line asks for and print the row; an error becomes the row's ``error``."""
+    params: Params = json.loads(sys.argv[1])
+    row: dict[str, Any]
+    try:
+        row = {"status": "ok", **measures[params["scenario"]](params)}
+    except ModuleNotFoundError as error:
+        row = {"status": "not installed", "error": str(error)}
+    except Exception as error:  # a contender that dies is a result
+        row = {"status": "error", "error": _one_line(error)}
+    row["versions"] = _versions()
+    sys.stdout.flush()
+    print("\n" + json.dumps(row), flush=True)
+
+
+def _one_line(error: BaseException) -> str:
+    """The cause that the contender's users would look for, cut to a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:200]
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@contextlib.contextmanager
+def ray_cluster(num_cpus: int, object_store_gb: float = 0.5) -> Iterator[Any]:
+    """A fresh local Ray cluster that ends with the block."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        object_store_memory=int(object_store_gb * 1e9),
+        log_to_driver=False,
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of a call and the wall seconds it took."""
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
+def steps_row(steps: float, seconds: float, episodes: int, mean_return: float | None) -> dict[str, Any]:
+    """A throughput row. ``steps`` are those of episodes that count in the result, and no others."""
+    return {
+        "steps": round(steps),
+        "seconds": seconds,
+        "steps_per_second": steps / seconds,
+        "episodes": episodes,
+        "mean_length": steps / episodes,
+        "mean_return": mean_return,
+    }
+
+
+def pooled(parts: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """A correctness row: several evaluations' ``(mean, episodes)`` as one mean over all episodes."""
+    episodes = sum(count for _, count in parts)
+    if not episodes:
+        raise RuntimeError("no episode was evaluated")
+    mean = sum(value * count for value, count in parts) / episodes
+    return {"mean_return": mean, "episodes": episodes, "means": [value for value, _ in parts]}
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median of the ratios of neighbouring measurements, which share the machine's state of that moment."""
+    ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
+    middle = len(ratios) // 2
+    return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2

@@ -1,0 +1,66 @@
+"""Stable-Baselines3 ``evaluate_policy``: one process, a ``DummyVecEnv``, no Ray.
+
+The environments go without ``Monitor`` (faster, and nothing here changes rewards or lengths).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.contenders import base
+from benchmarks.scenarios import CARTPOLE_WEIGHTS, env_factory, read_safetensors
+
+_LAYERS = {"mlp_extractor.policy_net.0": "body.0", "mlp_extractor.policy_net.2": "body.2", "action_net": "head"}
+
+
+def _model(scenario: str, params: base.Params) -> Any:
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    torch.set_num_threads(1)
+    envs = DummyVecEnv([env_factory(scenario, params)] * params["envs"])
+    return PPO("MlpPolicy", envs, policy_kwargs={"net_arch": [64, 64]}, device="cpu")
+
+
+def _load_cartpole(model: Any) -> None:
+    import torch
+
+    arrays = read_safetensors(CARTPOLE_WEIGHTS)
+    own = dict(model.policy.named_parameters())
+    with torch.no_grad():
+        for target, source in _LAYERS.items():
+            for half in ("weight", "bias"):
+                own[f"{target}.{half}"].copy_(torch.from_numpy(arrays[f"{source}.{half}"]))
+
+
+def _evaluate(model: Any, episodes: int) -> tuple[list[float], list[int]]:
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    returns, lengths = evaluate_policy(
+        model, model.get_env(), n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, warn=False
+    )
+    return returns, lengths
+
+
+def throughput(params: base.Params) -> dict[str, Any]:
+    """Evaluate once to warm up and once for the row."""
+    model = _model("throughput", params)
+    _load_cartpole(model)
+    _evaluate(model, params["envs"])
+    (returns, lengths), seconds = base.timed(lambda: _evaluate(model, params["episodes"]))
+    return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
+
+
+def correctness(params: base.Params) -> dict[str, Any]:
+    """Evaluate repeatedly; a raising environment ends the first evaluation and with it the row."""
+    model = _model("correctness", params)
+    parts = []
+    for _ in range(params["evaluations"]):
+        returns, _ = _evaluate(model, params["episodes"])
+        parts.append((sum(returns) / len(returns), len(returns)))
+    return base.pooled(parts)
+
+
+if __name__ == "__main__":
+    base.run({"throughput": throughput, "correctness": correctness})

@@ -1,0 +1,179 @@
+"""Decides whether two results may be compared, and what their difference shows.
+
+Episodes are paired by index. Equal indices mean equal starts only when plan, environment, step limit and
+action mode are equal, so anything else is refused, by name. Only episodes that completed
+on both sides, within the leading stretch that both sides finished, make a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ComparisonError
+from rl_eval.report.files import plain
+from rl_eval.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rl_eval.result import EvalResult
+
+__all__ = ["Comparison", "Side", "compare"]
+
+MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
+"""What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
+
+_SHOWN: Final = 5
+_ABSENT: Final = "(absent)"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two results, as far as a comparison shows it."""
+
+    policy: str
+    weights: str
+    status: str
+    fingerprint: str
+    mean_return: float
+    """Mean over the pairs, which may be fewer than the result's own episodes."""
+    num_failed: int
+    """Failed episodes among those that could have been pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two results on the same plan say about their difference, ``b`` minus ``a``."""
+
+    a: Side
+    b: Side
+    num_planned: int
+    num_pairs: int
+    num_dropped: int
+    """Episodes left out because they failed on one side or both."""
+    num_unfinished: int
+    """Episodes left out because a side was stopped before it got there."""
+    difference: PairedDifference
+    success: McNemar | None
+    """None when no pair reports success on both sides."""
+    confidence: float
+    verdict: str
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before using the numbers; empty for an ordinary comparison."""
+        return _notes(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values; NaN becomes None."""
+        return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
+
+    def __str__(self) -> str:
+        from rl_eval.report.table import comparison_page, text_page
+
+        return text_page(comparison_page(self))
+
+    def __rich__(self) -> RenderableType:
+        from rl_eval.report.table import comparison_page, rich_page
+
+        return rich_page(comparison_page(self))
+
+
+def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95) -> Comparison:
+    """Compare two results of the same plan, episode by episode.
+
+    Args:
+        a: The result to compare against.
+        b: The result whose advantage over ``a`` is asked for.
+        confidence: Coverage of the interval, and one minus the level of the test.
+
+    Raises:
+        ComparisonError: The results are not about the same episodes; the message names what differs.
+    """
+    _check_plans(a, b)
+    _check_identities(a, b)
+    reached = a.scope & b.scope
+    paired = a.counted & b.counted
+    dropped = int((reached & ~paired).sum())
+    if not paired.any():
+        raise ComparisonError(_no_pairs(a, b, dropped))
+    difference = paired_difference(
+        a.table.rows["episode_return"][paired], b.table.rows["episode_return"][paired], confidence
+    )
+    return Comparison(
+        a=_side(a, paired, reached),
+        b=_side(b, paired, reached),
+        num_planned=len(a.plan),
+        num_pairs=difference.count,
+        num_dropped=dropped,
+        num_unfinished=int((~reached).sum()),
+        difference=difference,
+        success=_success(a, b, paired),
+        confidence=confidence,
+        verdict=_verdict(difference),
+    )
+
+
+def _check_plans(a: EvalResult, b: EvalResult) -> None:
+    if a.plan_fingerprint == b.plan_fingerprint:
+        return
+    ours, theirs = ({"num_episodes": len(side.plan), "seed": side.plan.seed} for side in (a, b))
+    differences = list(_differences(ours, theirs, "plan"))
+    raise ComparisonError(
+        "the results are not about the same episodes: "
+        + ("; ".join(differences) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+    )
+
+
+def _check_identities(a: EvalResult, b: EvalResult) -> None:
+    ours, theirs = (_identity(side) for side in (a, b))
+    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, _ABSENT), theirs.get(key, _ABSENT), key)]
+    if found:
+        more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
+        raise ComparisonError("the results were not made in the same setting: " + "; ".join(found[:_SHOWN]) + more)
+
+
+def _identity(result: EvalResult) -> Mapping[str, Any]:
+    identity = result.provenance.get("identity")
+    return identity if isinstance(identity, Mapping) else {}
+
+
+def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
+    """Yield one phrase for each leaf in which two plain values differ."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _differences(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}")
+    elif a != b or type(a) is not type(b):
+        yield f"{name} is {a!r} in a and {b!r} in b"
+
+
+def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
+    return (
+        f"no episode completed in both results: a completed {int(a.counted.sum())} and b "
+        f"{int(b.counted.sum())} of {len(a.plan)}; {dropped} pairs were dropped because a side failed"
+    )
+
+
+def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
+    from rl_eval.report.table import policy_name, weights_name
+    from rl_eval.stats.aggregate import exact_mean
+
+    return Side(
+        policy=policy_name(result.provenance),
+        weights=weights_name(result),
+        status=result.status,
+        fingerprint=result.fingerprint,
+        mean_return=exact_mean(result.table.rows["episode_return"][paired]),
+        num_failed=int((reached & ~result.counted).sum()),
+    )
+
+
+def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McNemar | None:
+    ours, theirs = (side.table.rows["success_at_end"][paired] for side in (a, b))
+    both = (ours >= 0) & (theirs >= 0)
+    return mcnemar(ours[both] > 0, theirs[both] > 0) if both.any() else None

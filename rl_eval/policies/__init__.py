@@ -1,0 +1,89 @@
+"""Which adapter turns the user's object into a :class:`rl_eval.Policy`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from typing import Any
+
+import gymnasium as gym
+
+from rl_eval.config import PolicySection
+from rl_eval.errors import ConfigError
+from rl_eval.policies.function import CallablePolicy
+from rl_eval.protocols import Policy
+
+__all__ = ["adapt_policy", "import_attribute"]
+
+
+def adapt_policy(
+    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> Policy:
+    """Build the configured policy.
+
+    A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` where its
+    signature has parameters of these names.
+
+    Raises:
+        ConfigError: There is no policy, or the object cannot act.
+    """
+    candidate = section.policy
+    if candidate is None:
+        raise ConfigError(
+            'policy.policy is missing: give an nn.Module, a callable, a Policy or "module:factory", '
+            "or pass a live policy to evaluate(config, policy)"
+        )
+    if isinstance(candidate, str):
+        candidate = _from_factory(section, observation_space, action_space)
+    elif section.policy_kwargs:
+        raise ConfigError('policy.policy_kwargs are for a "module:factory", but policy.policy is a live object')
+    torch = sys.modules.get("torch")
+    if isinstance(candidate, Policy):
+        module = getattr(candidate, "module", candidate)
+        if torch is not None and isinstance(module, torch.nn.Module):
+            module.to(section.device).eval()
+        return candidate
+    if torch is not None and isinstance(candidate, torch.nn.Module):
+        from rl_eval.policies.module import ModulePolicy
+
+        return ModulePolicy(candidate, action_space, section.deterministic, section.device)
+    if not callable(candidate):
+        raise ConfigError(f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy")
+    if not section.deterministic:
+        raise ConfigError(
+            "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "
+            "return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument"
+        )
+    return CallablePolicy(candidate)
+
+
+def _from_factory(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
+    factory = import_attribute("policy.policy", section.policy)
+    if not callable(factory):
+        raise ConfigError(f"policy.policy is {section.policy!r}, which is not callable")
+    offered = {"observation_space": observation_space, "action_space": action_space}
+    parameters = inspect.signature(factory).parameters
+    spaces = {name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs}
+    try:
+        return factory(**spaces, **section.policy_kwargs)
+    except TypeError as error:
+        raise ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}") from error
+
+
+def import_attribute(key: str, path: str) -> Any:
+    """Import ``"module:attr"`` (attr may be dotted).
+
+    Raises:
+        ConfigError: The text has no colon, or module or attribute do not exist; it names the key.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"')
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}") from error
+    return found

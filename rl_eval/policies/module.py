@@ -1,0 +1,157 @@
+"""How an ``nn.Module`` becomes a policy: its outputs are read by the action space.
+
+=================  =============================  ==========================================
+action space       module output per row          action
+=================  =============================  ==========================================
+Discrete           logits, (n,)                   argmax, or sampled by inverse CDF
+MultiDiscrete      logits, (sum(nvec),)           the same for each part
+MultiBinary        logits, (n,)                   logit > 0, or sampled
+Box                actions, or (mean, log_std)    the mean, or mean + exp(log_std) * noise
+=================  =============================  ==========================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+import tree
+
+from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.protocols import NoiseSource
+
+__all__ = ["ModulePolicy"]
+
+Array = npt.NDArray[Any]
+
+
+@final
+class ModulePolicy:
+    """A policy around a module that maps observation tensors to logits or actions.
+
+    Floating observations are cast to the dtype of the module's first floating parameter, unless the
+    module has an attribute ``observation_dtype`` (a torch dtype, or None for the space's own).
+
+    Args:
+        module: Called with a batch of observation tensors in the structure of the observation space.
+        action_space: Space that its outputs are read by.
+        deterministic: Take the mode instead of sampling.
+        device: Torch device to run on.
+
+    Raises:
+        ConfigError: The action space is none of the above.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, action_space: gym.Space[Any], deterministic: bool, device: str = "cpu"
+    ) -> None:
+        supported = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
+        if not isinstance(action_space, supported):
+            raise ConfigError(
+                f"policy.policy is an nn.Module, which cannot be read as actions of {action_space}: implement "
+                "rl_eval.Policy, whose act() returns actions itself"
+            )
+        self.module = module.to(device).eval()
+        self._space = action_space
+        self._deterministic = deterministic
+        self._device = torch.device(device)
+        self._dtype = _observation_dtype(module)
+
+    def outputs(self, observations: Any) -> list[Array]:
+        """Return what the module computes, before any action is read from it."""
+        return [array for array in self._forward(observations) if array is not None]
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[Array, None]:
+        """Choose actions; see :class:`rl_eval.Policy`."""
+        output, log_std = self._forward(observations)
+        if np.isnan(output).any() and np.isnan(output[live]).any():
+            row = int(np.flatnonzero(live & np.isnan(output).reshape(len(output), -1).any(1))[0])
+            raise PolicyError(f"the module's output is NaN: {output[row]}")
+        return self._read(output, log_std, None if self._deterministic else noise), None
+
+    def _forward(self, observations: Any) -> tuple[Array, Array | None]:
+        inputs = tree.map_structure(self._tensor, observations)
+        result = self.module(inputs)
+        if isinstance(result, torch.Tensor):
+            return result.cpu().numpy(), None
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(self._space, gym.spaces.Box):
+            mean, log_std = result
+            return mean.cpu().numpy(), log_std.expand_as(mean).cpu().numpy()
+        raise PolicyError(
+            f"the module returned {type(result).__name__}, but for {self._space} it must return a tensor"
+            + (" of actions or a tuple (mean, log_std)" if isinstance(self._space, gym.spaces.Box) else " of logits")
+        )
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(self._dtype)
+        return tensor.to(self._device)
+
+    def _read(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
+        space = self._space
+        batch = len(output)
+        if isinstance(space, gym.spaces.Discrete):
+            logits = _expect(output, (batch, int(space.n)), "logits", space)
+            return _categorical(logits, noise) + int(space.start)
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            sizes = [int(n) for n in space.nvec.ravel()]
+            logits = _expect(output, (batch, sum(sizes)), "logits", space)
+            parts = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
+            chosen = np.stack([_categorical(part, noise) for part in parts], axis=1)
+            return chosen.reshape(batch, *space.shape) + space.start
+        if isinstance(space, gym.spaces.MultiBinary):
+            logits = _expect(output.reshape(batch, -1), (batch, int(np.prod(space.shape))), "logits", space)
+            return _bernoulli(logits, noise).reshape(batch, *space.shape)
+        return self._read_box(output, log_std, noise)
+
+    def _read_box(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
+        shape = (len(output), *(self._space.shape or ()))
+        if output.size != int(np.prod(shape)):
+            _expect(output, shape, "actions", self._space)
+        if noise is None:
+            return output.reshape(shape)
+        if log_std is None:
+            raise ConfigError(
+                "policy.deterministic is False, but the module returns actions without a distribution: return a tuple "
+                "(mean, log_std) to sample from, or set policy.deterministic to True"
+            )
+        draw = noise.normal(output.size // len(output)).reshape(output.shape)
+        sampled = output.astype(np.float64) + np.exp(log_std.astype(np.float64)) * draw
+        return sampled.reshape(shape)
+
+
+def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:
+    if hasattr(module, "observation_dtype"):
+        dtype: torch.dtype | None = module.observation_dtype
+        return dtype
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+
+
+def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[Any]) -> Array:
+    if output.shape != shape:
+        raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}")
+    return output
+
+
+def _categorical(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int64]:
+    """Index per row: the first greatest logit, or where the CDF passes a uniform number."""
+    if noise is None:
+        return logits.argmax(1)
+    wide = logits.astype(np.float64)
+    weights = np.exp(wide - wide.max(1, keepdims=True))
+    cdf = weights.cumsum(1)
+    return np.minimum((cdf < noise.uniform(1) * cdf[:, -1:]).sum(1), logits.shape[1] - 1)
+
+
+def _bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
+    if noise is None:
+        return (logits > 0).astype(np.int8)
+    with np.errstate(over="ignore"):
+        probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    return (noise.uniform(logits.shape[1]) < probability).astype(np.int8)

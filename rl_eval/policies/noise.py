@@ -1,0 +1,56 @@
+"""Which random numbers a sampling policy sees: a function of (episode seed, step, element).
+
+A counter-based stream has no state to lose: an episode that is retried, moved to another lane or
+resumed draws the same numbers, and nothing touches a global generator. Each number is two rounds of
+the SplitMix64 finalizer (Steele, Lea & Flood 2014) over the three counters.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EpisodeNoise"]
+
+_STREAM: Final = np.uint64(0x5851F42D4C957F2D)
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_ELEMENT: Final = np.uint64(0xD1342543DE82EF95)
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class EpisodeNoise:
+    """The noise of a batch of lanes.
+
+    Args:
+        seeds: Episode seed of each lane, shape (batch,).
+        steps: Steps that each lane's episode has done, shape (batch,).
+    """
+
+    def __init__(self, seeds: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
+        keys = _mix(seeds.astype(np.uint64) + _STREAM)
+        self._counters = _mix(keys + steps.astype(np.uint64) * _STEP)
+        self._used = 0
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the next ``count`` numbers of each lane's step, in (0, 1), shape (batch, count)."""
+        elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
+        self._used += count
+        bits = _mix(self._counters[:, None] + elements * _ELEMENT)
+        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def normal(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the next ``count`` standard normal numbers of each lane's step, shape (batch, count).
+
+        Each is the normal quantile of one uniform number, computed element by element, so it does not
+        depend on its place in the batch.
+        """
+        from scipy.special import ndtri
+
+        return np.asarray(ndtri(self.uniform(count)), np.float64)

@@ -1,0 +1,80 @@
+"""The few shapes that users' objects take: policies, environments that know their episode, contexts."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy"]
+
+
+class EnvContext(dict[str, Any]):
+    """What an environment factory is called with: the configured kwargs, and where it runs.
+
+    Index fields are for ports, devices and folders. An environment whose *behaviour* depends on them
+    makes the result depend on the layout.
+
+    Args:
+        kwargs: ``env_kwargs`` of the config; they are the items of this dict.
+        runner_index: Index of the runner, from 0.
+        lane_index: Index of the environment slot inside the runner, from 0.
+        num_runners: Number of runners asked for.
+    """
+
+    def __init__(self, kwargs: dict[str, Any], runner_index: int, lane_index: int, num_runners: int) -> None:
+        super().__init__(kwargs)
+        self.runner_index = runner_index
+        self.lane_index = lane_index
+        self.num_runners = num_runners
+
+
+class NoiseSource(Protocol):
+    """Random numbers that belong to the episode of each lane, not to the process."""
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return numbers in (0, 1), shape (batch, count): the next ones of each lane's step."""
+
+    def normal(self, count: int) -> npt.NDArray[np.float64]:
+        """Return standard normal numbers, shape (batch, count)."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Maps a batch of observations to a batch of actions.
+
+    Optional members that rl_eval looks for: ``initial_state(batch_size)`` returns the state of
+    ``batch_size`` fresh episodes (nested arrays or tensors with a leading batch dimension), and
+    ``module`` is the ``torch.nn.Module`` whose weights ``set_weights`` replaces (an ``nn.Module`` that
+    implements ``act`` is its own).
+    """
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[Any, Any]:
+        """Choose actions.
+
+        Args:
+            observations: Batch in the structure of the observation space; each leaf is an array of
+                shape (batch, \\*leaf_shape). Rows of lanes that are not live hold old values.
+            state: What the last call returned, with the rows of new episodes reset; None without
+                ``initial_state``.
+            live: Mask of lanes that run an episode, shape (batch,).
+            noise: Randomness of each lane's episode; None when ``deterministic`` is set.
+
+        Returns:
+            Actions, a batch in the structure of the action space, and the next state.
+        """
+
+
+@runtime_checkable
+class EpisodeAware(Protocol):
+    """An environment that is told which attempt follows, before each reset.
+
+    Meant for test environments that inject faults by (episode, attempt). An environment whose
+    behaviour depends on the attempt otherwise is not a function of its seed.
+    """
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        """Take note of the episode that the next ``reset`` starts."""

@@ -1,0 +1,253 @@
+"""Decides what a result looks like on disk: ``result.json`` for the summary, ``episodes.parquet`` for the records.
+
+The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
+and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every
+fault, including those of episodes that never finished. A file is written under a temporary name and renamed,
+so a reader sees the old one or the new one and never half of either.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, Truncation
+from rl_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from rl_eval.result import EvalResult
+
+__all__ = [
+    "EPISODES_FILE",
+    "FORMAT",
+    "RESULT_FILE",
+    "check_fingerprint",
+    "check_format",
+    "describe",
+    "episode_frame",
+    "plain",
+    "read_folder",
+    "write_episodes",
+    "write_text",
+]
+
+FORMAT: Final = 1
+"""Version of ``result.json``; a reader refuses what it does not know."""
+
+RESULT_FILE: Final = "result.json"
+EPISODES_FILE: Final = "episodes.parquet"
+
+_OUTCOMES: Final = {outcome.name.lower(): int(outcome) for outcome in Outcome}
+_TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
+_SUCCESS: Final = {None: -1, False: 0, True: 1}
+_CODES: Final[dict[str, dict[Any, int]]] = {
+    "outcome": _OUTCOMES,
+    "truncated_by": _TRUNCATIONS,
+    "success_once": _SUCCESS,
+    "success_at_end": _SUCCESS,
+}
+"""Columns whose codes are written as text or booleans: written value to code."""
+
+_INFO: Final = "info_"
+
+
+def plain(value: Any) -> Any:
+    """Return a value as plain JSON: NaN becomes None, infinity a string, the unknown its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def describe(result: EvalResult) -> dict[str, Any]:
+    """Return everything but the records of a result as plain JSON values."""
+    success = result.success_interval
+    described = {
+        "format": FORMAT,
+        "status": result.status,
+        "reason": result.reason,
+        "fingerprint": result.fingerprint,
+        "plan": {
+            "num_episodes": len(result.plan),
+            "seed": result.plan.seed,
+            "fingerprint": result.plan_fingerprint,
+        },
+        "notes": result.notes,
+        "metrics": result.metrics,
+        "confidence": result.confidence,
+        "interval": result.interval.to_dict(),
+        "success_interval": success.to_dict() if success else None,
+        "return_bounds": result.return_bounds,
+        "mean_return_bounds": result.mean_return_bounds,
+        "audit_mismatches": result.audit_mismatches,
+        "timing": asdict(result.timing),
+        "provenance": result.provenance,
+        "fault_counts": result.fault_counts,
+        "faults": [asdict(fault) for fault in result.faults],
+    }
+    return {key: plain(value) for key, value in described.items()}
+
+
+def check_format(data: Mapping[str, Any]) -> None:
+    """Refuse a description that another version of this package wrote in another way."""
+    if data.get("format") != FORMAT:
+        raise UsageError(f"the result has format {data.get('format')!r}, this version reads format {FORMAT}")
+
+
+def check_fingerprint(what: str, stored: str, actual: str) -> None:
+    """Refuse records or a plan that are not those that were saved."""
+    if stored != actual:
+        raise UsageError(f"the {what} have fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all."""
+    _write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
+    """Write one row per finished episode to a Parquet file."""
+    import pyarrow.parquet as pq
+
+    episodes = _to_arrow(table)
+    _write_whole(Path(path), lambda temporary: pq.write_table(episodes, temporary))
+
+
+def episode_frame(table: EpisodeTable) -> pd.DataFrame:
+    """Return one row per finished episode as a pandas frame; success is nullable.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError(
+            "to_frame() needs pandas: pip install pandas, or read the file of to_parquet() with another tool"
+        ) from error
+    import pyarrow as pa
+
+    return _to_arrow(table).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+
+
+def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTable]:
+    """Read both files of a result.
+
+    Args:
+        path: The folder, or the ``result.json`` in it.
+
+    Returns:
+        The summary, and the records with all faults.
+
+    Raises:
+        UsageError: A file is missing or damaged; the message names it.
+    """
+    folder = Path(path).parent if Path(path).name == RESULT_FILE else Path(path)
+    data = _read_json(folder / RESULT_FILE)
+    try:
+        table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
+        for fault in data["faults"]:
+            table.add_fault(Fault(**fault))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+    return data, table
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _to_arrow(table: EpisodeTable) -> pa.Table:
+    import pyarrow as pa
+
+    positions = np.flatnonzero(table.filled)
+    rows = table.rows[positions]
+    columns: dict[str, Any] = {name: _decode(name, rows[name]) for name in rows.dtype.names or ()}
+    columns |= {_INFO + key: table.infos[positions, number] for number, key in enumerate(table.info_keys)}
+    texts = {index: json.dumps([plain(asdict(fault)) for fault in faults]) for index, faults in table.faults.items()}
+    columns["faults"] = pa.array([texts.get(int(index), "[]") for index in rows["index"]], pa.string())
+    return pa.table(columns)
+
+
+def _decode(name: str, codes: npt.NDArray[Any]) -> Any:
+    """Return a column as it is written: codes become text or booleans, null for "none"."""
+    import pyarrow as pa
+
+    if name not in _CODES:
+        return np.ascontiguousarray(codes)
+    written = {code: value for value, code in _CODES[name].items()}
+    kind = pa.bool_() if _CODES[name] is _SUCCESS else pa.string()
+    return pa.array([written[code] for code in codes.tolist()], kind)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} does not exist: give the output folder of an evaluation") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
+    return data
+
+
+def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: it holds the records of the result beside it")
+    try:
+        episodes = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    return _to_table(episodes, num_episodes, path)
+
+
+def _to_table(episodes: pa.Table, num_episodes: int, path: Path) -> EpisodeTable:
+    keys = [name.removeprefix(_INFO) for name in episodes.column_names if name.startswith(_INFO)]
+    rows = np.zeros(len(episodes), ROW)
+    infos = np.empty((len(episodes), len(keys)))
+    try:
+        for name in ROW.names or ():
+            rows[name] = _encode(name, episodes.column(name))
+        for number, key in enumerate(keys):
+            infos[:, number] = episodes.column(_INFO + key).to_numpy()
+    except KeyError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    indices = rows["index"]
+    if len(np.unique(indices)) != len(indices) or ((indices < 0) | (indices >= num_episodes)).any():
+        raise UsageError(f"{path} is damaged: episodes appear twice or lie outside a plan of {num_episodes}")
+    table = EpisodeTable(num_episodes, keys)
+    table.fill(rows, infos)
+    return table
+
+
+def _encode(name: str, column: Any) -> npt.NDArray[Any]:
+    """Return a written column as codes: the inverse of :func:`_decode`."""
+    if name not in _CODES:
+        return np.asarray(column.to_numpy())
+    return np.array([_CODES[name][value] for value in column.to_pylist()], ROW[name])

@@ -1,0 +1,288 @@
+"""Decides how a result and a comparison look in 80 columns: which numbers, in which order, how precise.
+
+Both are first made into a :class:`Page`, a title and labelled lines of text. Plain text and the coloured
+rich version are two renderings of the same page, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rl_eval.compare import Comparison
+    from rl_eval.result import EvalResult
+    from rl_eval.stats.interval import Interval
+
+__all__ = ["comparison_page", "rich_page", "result_page", "text_page"]
+
+WIDTH: Final = 80
+_LABEL: Final = 13
+_GAP: Final = "   "
+_METHODS: Final = {"bca": "BCa bootstrap", "student_t": "Student t", "wilson": "Wilson"}
+_COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
+
+
+class Line(NamedTuple):
+    """One labelled line; a second line of the same topic has an empty label."""
+
+    label: str
+    strong: str
+    """What the line is about, set in bold."""
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is shown, before it is decided how."""
+
+    title: str
+    subtitle: str
+    state: str
+    """Shown at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
+    sections: list[list[Line]]
+    notes: list[str] = field(default_factory=list)
+
+
+# Numbers
+
+
+def decimals(spread: float) -> int:
+    """Return how many decimals show two significant digits of a spread (a standard error, say)."""
+    if not (math.isfinite(spread) and spread > 0):
+        return 2
+    return min(8, max(0, 1 - math.floor(math.log10(spread))))
+
+
+def number(value: float, places: int = 2) -> str:
+    """Write a number with thousands separators; ``n/a`` for NaN."""
+    if math.isnan(value):
+        return "n/a"
+    if math.isfinite(value) and abs(value) >= 1e12:
+        return f"{value:.4g}"
+    return f"{value:,.{places}f}"
+
+
+def percent(value: float) -> str:
+    """Write a fraction as percentage; ``n/a`` for NaN."""
+    return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def interval_text(interval: Interval, write: Any = percent) -> str:
+    """Write an interval, its method and what there is to know about it; or why there is none."""
+    if not interval.exists:
+        return f"no interval: {interval.note}"
+    level = f"{100 * interval.confidence:g} % interval"
+    if interval.note == "all equal":
+        return f"all equal, so the {level} is this one value"
+    ends = f"{level} {write(interval.low)} to {write(interval.high)}, {_METHODS[interval.method]}"
+    return f"{ends} ({interval.note})" if interval.note else ends
+
+
+def columns(rows: list[dict[str, str]]) -> list[str]:
+    """Write rows of named values as text, the same position in each row below one another."""
+    cells = [list(row.items()) for row in rows]
+    names = [max(len(name) for name, _ in column) for column in zip(*cells, strict=True)]
+    values = [max(len(value) for _, value in column) for column in zip(*cells, strict=True)]
+    return [
+        _GAP.join(f"{name:<{wide}} {value:>{far}}" for (name, value), wide, far in zip(row, names, values, strict=True))
+        for row in cells
+    ]
+
+
+# A result
+
+
+def result_page(result: EvalResult) -> Page:
+    """Lay out a result."""
+    sections = [
+        [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
+        [*_episode_lines(result), *_time_lines(result)],
+        _identity_lines(result),
+    ]
+    return Page(
+        title=environment_name(result.provenance) or "evaluation",
+        subtitle=policy_name(result.provenance),
+        state=result.status,
+        sections=sections,
+        notes=([result.reason] if result.reason else []) + result.notes,
+    )
+
+
+def _return_lines(result: EvalResult) -> list[Line]:
+    numbers = result.aggregates
+    places = decimals(numbers.sem)
+
+    def write(value: float) -> str:
+        return number(value, places)
+
+    lines = [Line("return", write(numbers.mean), interval_text(result.interval, write))]
+    ends = result.mean_return_bounds
+    if result.num_missing and ends:
+        lines.append(Line("", "", f"failed episodes all worst {write(ends[0])}{_GAP}all best {write(ends[1])}"))
+    if result.interval.note == "all equal" or not numbers.count:
+        return lines
+    spread = [
+        {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)},
+        {"min": write(numbers.minimum), "max": write(numbers.maximum), "worst 10 %": write(numbers.cvar10)},
+    ]
+    return lines + [Line("", "", text) for text in columns(spread)]
+
+
+def _length_lines(result: EvalResult) -> list[Line]:
+    shown = result.metrics
+    if not result.aggregates.count:
+        return []
+    ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
+    how = {"terminated": percent(shown["terminated_rate"]), "truncated": percent(shown["truncated_rate"])}
+    return [
+        Line("length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{columns([ends])[0]}"),
+        Line("", "", columns([how])[0]),
+    ]
+
+
+def _success_lines(result: EvalResult) -> list[Line]:
+    interval = result.success_interval
+    if interval is None or result.success_rate is None:
+        return []
+    lines = [Line("success", percent(result.success_rate), interval_text(interval))]
+    once = result.metrics["success_once_rate"]
+    if once != result.success_rate:
+        lines.append(Line("", "", f"at any step {percent(once)}"))
+    return lines
+
+
+def _episode_lines(result: EvalResult) -> list[Line]:
+    counts = {"failed": result.num_failed, "retried": result.num_retried, "faults": len(result.faults)}
+    trouble = _GAP.join(f"{count:,} {what}" for what, count in counts.items())
+    lines = [Line("episodes", f"{result.aggregates.count:,}", f"of {len(result.plan):,}{_GAP}{trouble}")]
+    if result.fault_counts:
+        kinds = [f"{count:,} {kind}" for kind, count in list(result.fault_counts.items())[:4]]
+        more = len(result.fault_counts) - len(kinds)
+        lines.append(Line("faults", "", _GAP.join(kinds) + (f"{_GAP}and {more} more kinds" if more else "")))
+    return lines
+
+
+def _time_lines(result: EvalResult) -> list[Line]:
+    timing = result.timing
+    where = "in this process" if not timing.num_runners else f"on {timing.num_runners} runner"
+    where += "s" if timing.num_runners > 1 else ""
+    steps = f"{timing.env_steps:,} steps in {number(timing.wall_seconds)} s {where}"
+    lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
+    if timing.shares:
+        lines.append(Line("time", "", _GAP.join(f"{name} {100 * share:.0f} %" for name, share in timing.shares.items())))
+    return lines
+
+
+def _identity_lines(result: EvalResult) -> list[Line]:
+    lines = [Line("fingerprint", "", result.fingerprint[:16])]
+    weights = weights_name(result)
+    return [*lines, Line("weights", "", weights)] if weights else lines
+
+
+# Names in the provenance
+
+
+def environment_name(provenance: Mapping[str, Any]) -> str:
+    """Return the environment's name, as far as the provenance tells."""
+    return _name(provenance.get("environment")) or _name(_mapping(provenance, "identity").get("environment"))
+
+
+def policy_name(provenance: Mapping[str, Any]) -> str:
+    """Return the policy's name, as far as the provenance tells."""
+    return _name(provenance.get("policy")) or _name(_mapping(provenance, "identity").get("policy"))
+
+
+def weights_name(result: EvalResult) -> str:
+    """Return digest and version of the weights, as far as they are known."""
+    provenance = result.provenance
+    digest = provenance.get("weights_digest") or _mapping(provenance, "identity").get("weights_digest")
+    version = result.metrics["weights_version"]
+    parts = [str(digest)[:16]] if digest else []
+    return _GAP.join(parts if math.isnan(version) else [*parts, f"version {int(version)}"])
+
+
+def _mapping(provenance: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = provenance.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return next((str(value[key]) for key in ("id", "env", "name") if value.get(key)), "")
+    return str(value) if value else ""
+
+
+# Two renderings
+
+
+def text_page(page: Page) -> str:
+    """Render a page as plain text."""
+    rule = "─" * WIDTH
+    strong = _strong_width(page)
+    blocks = [
+        "\n".join(_hang(line.label, line.strong.ljust(strong), line.rest) for line in section)
+        for section in page.sections
+        if section
+    ]
+    head = [page.title + page.state.rjust(WIDTH - len(page.title))]
+    if page.subtitle:
+        head.append(page.subtitle)
+    tail = [rule, *(_hang("note", "", note) for note in page.notes)] if page.notes else []
+    return "\n".join([*head, rule, "\n\n".join(blocks), *tail])
+
+
+def rich_page(page: Page) -> RenderableType:
+    """Render a page for :mod:`rich`."""
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(expand=True)
+    head.add_column()
+    head.add_column(justify="right")
+    head.add_row(Text(page.title, style="bold"), Text(page.state, style=_COLOURS.get(page.state, "")))
+    body = _grid(_strong_width(page))
+    for position, section in enumerate(filter(None, page.sections)):
+        if position:
+            body.add_row()
+        for line in section:
+            body.add_row(Text(line.label, style="dim"), Text(line.strong, style="bold"), Text(line.rest))
+    parts: list[RenderableType] = [head, *([Text(page.subtitle)] if page.subtitle else []), Rule(style="dim"), body]
+    if page.notes:
+        notes = _grid(0)
+        for note in page.notes:
+            notes.add_row(Text("note", style="yellow"), "", Text(note))
+        parts += [Rule(style="dim"), notes]
+    frame = Table.grid()
+    frame.add_column(width=WIDTH)
+    frame.add_row(Group(*parts))
+    return frame
+
+
+def _grid(strong: int) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid()
+    grid.add_column(width=_LABEL)
+    grid.add_column(width=strong)
+    grid.add_column()
+    return grid
+
+
+def _strong_width(page: Page) -> int:
+    """Return the width of the column of bold numbers, its gap included."""
+    return max((len(line.strong) for section in page.sections for line in section), default=0) + len(_GAP)
+
+
+def _hang(label: str, strong: str, rest: str) -> str:
+    indent = " " * (_LABEL + len(strong))
+    first = label.ljust(_LABEL) + strong
+    return textwrap.fill(rest, WIDTH, initial_indent=first, subsequent_indent=indent) if rest else first.rstrip()

@@ -1,0 +1,392 @@
+"""What every runner does alike: it turns leases into records, and no environment's fault stops it.
+
+A subclass decides one thing, in :meth:`EvalRunner.run`: in which order its lanes are stepped. Everything
+that makes a record trustworthy is here. An exception of the environment closes and rebuilds that one
+environment, and the same episode starts again with the same seed, until it completes or its attempts run
+out; then it is recorded as failed, with every original error.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+import gymnasium as gym
+import numpy as np
+
+from rl_eval.config import EvalSettings
+from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
+from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
+from rl_eval.policies import adapt_policy
+from rl_eval.protocols import Policy
+from rl_eval.runners.environment import construct_env
+from rl_eval.runners.inference import Inference
+from rl_eval.runners.lane import Lane
+from rl_eval.weights import WeightsSnapshot, apply_weights
+
+__all__ = ["EvalRunner"]
+
+Result = TypeVar("Result")
+
+# What an environment may raise and survive: sys.exit() in a simulator is its fault, Ctrl-C is not.
+_CAUGHT: Final = (Exception, SystemExit)
+
+
+class EvalRunner(abc.ABC):
+    """Owns environments and a policy; turns leases into records.
+
+    Args:
+        settings: What to evaluate.
+        runner_index: Position in the group, from 0.
+        policy: A live policy, used instead of the configured one.
+
+    Raises:
+        ConfigError: Environment or policy cannot be built as configured.
+        EnvError: The environment's constructor raised on every attempt.
+    """
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        self.settings = settings
+        self.runner_index = runner_index
+        self._node = socket.gethostname()
+        keys = settings.evaluation.info_keys
+        self._info_keys = keys
+        self._lanes = [Lane(index, len(keys)) for index in range(settings.runners.lanes)]
+        self._queue: deque[Lease] = deque()
+        self._rows: list[tuple[Any, ...]] = []
+        self._infos: list[list[float]] = []
+        self._faults: list[Fault] = []
+        self._returned: list[int] = []
+        self._max_steps = settings.evaluation.max_episode_steps or math.inf
+        self._gamma = settings.evaluation.gamma
+        self._discounting = self._gamma != 1.0
+        self._inference_clock = 0.0
+        self._totals = {"env_steps": 0, "reset_seconds": 0.0, "step_seconds": 0.0, "inference_seconds": 0.0}
+        self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+        self._turn_started = 0.0
+        self._next_expiry = 0.0
+        self._weights_version = 0
+        self._observation_space, self._action_space = self._first_spaces()
+        self._policy = self.make_policy(policy)
+        self._inference = Inference(
+            self._policy,
+            self._observation_space,
+            self._action_space,
+            len(self._lanes),
+            deterministic=settings.policy.deterministic,
+            actions=settings.policy.actions,
+        )
+
+    # ------------------------------------------------------------------ to override
+
+    @abc.abstractmethod
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """Add leases to the queue, step lanes for about ``budget_s`` seconds, and report.
+
+        Unfinished lanes go on in the next call. The budget is checked after every reset and step.
+
+        Args:
+            leases: Episodes to add.
+            budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
+            reclaim: Indices to give back, as far as they have not started.
+            abort: Drop queue and live lanes first.
+        """
+
+    def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
+        """Build the environment of a lane."""
+        runners = self.settings.runners.num_runners
+        return construct_env(self.settings.environment, self.runner_index, lane_index, runners)
+
+    def make_policy(self, policy: Any = None) -> Policy:
+        """Build the policy."""
+        section = self.settings.policy
+        if policy is not None:
+            section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
+        return adapt_policy(section, self._observation_space, self._action_space)
+
+    # ------------------------------------------------------------------ control
+
+    def set_weights(self, snapshot: WeightsSnapshot) -> int:
+        """Copy weights into the policy in place, and return their version.
+
+        Raises:
+            EvalError: An episode is live; its group drains or aborts first.
+            WeightsError: The weights do not fit, or the policy has none.
+        """
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
+        module = getattr(self._policy, "module", self._policy)
+        if not hasattr(module, "named_parameters"):
+            raise WeightsError(
+                f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
+                "nn.Module, or as a Policy with an attribute `module`"
+            )
+        apply_weights(snapshot, module)
+        self._weights_version = snapshot.version
+        self._inference.numerics = {}
+        return snapshot.version
+
+    def get_metrics(self) -> dict[str, float]:
+        """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
+        return dict(self._lifetime)
+
+    def get_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return observation space and action space."""
+        return self._observation_space, self._action_space
+
+    def assert_healthy(self) -> None:
+        """Raise if the runner cannot work."""
+        assert self._policy is not None
+
+    def ping(self) -> str:
+        """Return ``"pong"``."""
+        return "pong"
+
+    def pid(self) -> int:
+        """Return the id of the process that the runner lives in."""
+        return os.getpid()
+
+    def apply(self, function: Callable[[EvalRunner], Result]) -> Result:
+        """Call a function with this runner, where it lives."""
+        return function(self)
+
+    def stop(self) -> None:
+        """Close all environments."""
+        for lane in self._lanes:
+            self._close(lane)
+
+    # ------------------------------------------------------------------ episodes
+
+    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> None:
+        """Take what the group sent with a call."""
+        if abort:
+            self._abort()
+        if reclaim:
+            wanted = set(reclaim)
+            self._returned += [lease.index for lease in self._queue if lease.index in wanted]
+            self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
+        self._queue.extend(leases)
+        if not self._inference.numerics:
+            self._inference.probe()
+            self._inference.numerics["device"] = self.settings.policy.device
+
+    def _abort(self) -> None:
+        self._returned += [lease.index for lease in self._queue]
+        self._queue.clear()
+        for lane in self._lanes:
+            if lane.lease is not None:
+                self._returned.append(lane.lease.index)
+                self._free(lane)
+
+    def _expire(self) -> None:
+        """End the attempts that outlived their wall-clock limit; called between steps, looks every tenth of a second."""
+        limit = self.settings.fault_tolerance.episode_timeout_s
+        now = perf_counter()
+        if limit is None or now < self._next_expiry:
+            return
+        self._next_expiry = now + 0.1
+        for lane in self._lanes:
+            if lane.lease is not None and now - lane.started > limit:
+                text = f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
+                if self._fault(lane, "timeout", "run", EpisodeTimeout(text)):
+                    self._retry(lane)
+
+    def _begin(self, lane: Lane) -> bool:
+        """Start the next queued episode in a free lane; return whether it is live."""
+        lane.lease = self._queue.popleft()
+        lane.attempt = lane.lease.attempt
+        return self._retry(lane)
+
+    def _retry(self, lane: Lane) -> bool:
+        """Reset until an attempt starts or the attempts run out; return whether one started."""
+        while lane.lease is not None:
+            if self._try_env_reset(lane):
+                self._inference.begin(lane.index, lane.lease.seed)
+                return True
+        return False
+
+    def _try_env_reset(self, lane: Lane) -> bool:
+        """Reset the lane's environment with its episode's seed, building it first if need be.
+
+        Returns:
+            Whether the attempt started. If not, the fault is recorded and the attempt charged.
+        """
+        assert lane.lease is not None
+        lane.begin(self._inference_clock)
+        phase: Phase = "construct"
+        try:
+            if self.settings.environment.env_reuse == "episode":
+                self._close(lane)
+            if lane.env is None:
+                lane.attach(self.make_env(lane.index))
+            phase = "reset"
+            if lane.begin_episode is not None:
+                lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
+            observation, _ = lane.reset(seed=lane.lease.seed)
+            self._inference.observations.write(lane.index, observation)
+        except _CAUGHT as error:
+            self._fault(lane, "env", phase, error)
+            return False
+        lane.reset_seconds = perf_counter() - lane.started
+        self._totals["reset_seconds"] += lane.reset_seconds
+        return True
+
+    def _try_env_step(self, lane: Lane, action: Any) -> bool:
+        """Step the lane's environment and add the step to its sums.
+
+        Returns:
+            Whether the attempt goes on. If not, its record is written; or its fault, and the episode is retried.
+        """
+        try:
+            observation, reward, terminated, truncated, info = lane.step(action)
+            value = float(reward)
+            lane.length += 1
+            lane.episode_return += value
+            if self._discounting:
+                lane.discounted_return += lane.discount * value
+                lane.discount *= self._gamma
+            if info:
+                self._read_info(lane, info)
+            if terminated or truncated or lane.length >= self._max_steps:
+                self._finish(lane, bool(terminated), bool(truncated))
+                return False
+            self._inference.observations.write(lane.index, observation)
+        except _CAUGHT as error:
+            if self._fault(lane, "env", "step", error):
+                self._retry(lane)
+            return False
+        return True
+
+    def _read_info(self, lane: Lane, info: dict[str, Any]) -> None:
+        success = info.get("is_success", info.get("success"))
+        if success is not None:
+            lane.success_at_end = int(bool(success))
+            lane.success_once = max(lane.success_once, lane.success_at_end)
+        for position, key in enumerate(self._info_keys):
+            if key in info:
+                lane.info[position] = float(info[key])
+
+    def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
+        if not math.isfinite(lane.episode_return):
+            raise EnvError(f"the sum of rewards is {lane.episode_return}: a reward was not a finite number")
+        if not self._discounting:
+            lane.discounted_return = lane.episode_return
+        lane.step_seconds += perf_counter() - self._turn_started
+        cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
+        if not (terminated or truncated):
+            cut = Truncation.MAX_EPISODE_STEPS
+        self._write_row(lane, Outcome.COMPLETED, terminated, cut)
+
+    def _fault(self, lane: Lane, culprit: Culprit, phase: Phase, error: BaseException) -> bool:
+        """Record what went wrong and charge the attempt; return whether the episode may try again."""
+        assert lane.lease is not None
+        error_type, message, traceback = Fault.describe(error)
+        self._faults.append(
+            Fault(
+                index=lane.lease.index,
+                seed=lane.lease.seed,
+                attempt=lane.attempt,
+                culprit=culprit,
+                phase=phase,
+                step=lane.length,
+                error_type=error_type,
+                message=message,
+                traceback=traceback,
+                runner=self.runner_index,
+                node=self._node,
+                seconds=perf_counter() - lane.started,
+            )
+        )
+        self._lifetime["faults"] += 1
+        self._totals["env_steps"] += lane.length
+        self._inference.end(lane.index)
+        if culprit != "policy":
+            self._close(lane)
+        if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
+            lane.length = 0
+            self._write_row(lane, Outcome.FAILED, False, Truncation.NONE)
+            return False
+        lane.attempt += 1
+        return True
+
+    def _reject_nan(self) -> None:
+        """Charge the environments whose observation is NaN, before the policy sees it."""
+        while rows := self._inference.observations.nan_rows(self._inference.live):
+            for row in rows:
+                lane = self._lanes[row]
+                self._inference.observations.clear(row)
+                if self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN")):
+                    self._retry(lane)
+
+    def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
+        self._rows.append(
+            lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
+        )
+        if self._info_keys:
+            self._infos.append(lane.info)
+        self._totals["step_seconds"] += lane.step_seconds
+        self._totals["env_steps"] += lane.length
+        self._lifetime["episodes"] += 1
+        self._free(lane)
+
+    def _free(self, lane: Lane) -> None:
+        lane.lease = None
+        self._inference.end(lane.index)
+
+    def _close(self, lane: Lane) -> None:
+        env = lane.detach()
+        if env is not None:
+            try:
+                env.close()
+            except _CAUGHT:
+                # No episode is to blame for a broken close(), and the environment is dropped anyway.
+                self._lifetime["close_errors"] += 1
+
+    def _report(self) -> RunReport:
+        """Hand over everything since the last report."""
+        totals = self._totals
+        report = RunReport(
+            rows=np.array(self._rows, ROW),
+            infos=np.array(self._infos, np.float64).reshape(len(self._rows), len(self._info_keys)),
+            faults=tuple(self._faults),
+            progress=tuple(lane.progress() for lane in self._lanes if lane.lease is not None),
+            returned=tuple(self._returned),
+            env_steps=int(totals["env_steps"]),
+            reset_seconds=totals["reset_seconds"],
+            step_seconds=totals["step_seconds"],
+            inference_seconds=totals["inference_seconds"],
+            weights_version=self._weights_version,
+            numerics=self._inference.numerics,
+        )
+        self._lifetime["env_steps"] += report.env_steps
+        self._rows, self._infos, self._faults, self._returned = [], [], [], []
+        self._totals = dict.fromkeys(totals, 0)
+        return report
+
+    # ------------------------------------------------------------------ construction
+
+    def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Build the first lane's environment, which tells the spaces."""
+        attempts = self.settings.fault_tolerance.max_attempts_per_episode
+        for attempt in range(1, attempts + 1):
+            try:
+                env = self.make_env(0)
+                break
+            except UsageError:
+                raise
+            except _CAUGHT as error:
+                if attempt == attempts:
+                    raise EnvError(
+                        f"the environment {self.settings.environment.env!r} cannot be constructed ({attempts} attempts): "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+        self._lanes[0].attach(env)
+        return env.observation_space, env.action_space

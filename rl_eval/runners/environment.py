@@ -1,0 +1,56 @@
+"""Which environment a lane gets, from a gymnasium id, ``"module:attr"`` or a callable."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import gymnasium as gym
+
+from rl_eval.config import EnvironmentSection
+from rl_eval.errors import ConfigError
+from rl_eval.policies import import_attribute
+from rl_eval.protocols import EnvContext
+
+__all__ = ["construct_env"]
+
+_GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
+
+
+def construct_env(section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int) -> gym.Env[Any, Any]:
+    """Build one environment.
+
+    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them.
+
+    Raises:
+        ConfigError: The id is unknown, or the path cannot be imported.
+        Exception: Whatever the environment's constructor raises.
+    """
+    env, kwargs = section.env, section.env_kwargs
+    if isinstance(env, str) and _GYMNASIUM_ID.fullmatch(env):
+        try:
+            return gym.make(env, **kwargs)
+        except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+            raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
+    factory = import_attribute("environment.env", env) if isinstance(env, str) else env
+    if not callable(factory):
+        raise ConfigError(
+            f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
+        )
+    built = _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners))
+    if not (hasattr(built, "reset") and hasattr(built, "step") and hasattr(built, "action_space")):
+        raise ConfigError(f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env")
+    return built
+
+
+def _call(factory: Callable[..., Any], kwargs: dict[str, Any], context: EnvContext) -> Any:
+    if inspect.isclass(factory) and issubclass(factory, gym.Env):
+        return factory(**kwargs)
+    return factory(context)
+
+
+def _without_period(error: Exception) -> str:
+    return str(error).rstrip(". ")

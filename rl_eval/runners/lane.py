@@ -1,0 +1,121 @@
+"""What a lane knows about the episode it runs: one environment slot and the sums of one attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+
+from rl_eval.episode import Lease, Outcome, Progress, Truncation
+
+__all__ = ["Lane"]
+
+
+class Lane:
+    """One environment slot of a runner.
+
+    Args:
+        index: Position in the runner, and row in its batch.
+        num_info_keys: Number of info scalars to keep.
+    """
+
+    __slots__ = (
+        "attempt",
+        "begin_episode",
+        "discount",
+        "discounted_return",
+        "env",
+        "episode_return",
+        "index",
+        "inference_started",
+        "info",
+        "lease",
+        "length",
+        "num_info_keys",
+        "reset",
+        "reset_seconds",
+        "started",
+        "step",
+        "step_seconds",
+        "success_at_end",
+        "success_once",
+    )
+
+    def __init__(self, index: int, num_info_keys: int) -> None:
+        self.index = index
+        self.num_info_keys = num_info_keys
+        self.env: gym.Env[Any, Any] | None = None
+        self.step: Callable[[Any], Any] = _no_env
+        self.reset: Callable[..., Any] = _no_env
+        self.begin_episode: Callable[[int, int, int], None] | None = None
+        self.lease: Lease | None = None
+        self.attempt = 0
+
+    def attach(self, env: gym.Env[Any, Any]) -> None:
+        """Take an environment; bound methods save lookups in the loop."""
+        self.env, self.step, self.reset = env, env.step, env.reset
+        self.begin_episode = _episode_hook(env)
+
+    def detach(self) -> gym.Env[Any, Any] | None:
+        """Give the environment up."""
+        env, self.env, self.step, self.reset, self.begin_episode = self.env, None, _no_env, _no_env, None
+        return env
+
+    def begin(self, inference_clock: float) -> None:
+        """Zero the sums: an attempt starts."""
+        self.episode_return = 0.0
+        self.discounted_return = 0.0
+        self.discount = 1.0
+        self.length = 0
+        self.success_once = -1
+        self.success_at_end = -1
+        self.info = [float("nan")] * self.num_info_keys
+        self.reset_seconds = 0.0
+        self.step_seconds = 0.0
+        self.inference_started = inference_clock
+        self.started = perf_counter()
+
+    def progress(self) -> Progress:
+        """Say how far the attempt is."""
+        assert self.lease is not None
+        return Progress(self.lease.index, self.attempt, self.length)
+
+    def row(
+        self, outcome: Outcome, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
+    ) -> tuple[Any, ...]:
+        """Return the attempt as a :data:`rl_eval.episode.ROW`; a failed one keeps no partial sums."""
+        assert self.lease is not None
+        completed = outcome is Outcome.COMPLETED
+        nan = float("nan")
+        return (
+            self.lease.index,
+            self.lease.seed,
+            self.episode_return if completed else nan,
+            self.discounted_return if completed else nan,
+            self.length if completed else 0,
+            terminated,
+            cut is not Truncation.NONE,
+            cut,
+            self.success_once if completed else -1,
+            self.success_at_end if completed else -1,
+            outcome,
+            self.attempt,
+            runner,
+            version,
+            self.reset_seconds,
+            self.step_seconds,
+            inference_clock - self.inference_started,
+        )
+
+
+def _no_env(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the lane has no environment")
+
+
+def _episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
+    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
+    if isinstance(env, gym.Env):
+        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
+    return getattr(env, "begin_episode", None)

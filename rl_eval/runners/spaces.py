@@ -1,0 +1,207 @@
+"""How observations enter a batch and actions leave it, and when either breaks its space's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import ConfigError, EnvError, PolicyError
+
+__all__ = ["ActionReader", "ObservationBatch"]
+
+Array = npt.NDArray[Any]
+_LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+
+
+def _nested(space: gym.Space[Any], key: str) -> Any:
+    """Turn a space into plain dicts and tuples of leaf spaces, which dm-tree can walk."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _nested(part, key) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_nested(part, key) for part in space.spaces)
+    if isinstance(space, _LEAVES):
+        return space
+    raise ConfigError(
+        f"the environment's {key} has {space}, which rl_eval cannot batch: wrap the environment so that it has Box, "
+        "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces only"
+    )
+
+
+class ObservationBatch:
+    """Observations of all lanes, row by row, in arrays that live as long as the runner.
+
+    Args:
+        space: Observation space.
+        rows: Number of rows.
+    """
+
+    def __init__(self, space: gym.Space[Any], rows: int) -> None:
+        self.structure = _nested(space, "observation_space")
+        self.arrays: Any = tree.map_structure(
+            lambda leaf: np.zeros((rows, *(leaf.shape or ())), leaf.dtype or np.float64), self.structure
+        )
+        """Nested arrays of shape (rows, \\*leaf_shape)."""
+        self._leaves: list[tuple[tuple[Any, ...], Array]] = tree.flatten_with_path(self.arrays)
+        self._floats = [array for _, array in self._leaves if array.dtype.kind == "f"]
+        self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
+        self._row_shape = self._only.shape[1:] if self._only is not None else ()
+
+    def write(self, row: int, observation: Any) -> None:
+        """Copy one observation into its row.
+
+        Raises:
+            EnvError: Its structure or a shape differs from the space's.
+        """
+        only = self._only
+        if only is not None and type(observation) is np.ndarray and observation.shape == self._row_shape:
+            only[row] = observation
+            return
+        for path, array in self._leaves:
+            self._write_leaf(array, row, path, observation)
+
+    @staticmethod
+    def _write_leaf(array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
+        where = "".join(f"[{part!r}]" for part in path)
+        value = observation
+        try:
+            for part in path:
+                value = value[part]
+            value = np.asarray(value)
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvError(f"the observation lacks {where}, which the observation space has") from error
+        if value.shape != array.shape[1:] or value.dtype.kind not in "biuf":
+            raise EnvError(
+                f"observation{where} has shape {value.shape} and dtype {value.dtype}, but the observation space has "
+                f"shape {array.shape[1:]} and dtype {array.dtype}"
+            )
+        array[row] = value
+
+    def clear(self, row: int) -> None:
+        """Zero a row whose observation must not be seen."""
+        for _, array in self._leaves:
+            array[row] = 0
+
+    def nan_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the live rows that hold a NaN."""
+        for array in self._floats:
+            # NaN is the only number that a sum cannot lose, and a sum is the cheapest full pass.
+            if np.isnan(array.sum()):
+                break
+        else:
+            return []
+        bad = np.zeros(len(live), bool)
+        for array in self._floats:
+            bad |= np.isnan(array).reshape(len(array), -1).any(1)
+        return [int(row) for row in np.flatnonzero(bad & live)]
+
+    def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
+        """Return a batch of made-up observations inside the space, for probing a policy."""
+        return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
+
+
+def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scale: float) -> Array:
+    shape = (rows, *(leaf.shape or ()))
+    if isinstance(leaf, gym.spaces.Box):
+        if leaf.dtype is not None and leaf.dtype.kind == "f":
+            drawn = np.clip(rng.standard_normal(shape) * scale, leaf.low, leaf.high)
+            return drawn.astype(leaf.dtype)
+        return rng.integers(leaf.low.astype(np.int64), leaf.high.astype(np.int64), shape, endpoint=True).astype(leaf.dtype)
+    if isinstance(leaf, gym.spaces.Discrete):
+        return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)
+    if isinstance(leaf, gym.spaces.MultiDiscrete):
+        return (rng.integers(0, leaf.nvec, shape) + leaf.start).astype(leaf.dtype)
+    return rng.integers(0, 2, shape).astype(leaf.dtype)
+
+
+class ActionReader:
+    """Checks a batch of actions against the action space and makes it fit for ``env.step``.
+
+    Args:
+        space: Action space.
+        mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` [-1, 1] onto them, or ``none``.
+
+    Raises:
+        ConfigError: The space cannot be batched, or ``unsquash`` meets an unbounded space.
+    """
+
+    def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
+        self.structure = _nested(space, "action_space")
+        self._mode = mode
+        self._single = not isinstance(self.structure, (dict, tuple))
+        for leaf in tree.flatten(self.structure):
+            if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
+                raise ConfigError(f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"')
+
+    def read(self, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
+        """Return checked actions as nested arrays with a leading batch dimension.
+
+        Raises:
+            PolicyError: Structure, shape, dtype or a live row's value does not fit.
+        """
+        if self._single:
+            return self._read_leaf((), self.structure, actions, live)
+        try:
+            tree.assert_shallow_structure(self.structure, actions, check_types=False)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f"the policy's actions have another structure than the action space: {error}") from None
+        return tree.map_structure_with_path_up_to(
+            self.structure, lambda path, leaf, part: self._read_leaf(path, leaf, part, live), self.structure, actions
+        )
+
+    def split(self, actions: Any) -> Sequence[Any]:
+        """Return one action per row."""
+        if self._single:
+            return actions  # type: ignore[no-any-return]
+        rows = len(tree.flatten(actions)[0])
+        return [tree.map_structure(lambda leaf, row=row: leaf[row], actions) for row in range(rows)]
+
+    def _read_leaf(self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]) -> Array:
+        where = "action" + "".join(f"[{part!r}]" for part in path)
+        array = actions if type(actions) is np.ndarray else _as_array(where, actions)
+        shape = (len(live), *(leaf.shape or ()))
+        if array.shape != shape:
+            raise PolicyError(
+                f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, but {leaf} needs {shape}"
+            )
+        if isinstance(leaf, gym.spaces.Box):
+            return self._read_box(where, leaf, array, live)
+        if array.dtype.kind not in "iub":
+            raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs integers")
+        low, high = _integer_bounds(leaf)
+        outside = (array < low) | (array >= high)
+        if outside.any() and outside[live].any():
+            raise PolicyError(f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}")
+        return array
+
+    def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
+        finite = np.isfinite(array)
+        if not finite.all() and not finite[live].all():
+            row = int(np.flatnonzero(live & ~finite.reshape(len(array), -1).all(1))[0])
+            raise PolicyError(f"the policy returned {where} {array[row]}, which is not finite")
+        if self._mode == "unsquash":
+            array = leaf.low + (array.astype(np.float64) + 1.0) * 0.5 * (leaf.high.astype(np.float64) - leaf.low)
+        if self._mode != "none":
+            array = np.clip(array, leaf.low, leaf.high)
+        return array.astype(leaf.dtype, copy=False)
+
+
+def _as_array(where: str, actions: Any) -> Array:
+    if hasattr(actions, "detach"):
+        actions = actions.detach().cpu()
+    try:
+        return np.asarray(actions)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PolicyError(f"the policy returned {where} that is no array: {error}") from error
+
+
+def _integer_bounds(leaf: gym.Space[Any]) -> tuple[Any, Any]:
+    if isinstance(leaf, gym.spaces.Discrete):
+        return leaf.start, leaf.start + leaf.n
+    if isinstance(leaf, gym.spaces.MultiDiscrete):
+        return leaf.start, leaf.start + leaf.nvec
+    return 0, 2

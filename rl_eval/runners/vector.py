@@ -1,0 +1,98 @@
+"""Many environments, one forward pass: live lanes are stepped in turn, and a free lane is refilled at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any, final
+
+from rl_eval.config import EvalSettings
+from rl_eval.episode import Lease, RunReport
+from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.lane import Lane
+
+__all__ = ["VectorEvalRunner"]
+
+
+@final
+class VectorEvalRunner(EvalRunner):
+    """Steps k lanes with batched inference. Each lane runs its own episode and is reset on its own.
+
+    A sweep is one forward pass and one step of every live lane. A sweep that outlives its budget is left in
+    the middle and resumed by the next call, so a slow simulator does not hold a whole sweep's worth of steps.
+    """
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        super().__init__(settings, runner_index, policy)
+        self._sweep: Iterator[tuple[Lane, Any]] | None = None
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """See :meth:`EvalRunner.run`."""
+        deadline = perf_counter() + budget_s
+        if abort:
+            self._sweep = None
+        self._accept(leases, reclaim, abort)
+        while True:
+            now = self._refill(deadline) if self._sweep is None else 0.0
+            if now < deadline:
+                self._sweep = self._sweep or self._choose_actions()
+                if self._sweep is not None:
+                    now = self._step(deadline)
+                elif not self._queue:
+                    break
+            if now >= deadline or self._starving():
+                break
+        return self._report()
+
+    def _refill(self, deadline: float) -> float:
+        """Start queued episodes in free lanes, until the deadline; return the time."""
+        now = perf_counter()
+        if self._queue:
+            for lane in self._lanes:
+                if lane.lease is None:
+                    self._begin(lane)
+                    now = perf_counter()
+                    if not self._queue or now >= deadline:
+                        break
+        return now
+
+    def _choose_actions(self) -> Iterator[tuple[Lane, Any]] | None:
+        """Run the policy on all live lanes; return the sweep, or None if no lane is live."""
+        self._expire()
+        self._reject_nan()
+        live = [lane for lane in self._lanes if lane.lease is not None]
+        if not live:
+            return None
+        started = perf_counter()
+        actions, errors = self._inference.act()
+        seconds = perf_counter() - started
+        self._totals["inference_seconds"] += seconds
+        self._inference_clock += seconds / len(live)
+        for row, error in errors.items():
+            if self._fault(self._lanes[row], "policy", "act", error):
+                self._retry(self._lanes[row])
+        return iter([(lane, actions[lane.index]) for lane in live if lane.index not in errors])
+
+    def _step(self, deadline: float) -> float:
+        """Step the lanes of the sweep, until the deadline; return the time."""
+        assert self._sweep is not None
+        then = perf_counter()
+        for lane, action in self._sweep:
+            self._turn_started = then
+            alive = self._try_env_step(lane, action)
+            now = perf_counter()
+            if alive:
+                lane.step_seconds += now - then
+            then = now
+            if now >= deadline:
+                return now
+        self._sweep = None
+        return then
+
+    def _starving(self) -> bool:
+        """Whether to report early, because half the lanes stand idle for want of leases."""
+        if self._queue or not self._rows:
+            return False
+        return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)

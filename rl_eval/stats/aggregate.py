@@ -1,0 +1,131 @@
+"""Decides which numbers describe a sample of episodes, and their exact definitions.
+
+Everything is computed from the values themselves, once: never a mean of means, a window or a moving
+average. Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of
+the values. What is undefined is NaN: every number of an empty sample, the spread of a single
+value, and whatever a NaN among the values touches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Aggregates", "aggregate", "exact_mean"]
+
+_QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregates:
+    """Numbers that describe one sample, in the unit of its values."""
+
+    count: int
+    """Number of values."""
+    mean: float
+    std: float
+    """Sample standard deviation (divides by count - 1); NaN for a single value."""
+    sem: float
+    """Standard error of the mean, ``std / sqrt(count)``; NaN for a single value."""
+    median: float
+    iqm: float
+    """Mean of the middle half: ``count // 4`` values are cut off at either end."""
+    minimum: float
+    maximum: float
+    q05: float
+    """Quantiles interpolate linearly between neighbouring values (numpy's default)."""
+    q25: float
+    q75: float
+    q95: float
+    cvar10: float
+    """Mean of the worst tenth; see :func:`worst_tenth`."""
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the numbers by name."""
+        return asdict(self)
+
+
+def exact_mean(values: npt.ArrayLike) -> float:
+    """Return the mean of values, shape (n,): correctly rounded sum over n; NaN when there are none.
+
+    Equal values have exactly their own value as mean, which two roundings alone would not ensure.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if not sample.size:
+        return math.nan
+    with np.errstate(all="ignore"):
+        if not np.isfinite(np.abs(sample).sum()):
+            return float(sample.mean())
+    mean = math.fsum(sample.tolist()) / len(sample)
+    return float(min(max(mean, sample.min()), sample.max()))
+
+
+def standard_deviation(values: npt.NDArray[np.float64], mean: float) -> float:
+    """Return the sample standard deviation of values, shape (n,); NaN when n < 2."""
+    if len(values) < 2:
+        return math.nan
+    with np.errstate(all="ignore"):
+        squares = (values - mean) ** 2
+    return math.sqrt(exact_mean(squares) * len(values) / (len(values) - 1))
+
+
+def interquartile_mean(ordered: npt.NDArray[np.float64]) -> float:
+    """Return the mean without the lowest and highest ``n // 4`` of sorted values, shape (n,)."""
+    cut = len(ordered) // 4
+    return exact_mean(ordered[cut : len(ordered) - cut])
+
+
+def worst_tenth(ordered: npt.NDArray[np.float64]) -> float:
+    """Return the conditional value at risk at 10 % of sorted values, shape (n,).
+
+    The worst tenth is ``n / 10`` values, which need not be whole: the lowest ``n // 10`` count
+    fully and the next one with the fraction that is left. Of 25 values that is
+    ``(x0 + x1 + x2 / 2) / 2.5``; of ten or fewer it is the minimum.
+    """
+    whole, tenths = divmod(len(ordered), 10)
+    if not whole:
+        return float(ordered[0])
+    head = exact_mean(ordered[:whole])
+    if not tenths:
+        return head
+    following = float(ordered[whole])
+    mixed = (10 * whole * head + tenths * following) / len(ordered)
+    return min(max(mixed, head), following)
+
+
+def aggregate(values: npt.ArrayLike) -> Aggregates:
+    """Describe a sample.
+
+    Args:
+        values: One value per episode, shape (n,). NaN and infinities are kept, not dropped.
+
+    Returns:
+        Its numbers; all NaN for an empty sample.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if not sample.size or np.isnan(sample).any():
+        return Aggregates(len(sample), *[math.nan] * 12)
+    ordered = np.sort(sample)
+    mean = exact_mean(sample)
+    std = standard_deviation(sample, mean)
+    with np.errstate(all="ignore"):
+        q05, q25, median, q75, q95 = (float(q) for q in np.quantile(ordered, _QUANTILES))
+    return Aggregates(
+        count=len(sample),
+        mean=mean,
+        std=std,
+        sem=std / math.sqrt(len(sample)),
+        median=median,
+        iqm=interquartile_mean(ordered),
+        minimum=float(ordered[0]),
+        maximum=float(ordered[-1]),
+        q05=q05,
+        q25=q25,
+        q75=q75,
+        q95=q95,
+        cvar10=worst_tenth(ordered),
+    )

@@ -1,0 +1,248 @@
+"""What travels when a policy's weights are sent, and how it gets in and out of a module.
+
+A snapshot is one contiguous byte buffer plus a table of names, dtypes, shapes and offsets: one
+object-store write, mapped without a copy by every runner of a node, and copied into the live tensors in
+place. Parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule travel, so
+normalizers arrive with their statistics. Snapshots are taken at once: later training steps do not leak in.
+
+torch is imported inside functions only: an actor's process must not import it before its user's code.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError, WeightsError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file", "snapshot_weights"]
+
+_ALIGNMENT: Final = 64
+_EXTRA_STATE: Final = "_extra_state"
+_WRAPPER_PREFIXES: Final = ("_orig_mod.", "module.")
+
+
+class TensorEntry(NamedTuple):
+    """Where one tensor lies in the buffer."""
+
+    name: str
+    dtype: str
+    """Name of the torch dtype, such as ``float32``."""
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightsSnapshot:
+    """One version of a policy's weights."""
+
+    version: int
+    entries: tuple[TensorEntry, ...]
+    buffer: npt.NDArray[np.uint8]
+    """All tensors, shape (num_bytes,); read-only in runners."""
+    extra_state: bytes
+    """Pickled ``{name: get_extra_state()}``."""
+
+    @cached_property
+    def digest(self) -> str:
+        """128-bit xxh3 over names, dtypes, shapes, bytes and extra state."""
+        import xxhash
+
+        digest = xxhash.xxh3_128()
+        digest.update(repr([entry[:3] for entry in self.entries]).encode())
+        digest.update(memoryview(self.buffer))
+        digest.update(self.extra_state)
+        return digest.hexdigest()
+
+
+def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
+    """Copy weights into a snapshot.
+
+    Args:
+        weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
+        version: Number that stamps every record made with these weights.
+
+    Raises:
+        WeightsError: ``weights`` is none of these, or holds an uninitialized parameter.
+    """
+    tensors, extra = _collect(weights)
+    entries, offset = [], 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        entries.append(TensorEntry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, num_bytes))
+        offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    buffer = np.empty(offset, np.uint8)
+    for entry, tensor in zip(entries, tensors.values(), strict=True):
+        # Gaps are zeroed so that equal weights have equal digests.
+        buffer[entry.offset + entry.num_bytes : entry.offset + -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT] = 0
+        if entry.num_bytes:
+            _view(buffer, entry).copy_(tensor)
+    return WeightsSnapshot(version, tuple(entries), buffer, pickle.dumps(extra))
+
+
+def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
+    """Copy a snapshot into a module's own tensors, in place, or change nothing.
+
+    Raises:
+        WeightsError: A tensor is missing, unknown, or has another shape or dtype.
+    """
+    import torch
+
+    targets, required = _tensors_of(module)
+    sources = {entry.name: entry for entry in snapshot.entries}
+    _check_names(sources.keys(), targets.keys(), required)
+    for name, entry in sources.items():
+        target = targets[name]
+        dtype = str(target.dtype).removeprefix("torch.")
+        if entry.shape != tuple(target.shape):
+            raise WeightsError(f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}")
+        if entry.dtype != dtype:
+            raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
+    with torch.no_grad():
+        for name, entry in sources.items():
+            if entry.num_bytes:
+                targets[name].copy_(_view(snapshot.buffer, entry))
+    _apply_extra_state(pickle.loads(snapshot.extra_state), module)
+
+
+def load_weights_file(path: str | Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file, or a torch file without running any code in it.
+
+    Raises:
+        ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` refuses.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"policy.weights: there is no file {str(path)!r}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        import torch
+
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"policy.weights: {str(path)!r} holds pickled objects, which could run code when loaded. Save the "
+            f"weights alone, with safetensors.torch.save_file(module.state_dict(), 'x.safetensors') ({error})"
+        ) from None
+    except Exception as error:
+        raise ConfigError(f"policy.weights: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from None
+    if not isinstance(loaded, Mapping) or not all(hasattr(value, "numel") for value in loaded.values()):
+        raise ConfigError(f"policy.weights: {str(path)!r} must hold a flat mapping of names to tensors")
+    return dict(loaded)
+
+
+def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return tensors and extra state by name, whatever form the weights come in."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    extra: dict[str, Any] = {}
+    for name, value in _flatten(weights, ""):
+        name = _unwrap(name)
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+                raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
+            tensors[name] = value.detach()
+        elif name.split(".")[-1] == _EXTRA_STATE:
+            extra[name] = value
+        else:
+            raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor")
+    return tensors, extra
+
+
+def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        tensors, _ = _tensors_of(value)
+        yield from ((prefix + name, tensor) for name, tensor in tensors.items())
+        for name, submodule in value.named_modules():
+            if _has_extra_state(submodule):
+                yield f"{prefix}{name}.{_EXTRA_STATE}" if name else prefix + _EXTRA_STATE, submodule.get_extra_state()
+    elif isinstance(value, Mapping) or hasattr(value, "flatten_keys"):
+        for name, item in value.items():
+            if isinstance(item, torch.Tensor) or str(name).split(".")[-1] == _EXTRA_STATE:
+                yield f"{prefix}{name}", item
+            else:
+                yield from _flatten(item, f"{prefix}{name}.")
+    elif prefix:
+        yield prefix.removesuffix("."), value
+    else:
+        raise WeightsError(
+            f"weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, "
+            f"not {type(value).__name__}"
+        )
+
+
+def _unwrap(name: str) -> str:
+    """Drop what DistributedDataParallel and torch.compile put before names."""
+    for prefix in _WRAPPER_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.replace("._orig_mod.", ".")
+
+
+def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Return every parameter and buffer by name, and the names that a complete state dict has."""
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    volatile = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, submodule in module.named_modules()
+        for name in submodule._non_persistent_buffers_set
+    }
+    return tensors, tensors.keys() - volatile
+
+
+def _check_names(given: Any, known: Any, required: set[str]) -> None:
+    if missing := sorted(required - set(given)):
+        raise WeightsError(f"weights lack {_some(missing)}, which the policy has")
+    if unknown := sorted(set(given) - set(known)):
+        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    import torch
+
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> None:
+    holders = {
+        f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE: submodule
+        for name, submodule in module.named_modules()
+        if _has_extra_state(submodule)
+    }
+    _check_names(extra.keys(), holders.keys(), set(holders))
+    for name, state in extra.items():
+        holders[name].set_extra_state(state)
+
+
+def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
+    import torch
+
+    with warnings.catch_warnings():
+        # A mapped buffer is read-only and torch says so; it is only ever read there.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        flat = torch.from_numpy(buffer[entry.offset : entry.offset + entry.num_bytes])
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return flat.view(dtype).view(entry.shape)
