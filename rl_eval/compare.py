@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from rl_eval.errors import ComparisonError
 from rl_eval.report.files import plain
+from rl_eval.report.table import difference_places, environment_name, number, policy_name, weights_name
+from rl_eval.stats.aggregate import exact_mean
 from rl_eval.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from rich.console import RenderableType
 
     from rl_eval.result import EvalResult
@@ -50,6 +51,7 @@ class Side:
 class Comparison:
     """What two results on the same plan say about their difference, ``b`` minus ``a``."""
 
+    environment: str
     a: Side
     b: Side
     num_planned: int
@@ -106,6 +108,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95) -> Compariso
         a.table.rows["episode_return"][paired], b.table.rows["episode_return"][paired], confidence
     )
     return Comparison(
+        environment=environment_name(a.provenance),
         a=_side(a, paired, reached),
         b=_side(b, paired, reached),
         num_planned=len(a.plan),
@@ -115,7 +118,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95) -> Compariso
         difference=difference,
         success=_success(a, b, paired),
         confidence=confidence,
-        verdict=_verdict(difference),
+        verdict=_verdict(difference, confidence),
     )
 
 
@@ -148,21 +151,18 @@ def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
             yield from _differences(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}")
-    elif a != b or type(a) is not type(b):
+    elif a != b:
         yield f"{name} is {a!r} in a and {b!r} in b"
 
 
 def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
     return (
         f"no episode completed in both results: a completed {int(a.counted.sum())} and b "
-        f"{int(b.counted.sum())} of {len(a.plan)}; {dropped} pairs were dropped because a side failed"
+        f"{int(b.counted.sum())} of {len(a.plan)}; pairs dropped because a side failed: {dropped}"
     )
 
 
 def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
-    from rl_eval.report.table import policy_name, weights_name
-    from rl_eval.stats.aggregate import exact_mean
-
     return Side(
         policy=policy_name(result.provenance),
         weights=weights_name(result),
@@ -177,3 +177,42 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
     ours, theirs = (side.table.rows["success_at_end"][paired] for side in (a, b))
     both = (ours >= 0) & (theirs >= 0)
     return mcnemar(ours[both] > 0, theirs[both] > 0) if both.any() else None
+
+
+def _verdict(difference: PairedDifference, confidence: float) -> str:
+    """Say what the pairs show. A difference is shown only if the interval and the test agree on it."""
+    interval, level = difference.interval, f"{100 * confidence:g} %"
+    if not interval.exists:
+        return f"no verdict: {interval.note}"
+    if difference.mean == 0 and interval.note == "all equal":
+        return f"no difference: both returned the same in each of {difference.count} pairs"
+    places = difference_places(difference)
+    low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
+    facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
+    outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
+    if outside and rejected:
+        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
+    if outside:
+        facts += "; the interval leaves out 0, but the sign-flip test does not reject"
+    if rejected:
+        facts += "; the sign-flip test rejects, but the interval holds 0"
+    return f"no difference shown at {level}: {facts}"
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    a, b, found = comparison.a, comparison.b, []
+    if comparison.num_dropped:
+        found.append(
+            f"pairs dropped because a side failed: {comparison.num_dropped} "
+            f"(in a {a.num_failed}, in b {b.num_failed}); if failing depends on the policy, the difference is biased"
+        )
+    if comparison.num_unfinished:
+        found.append(
+            f"planned episodes that not both sides reached: {comparison.num_unfinished} of {comparison.num_planned}"
+        )
+    if a.fingerprint == b.fingerprint:
+        found.append("both results hold the same records")
+    silent = comparison.num_pairs - comparison.success.count if comparison.success else 0
+    if silent:
+        found.append(f"pairs left out of the success test, as a side reports no success: {silent}")
+    return found

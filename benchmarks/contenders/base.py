@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["Measure", "Params", "median_ratio", "pooled", "ray_cluster", "run", "steps_row", "timed"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Measure", "Params", "broadcast_row", "pooled", "ray_cluster", "run", "steps_row", "timed"]
 
 Params = dict[str, Any]
 Measure = Callable[[Params], dict[str, Any]]
@@ -101,8 +105,32 @@ def pooled(parts: Sequence[tuple[float, int]]) -> dict[str, Any]:
     return {"mean_return": mean, "episodes": episodes, "means": [value for value, _ in parts]}
 
 
-def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median of the ratios of neighbouring measurements, which share the machine's state of that moment."""
-    ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
-    middle = len(ratios) // 2
-    return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
+def broadcast_row(module: nn.Module, send: Callable[[], Any], rounds: int) -> dict[str, Any]:
+    """Time ``send`` and a memcpy of the module's bytes in turns, so that both see the same machine.
+
+    The weights change before every round, which keeps any cache of unchanged weights out of it, and a
+    first round that maps memory and starts workers is not counted.
+    """
+    import numpy as np
+    import torch
+
+    size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    source, target = np.full(size, 1, np.uint8), np.full(size, 2, np.uint8)
+    sends, copies = [], []
+    for number in range(rounds + 1):
+        with torch.no_grad():
+            for tensor in module.parameters():
+                tensor.add_(1.0)
+        copy = timed(lambda: np.copyto(target, source))[1]
+        spent = timed(send)[1]
+        if number:
+            sends.append(spent)
+            copies.append(copy)
+    multiples = [spent / copy for spent, copy in zip(sends, copies, strict=True)]
+    return {
+        "bytes": size,
+        "seconds": statistics.median(sends),
+        "memcpy_seconds": statistics.median(copies),
+        "memcpys": statistics.median(multiples),
+        "memcpys_all": multiples,
+    }

@@ -224,23 +224,20 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
         episodes = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
-    return _to_table(episodes, num_episodes, path)
+    return _to_table(episodes, num_episodes)
 
 
-def _to_table(episodes: pa.Table, num_episodes: int, path: Path) -> EpisodeTable:
+def _to_table(episodes: pa.Table, num_episodes: int) -> EpisodeTable:
     keys = [name.removeprefix(_INFO) for name in episodes.column_names if name.startswith(_INFO)]
     rows = np.zeros(len(episodes), ROW)
     infos = np.empty((len(episodes), len(keys)))
-    try:
-        for name in ROW.names or ():
-            rows[name] = _encode(name, episodes.column(name))
-        for number, key in enumerate(keys):
-            infos[:, number] = episodes.column(_INFO + key).to_numpy()
-    except KeyError as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+    for name in ROW.names or ():
+        rows[name] = _encode(name, episodes.column(name))
+    for number, key in enumerate(keys):
+        infos[:, number] = episodes.column(_INFO + key).to_numpy()
     indices = rows["index"]
     if len(np.unique(indices)) != len(indices) or ((indices < 0) | (indices >= num_episodes)).any():
-        raise UsageError(f"{path} is damaged: episodes appear twice or lie outside a plan of {num_episodes}")
+        raise ValueError(f"episodes appear twice or lie outside a plan of {num_episodes}")
     table = EpisodeTable(num_episodes, keys)
     table.fill(rows, infos)
     return table

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from rl_eval.stats.aggregate import aggregate, exact_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rl_eval.result import EvalResult
 
 __all__ = ["flat_metrics", "notes", "success_counts"]
@@ -30,26 +32,36 @@ def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
 
 
 def notes(result: EvalResult) -> list[str]:
-    """Return what a reader must know before using the numbers."""
-    planned, scope, counted = len(result.plan), int(result.scope.sum()), result.aggregates.count
-    found = []
+    """Return what a reader must know before using the numbers; empty for an ordinary result."""
+    return [*_scope_notes(result), *_value_notes(result)]
+
+
+def _scope_notes(result: EvalResult) -> Iterator[str]:
+    scope, counted, finished = int(result.scope.sum()), result.aggregates.count, len(result.records)
     if result.stopped_early:
-        later = len(result.records) - scope
-        found.append(
-            f"stopped early: the numbers go over the first {scope} of {planned} planned episodes"
-            + (f"; {later} later ones that finished do not count" if later else "")
+        yield (
+            f"stopped early: the numbers go over episodes 0 to {scope - 1} of {len(result.plan)} planned"
+            if scope
+            else "stopped early, before episode 0 finished: there are no numbers"
         )
-    if counted < scope:
-        found.append(f"{scope - counted} of {scope} episodes failed: the numbers go over the {counted} that completed")
+        if finished > scope:
+            yield f"finished after a gap in the plan, and not counted: {finished - scope}"
+    if scope and not counted:
+        yield "no episode completed: there are no numbers"
+    elif counted < scope:
+        yield f"failed: {scope - counted} of {scope}; the numbers go over the {counted} that completed"
+
+
+def _value_notes(result: EvalResult) -> Iterator[str]:
     if result.num_outside_bounds:
-        found.append(f"{result.num_outside_bounds} returns lie outside return_bounds {result.return_bounds}")
+        yield f"returns outside return_bounds {result.return_bounds}: {result.num_outside_bounds}"
     _, reporting = success_counts(result.counted_rows["success_at_end"])
-    if 0 < reporting < counted:
-        found.append(f"{counted - reporting} completed episodes report no success and count as not successful")
+    silent = len(result.counted_rows) - reporting
+    if reporting and silent:
+        yield f"completed without reporting success, counted as not successful: {silent}"
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
-        found.append(f"not deterministic: episodes {shown} ran twice with different outcomes")
-    return found
+        yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
 
 
 def _return_metrics(result: EvalResult) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rl_eval.compare import Comparison
     from rl_eval.result import EvalResult
     from rl_eval.stats.interval import Interval
+    from rl_eval.stats.paired import PairedDifference
 
-__all__ = ["comparison_page", "rich_page", "result_page", "text_page"]
+__all__ = ["Line", "Page", "comparison_page", "result_page", "rich_page", "text_page"]
 
 WIDTH: Final = 80
 _LABEL: Final = 13
@@ -48,23 +49,31 @@ class Page:
     """Shown at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
     sections: list[list[Line]]
     notes: list[str] = field(default_factory=list)
+    verdict: str = ""
 
 
 # Numbers
 
 
-def decimals(spread: float) -> int:
-    """Return how many decimals show two significant digits of a spread (a standard error, say)."""
-    if not (math.isfinite(spread) and spread > 0):
-        return 2
-    return min(8, max(0, 1 - math.floor(math.log10(spread))))
+def decimals(spread: float, value: float = 0.0) -> int:
+    """Return how many decimals are worth showing.
+
+    Args:
+        spread: A standard error: two of its digits are shown.
+        value: What is shown, when there is no spread: four of its digits, none if it is whole.
+    """
+    if math.isfinite(spread) and spread > 0:
+        return max(0, 1 - math.floor(math.log10(spread)))
+    if not math.isfinite(value) or value == round(value):
+        return 0
+    return max(0, 3 - math.floor(math.log10(abs(value))))
 
 
 def number(value: float, places: int = 2) -> str:
-    """Write a number with thousands separators; ``n/a`` for NaN."""
+    """Write a number with thousands separators; ``n/a`` for NaN, powers of ten for the very large and small."""
     if math.isnan(value):
         return "n/a"
-    if math.isfinite(value) and abs(value) >= 1e12:
+    if math.isfinite(value) and (abs(value) >= 1e12 or places > 8):
         return f"{value:.4g}"
     return f"{value:,.{places}f}"
 
@@ -74,7 +83,7 @@ def percent(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def interval_text(interval: Interval, write: Any = percent) -> str:
+def interval_text(interval: Interval, write: Callable[[float], str] = percent) -> str:
     """Write an interval, its method and what there is to know about it; or why there is none."""
     if not interval.exists:
         return f"no interval: {interval.note}"
@@ -117,15 +126,15 @@ def result_page(result: EvalResult) -> Page:
 
 def _return_lines(result: EvalResult) -> list[Line]:
     numbers = result.aggregates
-    places = decimals(numbers.sem)
+    places = decimals(numbers.sem, numbers.mean)
 
     def write(value: float) -> str:
         return number(value, places)
 
-    lines = [Line("return", write(numbers.mean), interval_text(result.interval, write))]
+    lines = [Line("mean return", write(numbers.mean), interval_text(result.interval, write))]
     ends = result.mean_return_bounds
     if result.num_missing and ends:
-        lines.append(Line("", "", f"failed episodes all worst {write(ends[0])}{_GAP}all best {write(ends[1])}"))
+        lines.append(Line("", "", f"mean if the failed were all worst {write(ends[0])}, all best {write(ends[1])}"))
     if result.interval.note == "all equal" or not numbers.count:
         return lines
     spread = [
@@ -142,7 +151,7 @@ def _length_lines(result: EvalResult) -> list[Line]:
     ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
     how = {"terminated": percent(shown["terminated_rate"]), "truncated": percent(shown["truncated_rate"])}
     return [
-        Line("length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{columns([ends])[0]}"),
+        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{columns([ends])[0]}"),
         Line("", "", columns([how])[0]),
     ]
 
@@ -176,7 +185,9 @@ def _time_lines(result: EvalResult) -> list[Line]:
     steps = f"{timing.env_steps:,} steps in {number(timing.wall_seconds)} s {where}"
     lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
     if timing.shares:
-        lines.append(Line("time", "", _GAP.join(f"{name} {100 * share:.0f} %" for name, share in timing.shares.items())))
+        lines.append(
+            Line("time", "", _GAP.join(f"{name} {100 * share:.0f} %" for name, share in timing.shares.items()))
+        )
     return lines
 
 
@@ -184,6 +195,67 @@ def _identity_lines(result: EvalResult) -> list[Line]:
     lines = [Line("fingerprint", "", result.fingerprint[:16])]
     weights = weights_name(result)
     return [*lines, Line("weights", "", weights)] if weights else lines
+
+
+# A comparison
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Lay out a comparison."""
+    return Page(
+        title=comparison.environment or "comparison",
+        subtitle="",
+        state="b against a",
+        sections=[_side_lines(comparison), _difference_lines(comparison), _mcnemar_lines(comparison)],
+        notes=comparison.notes,
+        verdict=comparison.verdict,
+    )
+
+
+def _side_lines(comparison: Comparison) -> list[Line]:
+    places = difference_places(comparison.difference)
+    lines = []
+    for name, side in (("a", comparison.a), ("b", comparison.b)):
+        lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
+        lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
+    return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned")]
+
+
+def _difference_lines(comparison: Comparison) -> list[Line]:
+    difference = comparison.difference
+    places = difference_places(difference)
+
+    def write(value: float) -> str:
+        return number(value, places)
+
+    how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
+    lines = [
+        Line("b - a", write(difference.mean), interval_text(difference.interval, write)),
+        Line("sign flips", f"{difference.p_value:.2g}", f"p-value over {how}"),
+    ]
+    if difference.correlation is not None:
+        lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
+    if difference.episodes_saved is not None:
+        lines.append(
+            Line("pairing", f"{difference.episodes_saved:.3g} x", "as many unpaired episodes would be as precise")
+        )
+    return lines
+
+
+def _mcnemar_lines(comparison: Comparison) -> list[Line]:
+    found = comparison.success
+    if found is None:
+        return []
+    counts = {"both": found.both, "only a": found.only_a, "only b": found.only_b, "neither": found.neither}
+    return [
+        Line("success", "", _GAP.join(f"{name} {count:,}" for name, count in counts.items())),
+        Line("McNemar", f"{found.p_value:.2g}", "p-value, exact"),
+    ]
+
+
+def difference_places(difference: PairedDifference) -> int:
+    """Return decimals that fit a difference: a quarter of its interval is about its standard error."""
+    return decimals((difference.interval.high - difference.interval.low) / 4, difference.mean)
 
 
 # Names in the provenance
@@ -224,23 +296,24 @@ def _name(value: Any) -> str:
 
 def text_page(page: Page) -> str:
     """Render a page as plain text."""
-    rule = "─" * WIDTH
+    rule = "-" * WIDTH
     strong = _strong_width(page)
     blocks = [
         "\n".join(_hang(line.label, line.strong.ljust(strong), line.rest) for line in section)
         for section in page.sections
         if section
     ]
-    head = [page.title + page.state.rjust(WIDTH - len(page.title))]
+    head = [page.title + page.state.rjust(max(WIDTH - len(page.title), len(page.state) + 1))]
     if page.subtitle:
         head.append(page.subtitle)
-    tail = [rule, *(_hang("note", "", note) for note in page.notes)] if page.notes else []
-    return "\n".join([*head, rule, "\n\n".join(blocks), *tail])
+    tail = [_hang(label, "", text) for label, text in _tail(page)]
+    return "\n".join([*head, rule, "\n\n".join(blocks), *([rule] if tail else []), *tail])
 
 
 def rich_page(page: Page) -> RenderableType:
-    """Render a page for :mod:`rich`."""
+    """Render a page for :mod:`rich`, at most 80 columns wide."""
     from rich.console import Group
+    from rich.constrain import Constrain
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
@@ -249,32 +322,37 @@ def rich_page(page: Page) -> RenderableType:
     head.add_column()
     head.add_column(justify="right")
     head.add_row(Text(page.title, style="bold"), Text(page.state, style=_COLOURS.get(page.state, "")))
-    body = _grid(_strong_width(page))
+    body = _grid(_LABEL, _strong_width(page))
     for position, section in enumerate(filter(None, page.sections)):
         if position:
             body.add_row()
         for line in section:
             body.add_row(Text(line.label, style="dim"), Text(line.strong, style="bold"), Text(line.rest))
-    parts: list[RenderableType] = [head, *([Text(page.subtitle)] if page.subtitle else []), Rule(style="dim"), body]
-    if page.notes:
-        notes = _grid(0)
-        for note in page.notes:
-            notes.add_row(Text("note", style="yellow"), "", Text(note))
-        parts += [Rule(style="dim"), notes]
-    frame = Table.grid()
-    frame.add_column(width=WIDTH)
-    frame.add_row(Group(*parts))
-    return frame
+    subtitle = [Text(page.subtitle)] if page.subtitle else []
+    parts: list[RenderableType] = [head, *subtitle, Rule(style="dim"), body]
+    if tail := _tail(page):
+        closing = _grid(_LABEL)
+        for label, text in tail:
+            closing.add_row(Text(label, style="bold" if label == "verdict" else "yellow"), Text(text))
+        parts += [Rule(style="dim"), closing]
+    return Constrain(Group(*parts), WIDTH)
 
 
-def _grid(strong: int) -> Table:
+def _grid(*widths: int) -> Table:
+    """Return an empty grid: columns of the given widths, and one that takes the rest."""
     from rich.table import Table
 
     grid = Table.grid()
-    grid.add_column(width=_LABEL)
-    grid.add_column(width=strong)
+    for width in widths:
+        grid.add_column(width=width)
     grid.add_column()
     return grid
+
+
+def _tail(page: Page) -> list[tuple[str, str]]:
+    """Return the closing sentences with their labels."""
+    verdict = [("verdict", page.verdict)] if page.verdict else []
+    return verdict + [("note", note) for note in page.notes]
 
 
 def _strong_width(page: Page) -> int:

@@ -134,6 +134,10 @@ class EvalRunner(abc.ABC):
         self._inference.numerics = {}
         return snapshot.version
 
+    def get_weights_version(self) -> int:
+        """Return the version of the weights that the policy has; 0 before any were set."""
+        return self._weights_version
+
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
         return dict(self._lifetime)

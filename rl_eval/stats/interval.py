@@ -167,8 +167,8 @@ def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) ->
 
     numbers = aggregate(sample)
     half = float(stats.t.ppf((1 + confidence) / 2, df=len(sample) - 1)) * numbers.sem
-    if not math.isfinite(numbers.mean + half):
-        return no_interval(confidence, "the values are too large to take their spread")
+    if not 0 < half < math.inf:
+        return no_interval(confidence, "the spread of the values leaves the range of floats")
     return Interval(numbers.mean - half, numbers.mean + half, confidence, "student_t", note)
 
 

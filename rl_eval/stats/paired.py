@@ -69,6 +69,11 @@ class McNemar:
     p_value: float
     """Two-sided; 1 when no pair disagrees."""
 
+    @property
+    def count(self) -> int:
+        """Number of pairs."""
+        return self.both + self.only_a + self.only_b + self.neither
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -1,0 +1,104 @@
+"""RLlib ``Algorithm.evaluate``: new API stack, evaluation runners as Ray actors, no training runners.
+
+Its RLModule is the scenario's own network and returns actions, which skips RLlib's action
+distribution. Metrics get a window that covers all episodes; the default keeps the last 100.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks import scenarios
+from benchmarks.contenders import base
+
+_POLICIES = {"throughput": scenarios.cartpole_policy, "correctness": scenarios.idle_policy}
+
+
+def _module_class() -> type:
+    from ray.rllib.core.columns import Columns
+    from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+    from ray.rllib.core.rl_module.torch import TorchRLModule
+
+    class SharedPolicy(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
+        """The scenario's network as an RLModule; the value function is there because PPO asks for one."""
+
+        def setup(self) -> None:
+            """Build the network with its weights; RLlib syncs the learner's copy, which is the same."""
+            self.net = _POLICIES[self.model_config["scenario"]]()
+
+        def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+            return {Columns.ACTIONS: self.net(batch[Columns.OBS]).argmax(-1)}
+
+        def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
+            """Nothing trains here."""
+            raise NotImplementedError
+
+    return SharedPolicy
+
+
+def _config(scenario: str, params: base.Params) -> Any:
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+    from ray.tune.registry import register_env
+
+    register_env("benchmark", scenarios.env_factory(scenario, params))
+    spec = RLModuleSpec(module_class=_module_class(), model_config={"scenario": scenario})
+    return (
+        PPOConfig()
+        .environment("benchmark")
+        .rl_module(rl_module_spec=spec)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=params["envs"])
+        .learners(num_learners=0, num_gpus_per_learner=0)
+        .evaluation(
+            evaluation_num_env_runners=params["runners"],
+            evaluation_duration=params["episodes"],
+            evaluation_duration_unit="episodes",
+            evaluation_sample_timeout_s=600,
+            evaluation_config={"explore": False},
+        )
+        .fault_tolerance(restart_failed_env_runners=True, restart_failed_sub_environments=True)
+        .reporting(metrics_num_episodes_for_smoothing=params["episodes"])
+    )
+
+
+@contextmanager
+def _algorithm(scenario: str, params: base.Params) -> Iterator[Any]:
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    with base.ray_cluster(num_cpus=params["runners"] + 1):
+        algorithm = _config(scenario, params).build_algo()
+        try:
+            yield algorithm
+        finally:
+            algorithm.stop()
+
+
+def throughput(params: base.Params) -> dict[str, Any]:
+    """Evaluate once to warm up and once for the row.
+
+    Steps are episodes times their mean length: RLlib's own step counter holds the steps of the
+    environments that it keeps stepping, and then drops, while others finish.
+    """
+    with _algorithm("throughput", params) as algorithm:
+        algorithm.evaluate()
+        result, seconds = base.timed(algorithm.evaluate)
+    found = result["env_runners"]
+    episodes = int(found["num_episodes"])
+    return base.steps_row(episodes * found["episode_len_mean"], seconds, episodes, float(found["episode_return_mean"]))
+
+
+def correctness(params: base.Params) -> dict[str, Any]:
+    """Evaluate repeatedly and take the mean return that RLlib reports for each evaluation."""
+    parts = []
+    with _algorithm("correctness", params) as algorithm:
+        for _ in range(params["evaluations"]):
+            found = algorithm.evaluate().get("env_runners", {})
+            if found.get("num_episodes"):
+                parts.append((float(found["episode_return_mean"]), int(found["num_episodes"])))
+    return base.pooled(parts)
+
+
+if __name__ == "__main__":
+    base.run({"throughput": throughput, "correctness": correctness})

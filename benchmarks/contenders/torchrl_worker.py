@@ -1,0 +1,68 @@
+"""TorchRL ``RayEvalWorker``: Ray actors that run one rollout at a time; as many workers as runners.
+
+A worker reports the mean reward of a step and no length, so the length of an episode is taken from
+one rollout of the same policy in this process, which must last as long as the episode limit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.contenders import base, torchrl_parts
+
+_LIMIT = 500
+
+
+def _checked_length(params: base.Params) -> int:
+    import torch
+
+    policy = torchrl_parts.policy_maker("throughput")
+    with torch.no_grad():
+        length = torchrl_parts.one_env("throughput", params).rollout(_LIMIT + 1, policy).shape[0]
+    if length != _LIMIT:
+        raise RuntimeError(f"an episode lasted {length} steps instead of {_LIMIT}")
+    return _LIMIT
+
+
+def _rounds(workers: Sequence[Any], count: int) -> list[float]:
+    """Run ``count`` rollouts on every worker, each starting its next as soon as it is free; their rewards."""
+    for worker in workers:
+        worker.submit(None, max_steps=_LIMIT)
+    left, rewards = {worker: count for worker in workers}, []
+    while left:
+        for worker in list(left):
+            result = worker.poll(timeout=0.005)
+            if result is None:
+                continue
+            rewards.append(result["reward"])
+            left[worker] -= 1
+            if left[worker]:
+                worker.submit(None, max_steps=_LIMIT)
+            else:
+                del left[worker]
+    return rewards
+
+
+def throughput(params: base.Params) -> dict[str, Any]:
+    """One rollout per worker to warm up, then ``episodes`` shared out equally."""
+    from torchrl.collectors.distributed import RayEvalWorker
+
+    length = _checked_length(params)
+    make_env = functools.partial(torchrl_parts.one_env, "throughput", params)
+    make_policy = functools.partial(torchrl_parts.policy_maker, "throughput")
+    with base.ray_cluster(num_cpus=params["runners"]):
+        workers = [
+            RayEvalWorker(None, make_env, make_policy, num_gpus=0, num_cpus=1) for _ in range(params["runners"])
+        ]
+        _rounds(workers, 1)
+        rewards, seconds = base.timed(lambda: _rounds(workers, params["episodes"] // len(workers)))
+        for worker in workers:
+            worker.shutdown()
+    returns = [reward * length for reward in rewards]
+    return base.steps_row(length * len(rewards), seconds, len(rewards), sum(returns) / len(returns))
+
+
+if __name__ == "__main__":
+    base.run({"throughput": throughput})

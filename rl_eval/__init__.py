@@ -1,0 +1,81 @@
+"""Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone.
+
+Names are loaded on first use, so that importing rl_eval imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_eval.compare import Comparison, compare
+    from rl_eval.config import EvalConfig, EvalSettings
+    from rl_eval.episode import EpisodeRecord, Fault
+    from rl_eval.errors import EvalError
+    from rl_eval.group import EvalRunnerGroup, evaluate
+    from rl_eval.handle import EvalHandle, EvalProgress
+    from rl_eval.plan import EpisodePlan
+    from rl_eval.protocols import EnvContext, NoiseSource, Policy
+    from rl_eval.result import EvalResult
+    from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Comparison": "compare",
+    "EnvContext": "protocols",
+    "EpisodePlan": "plan",
+    "EpisodeRecord": "episode",
+    "EvalConfig": "config",
+    "EvalError": "errors",
+    "EvalHandle": "handle",
+    "EvalProgress": "handle",
+    "EvalResult": "result",
+    "EvalRunner": "runners",
+    "EvalRunnerGroup": "group",
+    "EvalSettings": "config",
+    "Fault": "episode",
+    "NoiseSource": "protocols",
+    "Policy": "protocols",
+    "SingleAgentEvalRunner": "runners",
+    "VectorEvalRunner": "runners",
+    "compare": "compare",
+    "evaluate": "group",
+}
+
+__all__ = [
+    "Comparison",
+    "EnvContext",
+    "EpisodePlan",
+    "EpisodeRecord",
+    "EvalConfig",
+    "EvalError",
+    "EvalHandle",
+    "EvalProgress",
+    "EvalResult",
+    "EvalRunner",
+    "EvalRunnerGroup",
+    "EvalSettings",
+    "Fault",
+    "NoiseSource",
+    "Policy",
+    "SingleAgentEvalRunner",
+    "VectorEvalRunner",
+    "__version__",
+    "compare",
+    "evaluate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rl_eval' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"rl_eval.{_HOME[name]}"), name)
+    # A function named like its module must win over the module, which the import has bound here.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,59 @@
+"""Where runners live, and how calls reach them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Backend", "Call", "Reply"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One method call on one runner."""
+
+    runner: int
+    """Incarnation."""
+    method: str
+    tag: int
+    """The caller's mark, returned with the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a call ended."""
+
+    call: Call
+    value: Any = None
+    error: BaseException | None = None
+    lost: bool = False
+    """Whether the runner is gone; ``error`` says what is known."""
+
+
+class Backend(Protocol):
+    """Holds runners by incarnation number. Calls on one runner run in order; replies come through ``wait``."""
+
+    def spawn(self, runner: int, index: int) -> None:
+        """Begin to start a runner at a position of the group; a reply to ``start`` follows."""
+
+    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+        """Queue a method call."""
+
+    def publish(self, value: Any) -> tuple[Any, Any]:
+        """Make a large value available to all runners; return a handle to pass, and the value as stored."""
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """Return finished calls, waiting for the first at most ``timeout_s``."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any call is unanswered."""
+
+    def kill(self, runner: int) -> None:
+        """End a runner at once; its calls are never answered."""
+
+    def shortage(self) -> str:
+        """Say what was asked for and what there is, for a runner that does not come up."""
+
+    def stop(self) -> None:
+        """End all runners, and what else this backend started; bounded and idempotent."""

@@ -1,0 +1,82 @@
+"""Runners in this process, one call at a time: the reference, and the debugger's friend."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, final
+
+import cloudpickle
+
+from rl_eval.backends import Call, Reply
+from rl_eval.config import EvalSettings
+from rl_eval.runners import EvalRunner, runner_class
+
+__all__ = ["InlineBackend"]
+
+
+@final
+class InlineBackend:
+    """Runs calls in the thread that waits for them.
+
+    The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
+    its weights and its random state.
+    """
+
+    def __init__(self, settings: EvalSettings, policy: Any) -> None:
+        self._settings = settings
+        self._policy = cloudpickle.dumps(policy)
+        self._runners: dict[int, EvalRunner] = {}
+        self._indices: dict[int, int] = {}
+        self._calls: deque[tuple[Call, tuple[Any, ...]]] = deque()
+
+    def spawn(self, runner: int, index: int) -> None:
+        """See :class:`Backend`."""
+        self._indices[runner] = index
+        self.call(runner, "start")
+
+    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+        """See :class:`Backend`."""
+        self._calls.append((Call(runner, method, tag), args))
+
+    def publish(self, value: Any) -> tuple[Any, Any]:
+        """See :class:`Backend`."""
+        return value, value
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """See :class:`Backend`."""
+        if not self._calls:
+            return []
+        call, args = self._calls.popleft()
+        try:
+            value = self._start(call.runner) if call.method == "start" else self._invoke(call, args)
+        except Exception as error:
+            return [Reply(call, error=error)]
+        return [Reply(call, value)]
+
+    @property
+    def busy(self) -> bool:
+        """See :class:`Backend`."""
+        return bool(self._calls)
+
+    def kill(self, runner: int) -> None:
+        """See :class:`Backend`."""
+        self._calls = deque(item for item in self._calls if item[0].runner != runner)
+        if killed := self._runners.pop(runner, None):
+            killed.stop()
+
+    def shortage(self) -> str:
+        """See :class:`Backend`."""
+        return "the environment or the policy takes that long to build in this process"
+
+    def stop(self) -> None:
+        """See :class:`Backend`."""
+        for runner in list(self._runners):
+            self.kill(runner)
+        self._calls.clear()
+
+    def _start(self, runner: int) -> None:
+        cls = runner_class(self._settings.runners.runner)
+        self._runners[runner] = cls(self._settings, self._indices[runner], cloudpickle.loads(self._policy))
+
+    def _invoke(self, call: Call, args: tuple[Any, ...]) -> Any:
+        return getattr(self._runners[call.runner], call.method)(*args)

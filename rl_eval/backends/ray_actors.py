@@ -1,0 +1,164 @@
+"""Runners as Ray actors: the only core file that imports Ray."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final, final
+
+import cloudpickle
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from rl_eval.backends import Call, Reply
+from rl_eval.backends.runner_actor import RunnerActor
+from rl_eval.config import EvalSettings, RunnersSection
+from rl_eval.errors import ConfigError, RunnerLost, RunnerStartError
+from rl_eval.numerics import reproducible_environment
+
+__all__ = ["RayBackend"]
+
+_STOP_TIMEOUT_S: Final = 3.0
+
+
+@final
+class RayBackend:
+    """One actor per runner, in an existing cluster or in a local one that ends with this backend.
+
+    Raises:
+        ConfigError: Environment, policy or weights cannot be pickled.
+        RunnerStartError: The cluster at ``runners.address`` cannot be reached.
+    """
+
+    def __init__(self, settings: EvalSettings, policy: Any) -> None:
+        self._section = settings.runners
+        try:
+            payload = cloudpickle.dumps((settings, policy))
+        except Exception as error:
+            raise ConfigError(
+                f"the environment or the policy cannot be sent to a runner, because pickling failed: {error}. Give it as "
+                '"module:attr", or keep open files, locks and generators out of it'
+            ) from error
+        self._owns_cluster = _connect(settings.runners)
+        self._payload = ray.put(payload)
+        self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners))
+        self._actors: dict[int, Any] = {}
+        self._calls: dict[Any, Call] = {}
+        self._stopped = False
+
+    def spawn(self, runner: int, index: int) -> None:
+        """See :class:`Backend`."""
+        actor = self._actor_class.remote(self._payload, index)
+        self._actors[runner] = actor
+        self._calls[actor.start.remote()] = Call(runner, "start", 0)
+
+    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+        """See :class:`Backend`."""
+        ref = self._actors[runner].call.remote(method, *args)
+        self._calls[ref] = Call(runner, method, tag)
+
+    def publish(self, value: Any) -> tuple[Any, Any]:
+        """See :class:`Backend`."""
+        ref = ray.put(value)
+        return ref, ray.get(ref)
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """See :class:`Backend`."""
+        if not self._calls:
+            return []
+        pending = list(self._calls)
+        ready, _ = ray.wait(pending, num_returns=1, timeout=timeout_s)
+        if ready and len(pending) > 1:
+            ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        return [self._reply(ref) for ref in ready]
+
+    @property
+    def busy(self) -> bool:
+        """See :class:`Backend`."""
+        return bool(self._calls)
+
+    def kill(self, runner: int) -> None:
+        """See :class:`Backend`."""
+        actor = self._actors.pop(runner, None)
+        self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+    def shortage(self) -> str:
+        """See :class:`Backend`."""
+        section = self._section
+        asked: dict[str, Any] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
+        asked |= section.custom_resources_per_runner
+        wanted = {name: amount for name, amount in asked.items() if amount}
+        labels = f" on a node labelled {section.label_selector}" if section.label_selector else ""
+        return (
+            f"each runner asks for {_amounts(wanted)}{labels}; the cluster has {_amounts(ray.cluster_resources())} in all "
+            f"and {_amounts(ray.available_resources())} free"
+        )
+
+    def stop(self) -> None:
+        """See :class:`Backend`."""
+        if self._stopped:
+            return
+        self._stopped = True
+        closing = [actor.call.remote("stop") for actor in self._actors.values()]
+        if closing:
+            # Environments that close in time are closed; whatever hangs is killed with its process.
+            ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)
+        for runner in list(self._actors):
+            self.kill(runner)
+        del self._payload
+        if self._owns_cluster:
+            ray.shutdown()
+
+    def _reply(self, ref: Any) -> Reply:
+        call = self._calls.pop(ref)
+        try:
+            return Reply(call, ray.get(ref))
+        except RayTaskError as error:
+            return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
+        except RayError as error:
+            return Reply(call, error=RunnerLost(f"runner process lost: {_first_line(error)}"), lost=True)
+
+
+def _connect(section: RunnersSection) -> bool:
+    """Make sure that this process is connected; return whether a cluster was started for it."""
+    if ray.is_initialized():
+        return False
+    address = section.address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="WARNING")
+        return True
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    except Exception as error:
+        raise RunnerStartError(
+            f"no Ray cluster answers at runners.address={address!r}: {_first_line(error)}. Start one with `ray start --head`, "
+            "correct the address, or leave it out to run on a local cluster"
+        ) from error
+    return False
+
+
+def _actor_options(section: RunnersSection) -> dict[str, Any]:
+    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
+    options: dict[str, Any] = {
+        "num_cpus": section.num_cpus_per_runner,
+        "num_gpus": section.num_gpus_per_runner,
+        "resources": dict(section.custom_resources_per_runner),
+        "scheduling_strategy": "SPREAD",
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {**section.runtime_env, "env_vars": variables},
+    }
+    if section.label_selector:
+        options["label_selector"] = dict(section.label_selector)
+    return options
+
+
+def _amounts(resources: dict[str, Any]) -> str:
+    shown = [f"{amount:g} {name}" for name, amount in sorted(resources.items()) if not name.startswith(("node:", "object"))]
+    shown = [text if not text.endswith(" memory") else f"{resources['memory'] / 2**30:.1f} GiB memory" for text in shown]
+    return ", ".join(shown) or "nothing"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,195 @@
+"""The one loop that owns time: it moves replies to jobs, and replaces runners that are lost."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, final
+
+from rl_eval.backends import Backend, Reply
+from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
+from rl_eval.fleet import Fleet, Member
+from rl_eval.jobs import Job
+
+__all__ = ["Driver"]
+
+_STOP_TIMEOUT_S: Final = 8.0
+
+
+@final
+class Driver:
+    """Runs jobs on a fleet, in a thread of its own.
+
+    Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of their posting, so an
+    evaluation never sees two versions of the weights. Others run beside them.
+
+    Args:
+        backend: Where the runners live.
+        fleet: The runners.
+    """
+
+    def __init__(self, backend: Backend, fleet: Fleet) -> None:
+        self._backend = backend
+        self._fleet = fleet
+        self._inbox: queue.SimpleQueue[Job | Callable[[float], None] | None] = queue.SimpleQueue()
+        self._tags = itertools.count(1)
+        self._waiting: deque[Job] = deque()
+        self._active: dict[int, Job] = {}
+        self._fatal: BaseException | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rl_eval driver", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def next_tag(self) -> int:
+        """Return a mark for a new job."""
+        return next(self._tags)
+
+    def post(self, item: Job | Callable[[float], None]) -> None:
+        """Hand over a job, or a function of the time to call in the loop.
+
+        Raises:
+            EvalError: The driver has stopped.
+        """
+        if self._stopping:
+            raise EvalError("the group is stopped: create a new one")
+        self._inbox.put(item)
+
+    def forget(self, members: list[Member]) -> None:
+        """Tell the jobs that members left on request; call in the loop."""
+        for member in members:
+            for job in list(self._active.values()):
+                job.lost(member)
+
+    def stop(self) -> None:
+        """Fail what is unfinished, end the thread and the runners."""
+        self._stopping = True
+        self._inbox.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_TIMEOUT_S)
+        self._backend.stop()
+
+    # ------------------------------------------------------------------ the loop
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            self._fatal = error
+        self._stopping = True
+        self._fail_all(self._fatal or ClusterError("the group was stopped before this was done"))
+
+    def _turn(self) -> None:
+        self._read_inbox(block=not self._backend.busy)
+        now = time.monotonic()
+        self._tick(now)
+        for reply in self._backend.wait(0.05):
+            self._route(reply, time.monotonic())
+        self._active = {tag: job for tag, job in self._active.items() if not job.done}
+        self._start_jobs()
+
+    def _read_inbox(self, block: bool) -> None:
+        if block and not self._active:
+            timeout = self._fleet.patience(time.monotonic())
+        elif block:
+            timeout = min(0.05, self._fleet.patience(time.monotonic()))
+        else:
+            timeout = 0.0
+        try:
+            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            while True:
+                if isinstance(item, Job):
+                    self._waiting.append(item)
+                elif item is not None:
+                    item(time.monotonic())
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._start_jobs()
+
+    def _start_jobs(self) -> None:
+        busy = any(job.exclusive for job in self._active.values())
+        kept: deque[Job] = deque()
+        for job in self._waiting:
+            if self._fatal is not None:
+                job.fail(self._fatal)
+            elif job.exclusive and busy:
+                kept.append(job)
+            else:
+                busy = busy or job.exclusive
+                self._active[job.tag] = job
+                job.start(self._fleet, time.monotonic())
+        self._waiting = kept
+
+    def _tick(self, now: float) -> None:
+        try:
+            for member, why in self._fleet.tick(now):
+                self._lose(member, why, now)
+        except EvalError as error:
+            self._die(error)
+        for job in list(self._active.values()):
+            job.tick(now)
+
+    # ------------------------------------------------------------------ replies
+
+    def _route(self, reply: Reply, now: float) -> None:
+        member = self._fleet.answered(reply, now)
+        if member is None:
+            return
+        if reply.lost:
+            self._lose(member, reply.error or RunnerLost("runner lost"), now)
+        elif reply.error is not None:
+            self._failed(member, reply, now)
+        elif reply.call.method == "start":
+            self._fleet.start_answered(member, now)
+            for job in list(self._active.values()):
+                job.joined(member, now)
+        elif job := self._active.get(reply.call.tag):
+            self._deliver(job, member, reply, now)
+
+    def _deliver(self, job: Job, member: Member, reply: Reply, now: float) -> None:
+        try:
+            job.replied(member, reply.value, now)
+        except NumericsMismatch as error:
+            self._fleet.dismiss(member, error)
+            self.forget([member])
+        except EvalError as error:
+            job.fail(error)
+
+    def _failed(self, member: Member, reply: Reply, now: float) -> None:
+        """A call raised: the job's fault, unless the runner could not even start."""
+        assert reply.error is not None
+        if job := self._active.get(reply.call.tag):
+            job.fail(reply.error)
+        elif reply.call.method == "start" and self._fleet.ever_ready:
+            self._lose(member, reply.error, now)
+        elif reply.call.method in ("start", "set_weights"):
+            self._die(reply.error)
+
+    def _lose(self, member: Member, why: BaseException, now: float) -> None:
+        self._fleet.lose(member, why, now)
+        self.forget([member])
+
+    def _die(self, error: BaseException) -> None:
+        """Nothing can work any more: what waits fails, and so does what comes."""
+        self._fatal = self._fatal or error
+        self._fail_all(self._fatal)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for job in [*self._active.values(), *self._waiting]:
+            job.fail(error)
+        self._active, self._waiting = {}, deque()
+        try:
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, Job):
+                    item.fail(error)
+        except queue.Empty:
+            pass

@@ -1,0 +1,196 @@
+"""Which runners exist, which are fit to work, and when a lost one is replaced.
+
+A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is
+replaced after a back-off that doubles with each consecutive loss; a finished episode sets it back. After
+``max_runner_restarts`` losses in a row the position stays empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rl_eval.backends import Backend, Reply
+from rl_eval.config import EvalSettings
+from rl_eval.errors import RunnerLost, RunnerStartError
+
+__all__ = ["Fleet", "Member"]
+
+_FIRST_BACKOFF_S: Final = 0.25
+_LONGEST_BACKOFF_S: Final = 10.0
+_SLACK_S: Final = 1.0
+_FIRST_CALL_GRACE_S: Final = 30.0
+"""The first call also probes the policy and builds environments."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of a runner."""
+
+    incarnation: int
+    index: int
+    spawned: float
+    ready: bool = False
+    heard: float = 0.0
+    """When it last answered, or was called while idle."""
+    reports: int = 0
+    calls: Counter[int] = field(default_factory=Counter)
+    """Unanswered calls by tag."""
+
+
+class Fleet:
+    """Spawns, watches and replaces runners.
+
+    Args:
+        backend: Where they live.
+        settings: What they run.
+    """
+
+    def __init__(self, backend: Backend, settings: EvalSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self.members: dict[int, Member] = {}
+        self.restarts = 0
+        """Replacements over the fleet's lifetime."""
+        self.last_loss: BaseException | None = None
+        self.ever_ready = False
+        self._weights: Any = None
+        self._next_incarnation = 0
+        self._next_index = 0
+        self._consecutive = 0
+        self._due: list[tuple[float, int]] = []
+        self._founded: float | None = None
+
+    # ------------------------------------------------------------------ size
+
+    def grow(self, count: int, now: float) -> None:
+        """Add positions and fill them."""
+        self._founded = now if self._founded is None else self._founded
+        for _ in range(count):
+            self._spawn(self._next_index, now)
+            self._next_index += 1
+
+    def shrink(self, count: int) -> list[Member]:
+        """Empty the last positions; return the members that went."""
+        gone = sorted(self.members.values(), key=lambda member: member.index)[-count:] if count else []
+        for member in gone:
+            self._remove(member)
+        return gone
+
+    def ready(self) -> list[Member]:
+        """Members that can work, in order of their position."""
+        return sorted((m for m in self.members.values() if m.ready), key=lambda member: member.index)
+
+    def expected(self) -> int:
+        """Members that work or will, if all goes well."""
+        return len(self.members) + len(self._due)
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds of work per call: a tenth, or longer so that one driver keeps up with many runners."""
+        return max(0.1, 0.002 * len(self.members))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no runner is left and none will come."""
+        return not self.members and not self._due
+
+    # ------------------------------------------------------------------ calls
+
+    def set_weights_handle(self, handle: Any) -> Any:
+        """Choose the weights that runners get when they start; return the former choice."""
+        former, self._weights = self._weights, handle
+        return former
+
+    def call(self, member: Member, method: str, *args: Any, tag: int, now: float) -> None:
+        """Call a runner."""
+        if not member.calls:
+            member.heard = now
+        member.calls[tag] += 1
+        self._backend.call(member.incarnation, method, *args, tag=tag)
+
+    def answered(self, reply: Reply, now: float) -> Member | None:
+        """Note a reply; return its member, unless that is no longer one."""
+        member = self.members.get(reply.call.runner)
+        if member is None:
+            return None
+        member.heard = now
+        if reply.call.method != "start":
+            member.calls[reply.call.tag] -= 1
+            member.calls += Counter()
+            member.reports += 1
+        return member
+
+    def start_answered(self, member: Member, now: float) -> None:
+        """A runner is up: send it the weights, behind which all other calls queue."""
+        member.ready = self.ever_ready = True
+        if self._weights is not None:
+            self.call(member, "set_weights", self._weights, tag=0, now=now)
+
+    # ------------------------------------------------------------------ losses
+
+    def lose(self, member: Member, why: BaseException, now: float) -> None:
+        """Give a member up, and replace it later if the budget allows."""
+        self._remove(member)
+        self.last_loss = why
+        if self._consecutive < self._settings.fault_tolerance.max_runner_restarts:
+            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._consecutive)
+            self._consecutive += 1
+            self._due.append((now + delay, member.index))
+
+    def dismiss(self, member: Member, why: BaseException) -> None:
+        """Give a member up for good."""
+        self._remove(member)
+        self.last_loss = why
+
+    def progressed(self) -> None:
+        """An episode finished: losses before it count no longer."""
+        self._consecutive = 0
+
+    def tick(self, now: float) -> list[tuple[Member, BaseException]]:
+        """Start the replacements that are due; return members that must be given up, and why.
+
+        Raises:
+            RunnerStartError: No runner ever came up, for longer than ``runner_start_timeout_s``.
+        """
+        limit = self._settings.runners.runner_start_timeout_s
+        if not self.ever_ready and self._founded is not None and now - self._founded > limit:
+            raise RunnerStartError(
+                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. Ask for "
+                "less, free or add resources, or wait longer"
+            )
+        for due in [item for item in self._due if item[0] <= now]:
+            self._due.remove(due)
+            self.restarts += 1
+            self._spawn(due[1], now)
+        return [(member, why) for member in self.members.values() if (why := self._given_up(member, now))]
+
+    def patience(self, now: float) -> float:
+        """Seconds until something may be due, at most 1."""
+        return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
+
+    def _given_up(self, member: Member, now: float) -> BaseException | None:
+        if not member.ready:
+            limit = self._settings.runners.runner_start_timeout_s
+            if self.ever_ready and now - member.spawned > limit:
+                return RunnerLost(f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}")
+            return None
+        faults = self._settings.fault_tolerance
+        limit_s = faults.step_timeout_s or faults.episode_timeout_s
+        if limit_s is None or not member.calls or self._settings.runners.num_runners == 0:
+            return None
+        silence = now - member.heard
+        if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.reports else _FIRST_CALL_GRACE_S):
+            return RunnerLost(f"runner {member.index} has been silent for {silence:.1f} s, longer than one reset or step may take")
+        return None
+
+    def _spawn(self, index: int, now: float) -> None:
+        incarnation = self._next_incarnation
+        self._next_incarnation += 1
+        self.members[incarnation] = Member(incarnation, index, now)
+        self._backend.spawn(incarnation, index)
+
+    def _remove(self, member: Member) -> None:
+        del self.members[member.incarnation]
+        self._backend.kill(member.incarnation)

@@ -1,0 +1,150 @@
+"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere."""
+
+from __future__ import annotations
+
+import abc
+from concurrent.futures import Future
+from typing import Any, final
+
+from rl_eval.errors import ClusterError
+from rl_eval.fleet import Fleet, Member
+
+__all__ = ["Apply", "Job", "WeightsSync"]
+
+
+class Job(abc.ABC):
+    """One request to a group, from when it starts until it is done.
+
+    Every method is called in the driver's thread. ``tag`` marks the job's calls, so that replies find it.
+    """
+
+    exclusive: bool
+    """Whether no other exclusive job may run beside it."""
+
+    def __init__(self, tag: int) -> None:
+        self.tag = tag
+
+    @abc.abstractmethod
+    def start(self, fleet: Fleet, now: float) -> None:
+        """Begin. Some members may be up already; others are reported by :meth:`joined`."""
+
+    @abc.abstractmethod
+    def joined(self, member: Member, now: float) -> None:
+        """A member came up."""
+
+    @abc.abstractmethod
+    def lost(self, member: Member) -> None:
+        """A member is gone."""
+
+    @abc.abstractmethod
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """A call of this job returned."""
+
+    @abc.abstractmethod
+    def tick(self, now: float) -> None:
+        """Time passed."""
+
+    @abc.abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """It cannot be done."""
+
+    @property
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether it needs nothing more."""
+
+
+class _Broadcast(Job):
+    """Calls every member that is up, waiting for the first if none is, and collects what they return."""
+
+    def __init__(self, tag: int, method: str, args: tuple[Any, ...]) -> None:
+        super().__init__(tag)
+        self.future: Future[list[Any]] = Future()
+        self._method = method
+        self._args = args
+        self._waiting: dict[int, int] = {}
+        self._values: dict[int, Any] = {}
+        self._fleet: Fleet | None = None
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._fleet = fleet
+        for member in fleet.ready():
+            self._send(fleet, member, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and not self._values:
+            self._send(self._fleet, member, now)
+
+    def lost(self, member: Member) -> None:
+        """See :class:`Job`."""
+        self._waiting.pop(member.incarnation, None)
+        self._settle()
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+        self._values[self._waiting.pop(member.incarnation)] = value
+        self._settle()
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and self._fleet.hopeless:
+            self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self.future.done()
+
+    def _send(self, fleet: Fleet, member: Member, now: float) -> None:
+        self._waiting[member.incarnation] = member.index
+        fleet.call(member, self._method, *self._args, tag=self.tag, now=now)
+
+    def _settle(self) -> None:
+        if self._values and not self._waiting and not self.done:
+            self.future.set_result([self._values[index] for index in sorted(self._values)])
+
+
+@final
+class WeightsSync(_Broadcast):
+    """Sends weights to every runner; those that start later get them too."""
+
+    exclusive = True
+
+    def __init__(self, tag: int, handle: Any) -> None:
+        super().__init__(tag, "set_weights", (handle,))
+        self._handle = handle
+        self._former: Any = None
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._former = fleet.set_weights_handle(self._handle)
+        super().start(fleet, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """A member that comes up has been sent the weights already; have it say so."""
+        if self._fleet is not None and not self._values:
+            self._waiting[member.incarnation] = member.index
+            self._fleet.call(member, "get_weights_version", tag=self.tag, now=now)
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None:
+            self._fleet.set_weights_handle(self._former)
+        super().fail(error)
+
+
+@final
+class Apply(_Broadcast):
+    """Calls a function with every runner."""
+
+    exclusive = False
+
+    def __init__(self, tag: int, method: str, *args: Any) -> None:
+        super().__init__(tag, method, args)

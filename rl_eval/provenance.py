@@ -1,0 +1,60 @@
+"""Where a result came from: what must be known to obtain it again."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any, Final
+
+from rl_eval.config import EvalSettings
+from rl_eval.weights import WeightsSnapshot
+
+__all__ = ["provenance"]
+
+_PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
+
+
+def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
+    """Describe one evaluation as plain data."""
+    return {
+        "config": settings.described(),
+        "identity": settings.identity(),
+        "weights": {
+            "version": 0 if weights is None else weights.version,
+            "digest": None if weights is None else weights.digest,
+        },
+        "numerics": dict(numerics),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+        "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the working directory, with a ``+`` when files differ from it."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None

@@ -1,0 +1,564 @@
+"""A simulated world for the schedule: runners that lag, crash and repeat themselves, and a referee.
+
+The :class:`Referee` hands events to a schedule, keeps plain books of its own, and holds every command
+against the laws: those of safety (nothing wrong happens) and those of liveness (something happens).
+The :class:`World` makes a random history around it: runners that join late, die with reports still
+under way, come back as ghosts, repeat rows, charge attempts; reclaims that cross reports; a fleet that
+changes its size; cancellations; drivers that die and resume. The same seed makes the same history, so
+``run_history(seed)`` replays a failure.
+
+The modules under test are an argument, so the same world also judges planted bugs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import rl_eval.plan
+import rl_eval.schedule
+from rl_eval.episode import Lease
+
+MAX_ATTEMPTS: Final = 3
+STORY_LENGTH: Final = 12
+
+
+class Modules(NamedTuple):
+    """The plan and the schedule under test."""
+
+    plan: ModuleType
+    schedule: ModuleType
+
+
+GENUINE: Final = Modules(rl_eval.plan, rl_eval.schedule)
+
+
+# ------------------------------------------------------------------------------ the laws
+
+
+@dataclass(slots=True)
+class Books:
+    """What the referee knows about one joined runner."""
+
+    lanes: int
+    held: dict[int, None] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    """Held indices that were asked back and that it may still return."""
+    pace: int = 0
+
+    @property
+    def spare(self) -> int:
+        """Leases that it can not have started and that were not asked back."""
+        return len(self.held) - len(self.asked) - self.lanes
+
+
+class Referee:
+    """Hands events to a schedule and holds its commands against the laws."""
+
+    def __init__(
+        self, modules: Modules, num_episodes: int, seed: int, expected: int = 1, done: Collection[int] = ()
+    ) -> None:
+        self.api = modules.schedule
+        self.seeds: list[int] = rl_eval.plan.EpisodePlan(num_episodes, seed).seeds.tolist()
+        plan, already = modules.plan.EpisodePlan(num_episodes, seed), sorted(done)
+        self.make_schedule = lambda: modules.schedule.Schedule(plan, expected, already)
+        self.schedule = self.make_schedule()
+        self.expected = expected
+        self.done = set(done)
+        self.recorded: set[int] = set()
+        self.waiting = set(range(num_episodes)) - self.done
+        self.holder: dict[int, int] = {}
+        self.charged: dict[int, int] = {}
+        self.runners: dict[int, Books] = {}
+        self.cancelled = False
+        self.log: list[tuple[Any, list[Any]]] = []
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.seeds) - len(self.done)
+
+    @property
+    def share(self) -> int:
+        """What each runner may hold, if the expected ones are to get as much."""
+        return -(-self.unfinished // max(1, self.expected, len(self.runners)))
+
+    # ---------------------------------------------------------------- events
+
+    def joined(self, runner: int, lanes: int) -> list[Any]:
+        self.runners[runner] = Books(lanes)
+        return self._send(self.api.RunnerJoined(runner, lanes))
+
+    def lost(self, runner: int) -> list[Any]:
+        books = self.runners.pop(runner, Books(0))
+        self._release(books.held)
+        return self._send(self.api.RunnerLost(runner))
+
+    def fleet_sized(self, runners: int) -> list[Any]:
+        self.expected = runners
+        return self._send(self.api.FleetSized(runners))
+
+    def cancel(self) -> list[Any]:
+        self.cancelled = True
+        commands = self._send(self.api.Cancelled())
+        aborted = {command.runner for command in commands}
+        assert aborted == {runner for runner, books in self.runners.items() if books.held}, "holders are not aborted"
+        return commands
+
+    def reported(
+        self,
+        runner: int,
+        finished: Iterable[int] = (),
+        failed_attempts: Iterable[tuple[int, int]] = (),
+        returned: Iterable[int] = (),
+        live: Iterable[int] = (),
+    ) -> list[Any]:
+        rows, failed, back = tuple(finished), tuple(failed_attempts), tuple(returned)
+        idle = {other for other, books in self.runners.items() if not books.held}
+        for index, attempt in failed:
+            if self.holder.get(index) == runner:
+                self.charged[index] = max(attempt, self.charged.get(index, 0))
+        counted = self._count(runner, rows)
+        came_back = [index for index in back if self.holder.get(index) == runner]
+        if runner in self.runners:
+            self.runners[runner].pace = len(counted)
+            for index in came_back:
+                del self.runners[runner].held[index]
+            self._release(came_back)
+        still_busy = runner in self.runners and bool(self.runners[runner].held)
+        event, told = self._report(runner, rows, failed, back, tuple(live))
+        if runner in self.runners:
+            self.runners[runner].asked -= {*rows, *back, *told}
+        commands = self._send(event)
+        self._check_rows(commands, counted, len(rows))
+        if came_back and idle and still_busy and not self.cancelled:
+            assert any(self.runners[other].held for other in idle), "returned leases do not reach an idle runner"
+        return commands
+
+    def _report(self, runner: int, rows: Any, failed: Any, back: Any, live: tuple[int, ...]) -> tuple[Any, Any]:
+        """Build the event, and say which live lanes it tells about: none, if the protocol has no word for them."""
+        if "live" in self.api.RunnerReported.__dataclass_fields__:
+            return self.api.RunnerReported(runner, rows, failed, back, live=live), live
+        return self.api.RunnerReported(runner, rows, failed, back), ()
+
+    def _count(self, runner: int, rows: tuple[int, ...]) -> list[int]:
+        """Book the finished rows, and return the positions of those that count."""
+        counted = []
+        for position, index in enumerate(rows):
+            if self.holder.get(index) == runner:
+                counted.append(position)
+                del self.holder[index]
+                del self.runners[runner].held[index]
+                assert index not in self.done, f"episode {index} is recorded twice"
+                self.done.add(index)
+                self.recorded.add(index)
+        return counted
+
+    def _release(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            del self.holder[index]
+            self.waiting.add(index)
+
+    # ---------------------------------------------------------------- commands
+
+    def _send(self, event: Any) -> list[Any]:
+        commands: list[Any] = self.schedule.handle(event)
+        self.log.append((event, commands))
+        for command in commands:
+            match type(command).__name__:
+                case "Grant":
+                    self._check_grant(command)
+                case "Reclaim":
+                    self._check_reclaim(command)
+                case "Abort":
+                    assert self.cancelled, "a runner is aborted though nobody cancelled"
+        self.schedule.check()
+        self._check_counts()
+        self._check_liveness()
+        return commands
+
+    def _check_rows(self, commands: list[Any], counted: list[int], total: int) -> None:
+        """Every row is recorded or audited: recorded if its runner held the lease, audited otherwise."""
+        for kind, expected in (
+            (self.api.Record, counted),
+            (self.api.Audit, [position for position in range(total) if position not in counted]),
+        ):
+            positions = [position for command in commands if isinstance(command, kind) for position in command.positions]
+            assert positions == expected, f"{kind.__name__} {positions} where {expected} is right"
+
+    def _check_grant(self, grant: Any) -> None:
+        assert not self.cancelled, "granted after the cancellation"
+        assert grant.runner in self.runners, f"granted to runner {grant.runner}, which is not there"
+        assert grant.leases, "granted nothing"
+        books = self.runners[grant.runner]
+        for lease in grant.leases:
+            self._check_lease(lease, grant.runner)
+            books.held[lease.index] = None
+        depth = books.lanes + max(books.lanes, 2 * books.pace)
+        assert len(books.held) <= depth, f"runner {grant.runner} holds {len(books.held)} leases: deeper than {depth}"
+        assert len(books.held) <= self.share, f"runner {grant.runner} holds more than its share of {self.share}"
+
+    def _check_lease(self, lease: Lease, runner: int) -> None:
+        index = lease.index
+        assert index not in self.holder, f"episode {index} is granted twice"
+        assert index not in self.done, f"episode {index} is granted though it is finished"
+        assert index == min(self.waiting), f"episode {index} is granted before {min(self.waiting)}"
+        assert lease.seed == self.seeds[index], f"episode {index} is granted with another seed"
+        assert lease.attempt == self.charged.get(index, 0) + 1, f"episode {index} is granted as attempt {lease.attempt}"
+        assert lease.runner == runner, "a lease names another runner"
+        self.waiting.remove(index)
+        self.holder[index] = runner
+
+    def _check_reclaim(self, reclaim: Any) -> None:
+        assert not self.cancelled, "reclaimed after the cancellation"
+        assert reclaim.runner in self.runners, f"reclaimed from runner {reclaim.runner}, which is not there"
+        assert reclaim.indices, "reclaimed nothing"
+        assert not self.waiting, "reclaimed though episodes wait"
+        assert any(not books.held for books in self.runners.values()), "reclaimed though nobody is idle"
+        books = self.runners[reclaim.runner]
+        unasked = [index for index in books.held if index not in books.asked]
+        latest = unasked[-len(reclaim.indices) :]
+        assert sorted(reclaim.indices) == sorted(latest), "reclaimed others than the leases granted last"
+        books.asked.update(reclaim.indices)
+        assert books.spare >= 0, "reclaimed what may have started"
+
+    # ---------------------------------------------------------------- between events
+
+    def _check_counts(self) -> None:
+        schedule = self.schedule
+        assert schedule.unfinished == self.unfinished, "the count of unfinished episodes is off"
+        assert schedule.complete == (not self.unfinished), "complete before the end, or not at the end"
+        assert schedule.outstanding == len(self.holder), "the count of leases is off"
+        for runner, books in self.runners.items():
+            assert schedule.holds(runner) == bool(books.held), f"what runner {runner} holds is off"
+
+    def _check_liveness(self) -> None:
+        if self.cancelled:
+            return
+        runners = self.runners.values()
+        if self.waiting:
+            share = self.share
+            assert all(len(books.held) >= min(books.lanes, share) for books in runners), "a lane is idle, episodes wait"
+        elif any(not books.held for books in runners) and any(books.spare > 0 for books in runners):
+            assert any(books.asked for books in runners), "a runner is idle, others have leases to spare, nobody asks"
+
+    def check_replay(self) -> None:
+        """The same events give the same commands."""
+        again = self.make_schedule()
+        for event, commands in self.log:
+            assert again.handle(event) == commands, f"{event} had other commands when it was replayed"
+
+    def story(self) -> str:
+        """Return the latest events and commands as text."""
+        return "\n".join(f"  {event}\n    -> {commands}" for event, commands in self.log[-STORY_LENGTH:])
+
+
+# ------------------------------------------------------------------------------ the runners
+
+
+@dataclass(slots=True)
+class Call:
+    """What the driver tells a runner in one call."""
+
+    leases: list[Lease] = field(default_factory=list)
+    reclaim: set[int] = field(default_factory=set)
+    abort: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.leases or self.reclaim or self.abort)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a runner answers."""
+
+    finished: list[int] = field(default_factory=list)
+    failed_attempts: list[tuple[int, int]] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One live episode."""
+
+    attempt: int
+    steps_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """How long attempts take and which of them fail: a function of index and attempt, as in the real thing."""
+
+    seed: int
+    longest: int
+    fault_percent: int
+
+    def draw(self, index: int, attempt: int) -> tuple[int, bool]:
+        """Return the steps of an attempt and whether it ends in a fault."""
+        noise = hash((self.seed, index, attempt))
+        long = (noise >> 40) % 4 == 0
+        return 1 + (noise >> 8) % (self.longest if long else 3), noise % 100 < self.fault_percent
+
+
+class SimulatedRunner:
+    """Runs leases in the order of their grants, each in a lane of its own; returns only what it has not started."""
+
+    def __init__(self, number: int, lanes: int, nature: Nature) -> None:
+        self.number = number
+        self.lanes = lanes
+        self.nature = nature
+        self.mail = Call()
+        self.calls: deque[Call] = deque()
+        self.reports: deque[Report] = deque()
+        self.queue: list[Lease] = []
+        self.live: dict[int, Lane] = {}
+
+    def obey(self, command: Any) -> None:
+        """Put a command into the next call."""
+        match type(command).__name__:
+            case "Grant":
+                self.mail.leases += command.leases
+            case "Reclaim":
+                self.mail.reclaim.update(command.indices)
+            case "Abort":
+                self.mail.abort = True
+
+    def post(self, holds: bool) -> None:
+        """Keep two calls in flight, as long as there is anything to do."""
+        while len(self.calls) + len(self.reports) < 2 and (self.mail or holds):
+            self.calls.append(self.mail)
+            self.mail = Call()
+
+    def execute(self, steps: int) -> Report:
+        """Run the oldest call and put its report on the way."""
+        call, report = self.calls.popleft(), Report()
+        mine = {lease.index for lease in self.queue} | self.live.keys()
+        assert mine.isdisjoint(lease.index for lease in call.leases), "a runner is granted what it has already"
+        self.queue += call.leases
+        self._give_back(call, report)
+        for _ in range(steps):
+            self._sweep(report)
+        report.live = list(self.live)
+        self.reports.append(report)
+        return report
+
+    def _give_back(self, call: Call, report: Report) -> None:
+        if call.abort:
+            report.returned += [*self.live, *(lease.index for lease in self.queue)]
+            self.live, self.queue = {}, []
+        elif call.reclaim:
+            report.returned += [lease.index for lease in self.queue if lease.index in call.reclaim]
+            self.queue = [lease for lease in self.queue if lease.index not in call.reclaim]
+
+    def _sweep(self, report: Report) -> None:
+        """Fill the lanes and step each of them once."""
+        free = self.lanes - len(self.live)
+        for lease in self.queue[:free]:
+            self.live[lease.index] = Lane(lease.attempt, self.nature.draw(lease.index, lease.attempt)[0])
+        del self.queue[:free]
+        for index, lane in list(self.live.items()):
+            lane.steps_left -= 1
+            if not lane.steps_left:
+                self._end_attempt(index, lane, report)
+
+    def _end_attempt(self, index: int, lane: Lane, report: Report) -> None:
+        """A good attempt finishes the episode, and so does the last bad one; any other is retried in place."""
+        if self.nature.draw(index, lane.attempt)[1]:
+            report.failed_attempts.append((index, lane.attempt))
+            if lane.attempt < MAX_ATTEMPTS:
+                self.live[index] = Lane(lane.attempt + 1, self.nature.draw(index, lane.attempt + 1)[0])
+                return
+        del self.live[index]
+        report.finished.append(index)
+
+
+# ------------------------------------------------------------------------------ the history
+
+
+class World:
+    """One random history, from the first runner to the last record."""
+
+    def __init__(self, seed: int, modules: Modules = GENUINE) -> None:
+        self.rng = random.Random(seed)
+        self.modules = modules
+        self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40])
+        self.nature = Nature(seed, self.rng.choice([1, 4, 25]), self.rng.choice([0, 0, 20, 50]))
+        self.lanes = self.rng.choice([1, 1, 2, 4, 8])
+        self.peril = self.rng.choice([0.0, 0.02, 0.08])
+        self.stutter = self.rng.choice([0.0, 0.2])
+        self.most_runners = self.rng.randint(1, 6)
+        self.numbers = 0
+        self.done: set[int] = set()
+        if self.rng.random() < 0.1:
+            self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
+        self._open()
+
+    # ---------------------------------------------------------------- a session: one driver's life
+
+    def _open(self) -> None:
+        expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
+        self.referee = Referee(self.modules, self.num_episodes, self.nature.seed, expected, self.done)
+        self.runners: dict[int, SimulatedRunner] = {}
+        self.ghosts: list[SimulatedRunner] = []
+        for _ in range(self.rng.randint(0, self.most_runners)):
+            self._join()
+
+    def _resume(self) -> None:
+        """Another driver takes over with what was recorded, and with runners of its own."""
+        self._close()
+        self._open()
+
+    def _close(self) -> None:
+        recorded = self.referee.recorded
+        assert self.done.isdisjoint(recorded), "a finished episode was recorded again after a resume"
+        self.done |= recorded
+        self.referee.check_replay()
+
+    # ---------------------------------------------------------------- what happens
+
+    def run(self) -> None:
+        """Let anything happen for a while, then let nothing more go wrong, and expect the end."""
+        for _ in range(self.rng.randint(0, 150)):
+            if self.referee.schedule.complete:
+                break
+            self._anything()
+        if self.referee.cancelled or self.rng.random() < 0.1:
+            self._wind_down()
+        self._finish()
+        self._close()
+        assert self.done == set(range(self.num_episodes)), "complete, but not every episode has its record"
+
+    def _anything(self) -> None:
+        roll = self.rng.random()
+        if roll < self.peril:
+            self._mishap()
+        elif roll < 0.12:
+            if len(self.runners) < self.most_runners:
+                self._join()
+        elif roll < 0.5:
+            self._execute(self._pick(runner for runner in self.runners.values() if runner.calls))
+        elif roll < 0.9:
+            self._deliver(self._pick(runner for runner in self.runners.values() if runner.reports))
+        else:
+            self._haunt()
+
+    def _mishap(self) -> None:
+        roll = self.rng.random()
+        if roll < 0.7:
+            self._lose(self._pick(self.runners.values()))
+        elif roll < 0.85:
+            self._obey(self.referee.fleet_sized(self.rng.randint(0, 8)))
+        elif roll < 0.93:
+            self._resume()
+        else:
+            self._obey(self.referee.cancel())
+
+    def _pick(self, runners: Iterable[SimulatedRunner]) -> SimulatedRunner | None:
+        candidates = list(runners)
+        return self.rng.choice(candidates) if candidates else None
+
+    def _join(self) -> None:
+        runner = SimulatedRunner(self.numbers, self.rng.randint(1, self.lanes), self.nature)
+        self.numbers += 1
+        self.runners[runner.number] = runner
+        self._obey(self.referee.joined(runner.number, runner.lanes))
+
+    def _lose(self, runner: SimulatedRunner | None) -> None:
+        """A runner is gone, sometimes with evidence against an episode, sometimes only out of reach."""
+        if runner is None:
+            return
+        if runner.live and self.rng.random() < 0.5:
+            index, lane = self.rng.choice(list(runner.live.items()))
+            if self.referee.holder.get(index) == runner.number:
+                last = lane.attempt >= MAX_ATTEMPTS
+                self._obey(self.referee.reported(runner.number, [index] if last else [], [(index, lane.attempt)]))
+        del self.runners[runner.number]
+        self.ghosts.append(runner)
+        self._obey(self.referee.lost(runner.number))
+
+    def _haunt(self) -> None:
+        """A lost runner was alive after all: it works on, and its reports arrive late."""
+        ghost = self._pick(self.ghosts)
+        if ghost is None:
+            return
+        if ghost.calls:
+            self._execute(ghost)
+        elif ghost.reports:
+            self._deliver(ghost)
+        else:
+            self.ghosts.remove(ghost)
+
+    def _execute(self, runner: SimulatedRunner | None) -> None:
+        if runner is None:
+            return
+        report = runner.execute(self.rng.randint(1, 4))
+        if self.rng.random() < self.stutter:
+            report.finished += report.finished[-1:] or sorted(self.referee.done)[-1:]
+
+    def _deliver(self, runner: SimulatedRunner | None) -> None:
+        if runner is None:
+            return
+        report = runner.reports.popleft()
+        self._obey(
+            self.referee.reported(
+                runner.number, report.finished, report.failed_attempts, report.returned, report.live
+            )
+        )
+
+    def _obey(self, commands: list[Any]) -> None:
+        for command in commands:
+            if hasattr(command, "runner") and command.runner in self.runners:
+                self.runners[command.runner].obey(command)
+        for runner in self.runners.values():
+            runner.post(self.referee.schedule.holds(runner.number))
+
+    # ---------------------------------------------------------------- the end
+
+    def _round(self) -> None:
+        """Every runner answers every call."""
+        for runner in list(self.runners.values()):
+            while runner.calls:
+                self._execute(runner)
+            while runner.reports:
+                self._deliver(runner)
+
+    def _wind_down(self) -> None:
+        """Cancel, and expect every lease back; then another driver does the rest."""
+        if not self.referee.cancelled:
+            self._obey(self.referee.cancel())
+        for _ in range(3):
+            self._round()
+        assert not self.referee.schedule.outstanding, "leases are held long after the cancellation"
+        self._resume()
+
+    def _finish(self) -> None:
+        """With a live runner and no more mishaps, the end comes within a bounded number of reports."""
+        if not self.runners:
+            self._join()
+        for _ in range(10 + self.referee.unfinished * (MAX_ATTEMPTS * self.nature.longest + 4)):
+            if self.referee.schedule.complete:
+                return
+            self._round()
+        raise AssertionError(f"{self.referee.unfinished} episodes never finish")
+
+
+def run_history(seed: int, modules: Modules = GENUINE) -> World:
+    """Run one history.
+
+    Raises:
+        AssertionError: A law was broken; the message names it, the seed, and the latest events.
+    """
+    world = World.__new__(World)
+    try:
+        world.__init__(seed, modules)  # type: ignore[misc]
+        world.run()
+    except Exception as error:
+        story = world.referee.story() if hasattr(world, "referee") else ""
+        raise AssertionError(
+            f"history {seed}: {type(error).__name__}: {error}\nreplay: run_history({seed})\n{story}"
+        ) from error
+    return world

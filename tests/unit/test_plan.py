@@ -1,0 +1,199 @@
+"""The laws of the plan: which seeds an evaluation uses, and what its fingerprint guards."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_eval.episode import EpisodeSpec
+from rl_eval.errors import ConfigError
+from rl_eval.plan import MAX_EPISODES, EpisodePlan, episode_seeds
+
+ROOTS = (0, 1, 2, 12_345, 2**63, 2**64 - 1)
+
+roots = st.one_of(st.sampled_from(ROOTS), st.integers(0, 2**64 - 1))
+indices = st.one_of(st.sampled_from([0, 1, MAX_EPISODES - 1]), st.integers(0, MAX_EPISODES - 1))
+
+
+def seeds_of(root: int, chosen: list[int]) -> npt.NDArray[np.int64]:
+    return episode_seeds(root, np.array(chosen, dtype=np.int64))
+
+
+def chi_square(buckets: npt.NDArray[np.int64], count: int) -> float:
+    """Return how far a histogram over ``count`` buckets is from flat, in standard deviations."""
+    observed = np.bincount(buckets, minlength=count)
+    expected = len(buckets) / count
+    statistic = float((((observed - expected) ** 2) / expected).sum())
+    return (statistic - (count - 1)) / float(np.sqrt(2 * (count - 1)))
+
+
+# ------------------------------------------------------------------------------ a permutation
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_million_episodes_have_a_million_seeds(root: int) -> None:
+    """Seeds never collide and fit a non-negative int32."""
+    seeds = EpisodePlan(1_000_000, root).seeds
+    assert seeds.dtype == np.int64
+    assert 0 <= seeds.min() and seeds.max() < 2**31
+    assert np.diff(np.sort(seeds)).min() > 0
+
+
+@given(root=roots, chosen=st.lists(indices, unique=True, min_size=1, max_size=200))
+def test_distinct_indices_have_distinct_seeds(root: int, chosen: list[int]) -> None:
+    """Seeds are distinct for any distinct indices under any root, the extreme ones included."""
+    seeds = seeds_of(root, chosen)
+    assert len(set(seeds.tolist())) == len(chosen)
+    assert 0 <= seeds.min() and seeds.max() < 2**31
+
+
+@given(root=roots, block=st.integers(0, 2**15 - 1))
+@settings(max_examples=25)
+def test_no_two_indices_of_a_block_collide(root: int, block: int) -> None:
+    """Any run of 65536 neighbouring indices has as many seeds."""
+    start = block * 2**16
+    assert len(np.unique(episode_seeds(root, np.arange(start, start + 2**16)))) == 2**16
+
+
+@given(root=roots, chosen=st.lists(indices, min_size=1, max_size=50))
+def test_seeds_come_from_the_index_alone(root: int, chosen: list[int]) -> None:
+    """An index has the same seed whether it is asked for alone or among others, in any order."""
+    together = seeds_of(root, chosen).tolist()
+    assert together == [int(seeds_of(root, [index])[0]) for index in chosen]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+def test_the_width_of_the_indices_does_not_matter(dtype: type[np.integer]) -> None:
+    """Indices of any integer type have the same seeds, and the caller's array is left as it was."""
+    chosen = np.arange(200).astype(dtype)
+    assert (episode_seeds(7, chosen) == EpisodePlan(200, 7).seeds).all()
+    assert (chosen == np.arange(200)).all()
+
+
+@given(root=roots, short=st.integers(1, 300), more=st.integers(0, 300))
+def test_a_longer_plan_starts_with_the_shorter_one(root: int, short: int, more: int) -> None:
+    """A plan of N is a prefix of every longer plan with the same root."""
+    longer = EpisodePlan(short + more, root).seeds
+    assert (longer[:short] == EpisodePlan(short, root).seeds).all()
+
+
+# ------------------------------------------------------------------------------ as good as random
+
+
+def test_neighbouring_roots_share_no_more_seeds_than_chance() -> None:
+    """Two plans of 200000 under neighbouring roots share about 200000**2 / 2**31 = 19 seeds."""
+    plans = [EpisodePlan(200_000, root).seeds for root in (2**64 - 1, 0, 1, 2, 3, 4)]
+    shared = [len(np.intersect1d(ours, theirs, assume_unique=True)) for ours, theirs in pairwise(plans)]
+    assert max(shared) < 50
+    assert sum(shared) > 30
+
+
+def test_roots_do_not_share_episodes_at_all_when_small() -> None:
+    """A hundred neighbouring roots of 100 episodes have no seed in common, unlike ``root + index``."""
+    pooled = np.concatenate([EpisodePlan(100, root).seeds for root in range(100)])
+    assert len(np.unique(pooled)) > len(pooled) - 100
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_seeds_look_uniform(root: int) -> None:
+    """High bits, low bits and differences of neighbours are flat, within five standard deviations."""
+    seeds = EpisodePlan(100_000, root).seeds
+    differences = np.diff(seeds) % 2**31
+    for values in (seeds >> 21, seeds & 1023, differences >> 21, differences & 1023):
+        assert abs(chi_square(values, 1024)) < 5
+
+
+def test_the_seed_of_one_index_is_uniform_over_roots() -> None:
+    """The first seeds of consecutive roots are as flat as those of one root."""
+    first = np.concatenate([EpisodePlan(3, root).seeds for root in range(10_000)])
+    assert abs(chi_square(first >> 23, 256)) < 5
+    assert abs(chi_square(first & 255, 256)) < 5
+
+
+GOLDEN = {
+    0: [2_123_091_767, 1_308_995_565, 412_483_141, 1_256_137_155, 301_096_069],
+    1: [1_612_073_542, 1_732_839_173, 1_062_459_767, 381_112_919, 646_415_277],
+    2**64 - 1: [1_979_649_859, 513_761_537, 57_374_851, 220_012_785, 757_798_067],
+}
+
+
+@pytest.mark.parametrize(("root", "expected"), GOLDEN.items())
+def test_seeds_never_change_between_releases(root: int, expected: list[int]) -> None:
+    """The permutation is part of the format: a change of it changes every published result."""
+    assert seeds_of(root, [0, 1, 2, 1_000_000, MAX_EPISODES - 1]).tolist() == expected
+
+
+# ------------------------------------------------------------------------------ the fingerprint
+
+
+def test_the_fingerprint_never_changes_between_releases() -> None:
+    """A log written by an earlier release can be resumed."""
+    assert EpisodePlan(1_000, 42).fingerprint == "66de89a35c3b7f7c465ccf7265b1d6fc11dd2570f934aa57e457e052612d83e3"
+
+
+def test_the_fingerprint_is_the_hash_of_the_seeds() -> None:
+    """Anyone can recompute the fingerprint: SHA-256 of a tag and the seeds as little-endian int64."""
+    plan = EpisodePlan(5, 3)
+    expected = hashlib.sha256(b"rl_eval plan 1" + plan.seeds.astype("<i8").tobytes()).hexdigest()
+    assert plan.fingerprint == expected
+
+
+@given(ours=st.tuples(st.integers(1, 50), roots), theirs=st.tuples(st.integers(1, 50), roots))
+def test_fingerprints_are_equal_for_equal_plans_only(ours: tuple[int, int], theirs: tuple[int, int]) -> None:
+    """The fingerprint changes with the number of episodes and with the root seed, and with nothing else."""
+    assert EpisodePlan(*ours).fingerprint == EpisodePlan(*ours).fingerprint
+    assert (EpisodePlan(*ours).fingerprint == EpisodePlan(*theirs).fingerprint) == (ours == theirs)
+
+
+def test_reading_a_plan_does_not_change_its_fingerprint() -> None:
+    """Length, items and seeds can be read before or after."""
+    read, fresh = EpisodePlan(20, 9), EpisodePlan(20, 9)
+    assert len(read) == 20 and read[3].index == 3 and len(read.seeds) == 20
+    assert read.fingerprint == fresh.fingerprint
+
+
+# ------------------------------------------------------------------------------ as a sequence
+
+
+def test_a_plan_is_a_sequence_of_specs() -> None:
+    """Iterating over a plan gives index and seed in order, as plain ints."""
+    plan = EpisodePlan(4, 8)
+    assert [*plan] == [EpisodeSpec(index, int(seed)) for index, seed in enumerate(plan.seeds)]
+    assert all(type(value) is int for spec in plan for value in spec)
+    assert repr(plan) == "EpisodePlan(num_episodes=4, seed=8)"
+
+
+@pytest.mark.parametrize("index", [-1, 4, 10**12])
+def test_an_index_outside_the_plan_is_an_error(index: int) -> None:
+    """There is no wrapping around: a negative index is a bug, not the last episode."""
+    with pytest.raises(IndexError, match=f"episode {index} is outside a plan of 4"):
+        EpisodePlan(4)[index]
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_EPISODES + 1])
+def test_a_plan_has_at_least_one_and_at_most_2_to_the_31_episodes(count: int) -> None:
+    """The message names the key, the value and the limits."""
+    message = f"evaluation.num_episodes is {count}: ask for at least 1 and at most 2147483648 episodes"
+    with pytest.raises(ConfigError, match=message):
+        EpisodePlan(count)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, -(2**70)])
+def test_a_root_seed_has_64_bits(seed: int) -> None:
+    """The message names the key, the value and the limits."""
+    with pytest.raises(ConfigError) as caught:
+        EpisodePlan(3, seed)
+    assert str(caught.value) == f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1"
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    """The longest plan and the largest root are accepted, and nothing is computed before it is needed."""
+    plan = EpisodePlan(MAX_EPISODES, 2**64 - 1)
+    assert len(plan) == MAX_EPISODES
+    assert "seeds" not in vars(plan)

@@ -1,0 +1,546 @@
+"""What a result reports, over which episodes, and that it comes back from disk unchanged."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.errors import UsageError
+from rl_eval.plan import EpisodePlan
+from rl_eval.result import EvalResult, Timing
+from rl_eval.stats import aggregate, mean_interval, success_interval
+
+TIMING = Timing(
+    wall_seconds=2.0, env_steps=300, reset_seconds=0.1, step_seconds=1.5, inference_seconds=0.4, num_runners=2
+)
+PROVENANCE = {
+    "policy": "pkg.policies:make",
+    "weights_digest": "0123456789abcdef0123",
+    "identity": {"environment": {"id": "CartPole-v1", "kwargs": {"g": 9.8}}, "max_episode_steps": 500},
+}
+METRICS = {
+    "discounted_return_mean", "env_steps_per_second", "episode_duration_sec_mean", "episode_len_max",
+    "episode_len_mean", "episode_len_min", "episode_return_ci_high", "episode_return_ci_low",
+    "episode_return_cvar10", "episode_return_iqm", "episode_return_max", "episode_return_mean",
+    "episode_return_median", "episode_return_min", "episode_return_q05", "episode_return_q25",
+    "episode_return_q75", "episode_return_q95", "episode_return_sem", "episode_return_std",
+    "inference_seconds", "num_env_steps_sampled", "num_episodes", "num_failed_episodes", "num_faults",
+    "num_retried_episodes", "reset_seconds", "step_seconds", "success_ci_high", "success_ci_low",
+    "success_once_rate", "success_rate", "terminated_rate", "truncated_rate", "wall_seconds", "weights_version",
+}  # fmt: skip
+
+
+def make_rows(plan: EpisodePlan, returns: npt.NDArray[np.float64], failed: Sequence[int]) -> npt.NDArray[np.void]:
+    """Return one row per episode; episode i has i + 1 steps, success if i is even, and a cut every fifth."""
+    count = np.arange(len(plan))
+    rows = np.zeros(len(plan), ROW)
+    rows["index"], rows["seed"], rows["length"] = count, plan.seeds, count + 1
+    rows["episode_return"], rows["discounted_return"] = returns, returns / 2
+    rows["truncated"], rows["truncated_by"] = count % 5 == 0, np.where(count % 5 == 0, 1 + count % 2, 0)
+    rows["terminated"] = ~rows["truncated"]
+    rows["success_once"], rows["success_at_end"] = 1, count % 2 == 0
+    rows["outcome"], rows["attempts"], rows["runner"], rows["weights_version"] = Outcome.COMPLETED, 1, count % 3, 7
+    rows["reset_seconds"], rows["step_seconds"], rows["inference_seconds"] = 0.125, 0.25, 0.5
+    for name, value in {"outcome": 2, "episode_return": np.nan, "discounted_return": np.nan, "length": 0}.items():
+        rows[name][list(failed)] = value
+    for name, value in {"success_once": -1, "success_at_end": -1, "attempts": 3, "weights_version": -1}.items():
+        rows[name][list(failed)] = value
+    return rows
+
+
+def make_fault(index: int, attempt: int = 1, error_type: str = "RuntimeError") -> Fault:
+    """Return a fault with every field set."""
+    return Fault(index, 11, attempt, "env", "step", 12, error_type, "bad\nthing", "traceback", 1, "host", 0.5)
+
+
+def make_result(
+    num_episodes: int = 40,
+    *,
+    returns: npt.ArrayLike | None = None,
+    failed: Sequence[int] = (),
+    missing: Sequence[int] = (),
+    success: bool = True,
+    **arguments: Any,
+) -> EvalResult:
+    """Return a result whose table is :func:`make_rows`."""
+    plan = EpisodePlan(num_episodes, seed=3)
+    drawn = np.random.default_rng(12).exponential(10, num_episodes)
+    rows = make_rows(plan, drawn if returns is None else np.asarray(returns, dtype=np.float64), failed)
+    if not success:
+        rows["success_once"] = rows["success_at_end"] = -1
+    present = np.setdiff1d(np.arange(num_episodes), missing)
+    table = EpisodeTable(num_episodes, ("height", "x"))
+    table.fill(rows[present], np.arange(2.0 * len(present)).reshape(-1, 2))
+    for index in failed:
+        for attempt in (1, 2, 3):
+            table.add_fault(make_fault(index, attempt))
+    done = {"status": "complete", "reason": ""}
+    partial = {"status": "partial", "reason": "something went wrong"}
+    state = partial if failed or missing else done
+    return EvalResult(
+        **{"table": table, "plan": plan, "timing": TIMING, "provenance": PROVENANCE, **state, **arguments}
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two metrics are equal, NaN included."""
+    return bool(a == b or (math.isnan(a) and math.isnan(b)))
+
+
+# Records
+
+
+def test_records_are_a_sequence_in_index_order() -> None:
+    """Length, negative indices, slices and iteration work as for a list."""
+    records = make_result(10).records
+    assert len(records) == 10
+    assert [record.index for record in records] == list(range(10))
+    assert records[-1].index == 9
+    assert [record.index for record in records[2:8:3]] == [2, 5]
+    assert records[-2:][0].length == 9
+    with pytest.raises(IndexError):
+        records[10]
+
+
+def test_records_skip_episodes_that_did_not_finish() -> None:
+    """Failed ones are records, missing ones are not."""
+    records = make_result(6, missing=[1, 4], failed=[2]).episodes
+    assert [(record.index, record.outcome) for record in records] == [
+        (0, "completed"), (2, "failed"), (3, "completed"), (5, "completed"),
+    ]  # fmt: skip
+    assert records[1].faults == tuple(make_fault(2, attempt) for attempt in (1, 2, 3))
+
+
+# Numbers
+
+
+def test_complete_result_reports_over_all_episodes() -> None:
+    """Every metric has the value that the rows give by hand."""
+    result = make_result(40)
+    returns = result.table.rows["episode_return"]
+    numbers, interval, success = aggregate(returns), mean_interval(returns), success_interval(20, 40)
+    expected = {
+        "episode_return_mean": numbers.mean, "episode_return_min": returns.min(), "episode_return_max": returns.max(),
+        "episode_return_std": numbers.std, "episode_return_sem": numbers.sem, "episode_return_median": numbers.median,
+        "episode_return_iqm": numbers.iqm, "episode_return_cvar10": numbers.cvar10,
+        "episode_return_q05": numbers.q05, "episode_return_q25": numbers.q25,
+        "episode_return_q75": numbers.q75, "episode_return_q95": numbers.q95,
+        "episode_return_ci_low": interval.low, "episode_return_ci_high": interval.high,
+        "discounted_return_mean": pytest.approx(numbers.mean / 2),
+        "episode_len_mean": 20.5, "episode_len_min": 1, "episode_len_max": 40, "episode_duration_sec_mean": 0.875,
+        "num_episodes": 40, "num_failed_episodes": 0, "num_faults": 0, "num_retried_episodes": 0,
+        "terminated_rate": 0.8, "truncated_rate": 0.2, "weights_version": 7,
+        "success_rate": 0.5, "success_once_rate": 1.0, "success_ci_low": success.low, "success_ci_high": success.high,
+        "num_env_steps_sampled": 300, "env_steps_per_second": 150.0, "wall_seconds": 2.0,
+        "reset_seconds": 0.1, "step_seconds": 1.5, "inference_seconds": 0.4,
+    }  # fmt: skip
+    assert result.metrics == expected
+    assert result.mean_return == numbers.mean
+    assert result.aggregates == numbers
+    assert result.interval == interval
+    assert result.mean_return_bounds == (numbers.mean, numbers.mean)
+    assert result.notes == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        make_result(5),
+        make_result(5, success=False),
+        make_result(5, failed=[0, 1, 2, 3, 4]),
+        make_result(5, missing=[0]),
+        make_result(1),
+    ],
+    ids=["complete", "no success", "all failed", "nothing in scope", "one episode"],
+)
+def test_metrics_always_have_the_same_keys(result: EvalResult) -> None:
+    """A logger or a stopping rule finds every key, whatever happened."""
+    assert set(result.metrics) == METRICS
+    assert all(isinstance(value, int | float) for value in result.metrics.values())
+
+
+def test_failed_episodes_are_counted_and_remove_the_interval() -> None:
+    """The mean goes over the completed ones; without bounds nobody knows what the others would return."""
+    result = make_result(30, failed=[3, 17])
+    completed = np.delete(make_result(30).table.rows["episode_return"], [3, 17])
+    assert result.mean_return == aggregate(completed).mean
+    assert result.metrics["num_episodes"] == 28
+    assert result.num_failed == 2
+    assert result.num_retried == 2
+    assert result.fault_counts == {"RuntimeError": 6}
+    assert [fault.attempt for fault in result.faults] == [1, 2, 3, 1, 2, 3]
+    assert result.interval.method == "none"
+    assert "2 of 30 episodes failed" in result.interval.note
+    assert result.mean_return_bounds is None
+    assert math.isnan(result.metrics["episode_return_ci_low"])
+    assert any("failed: 2 of 30" in note for note in result.notes)
+
+
+def test_failed_episodes_with_known_bounds_span_worst_to_best() -> None:
+    """Interval and mean come as "all failed ones worst" to "all failed ones best"."""
+    result = make_result(30, failed=[3, 17], return_bounds=(0.0, 100.0))
+    completed = np.delete(make_result(30).table.rows["episode_return"], [3, 17])
+    assert result.interval == mean_interval(completed, num_missing=2, bounds=(0.0, 100.0))
+    assert result.interval.exists
+    assert result.mean_return_bounds == pytest.approx((completed.sum() / 30, (completed.sum() + 200) / 30))
+
+
+def test_failed_episodes_widen_the_success_interval() -> None:
+    """Success has known bounds, so its interval always exists."""
+    result = make_result(30, failed=[3, 17])
+    assert result.success_rate == 15 / 28
+    assert result.success_interval == success_interval(15, 28, num_unknown=2)
+
+
+def test_episodes_that_report_no_success_count_as_not_successful() -> None:
+    """Otherwise an environment that reports only its successes would be at 100 %."""
+    table = make_result(10).table
+    table.rows["success_at_end"] = np.where(table.rows["success_at_end"] == 1, 1, -1)
+    result = make_result(10, table=table)
+    assert result.success_rate == 0.5
+    assert result.success_interval == success_interval(5, 5, num_unknown=5)
+    assert any("counted as not successful: 5" in note for note in result.notes)
+
+
+def test_result_without_success_reports_none() -> None:
+    """None for objects, NaN for metrics; never 0."""
+    result = make_result(5, success=False)
+    assert result.success_rate is None
+    assert result.success_interval is None
+    assert math.isnan(result.metrics["success_rate"])
+    assert math.isnan(result.metrics["success_once_rate"])
+
+
+def test_nothing_completed_gives_no_plausible_number() -> None:
+    """Every number about episodes is NaN."""
+    result = make_result(4, failed=[0, 1, 2, 3], return_bounds=(0.0, 1.0))
+    about_episodes = [key for key in METRICS if key.startswith(("episode_", "success_", "t", "weights", "disc"))]
+    assert len(about_episodes) == 25
+    assert all(math.isnan(result.metrics[key]) for key in about_episodes)
+    assert math.isnan(result.mean_return)
+    assert result.success_rate is None
+    assert result.interval.method == "none"
+    assert result.mean_return_bounds is None
+    assert result.metrics["num_episodes"] == 0
+
+
+def test_run_stopped_early_counts_the_leading_stretch_only() -> None:
+    """Episodes beyond the first gap finished early because they were short."""
+    result = make_result(30, missing=[12, 20])
+    expected = make_result(30).table.rows["episode_return"][:12]
+    assert result.metrics["num_episodes"] == 12
+    assert result.aggregates == aggregate(expected)
+    assert result.interval == mean_interval(expected)
+    assert result.metrics["episode_len_max"] == 12
+    assert result.success_interval == success_interval(6, 12)
+    assert len(result.records) == 28
+    assert "episodes 0 to 11 of 30" in result.notes[0]
+    assert "not counted: 16" in result.notes[1]
+
+
+def test_failed_episode_beyond_the_gap_does_not_touch_the_interval() -> None:
+    """It is reported as failed all the same."""
+    result = make_result(30, missing=[12], failed=[25])
+    assert result.interval.exists
+    assert result.num_failed == 1
+    inside = make_result(30, missing=[12], failed=[5])
+    assert not inside.interval.exists
+    assert "1 of 12 episodes failed" in inside.interval.note
+
+
+def test_gap_at_the_start_leaves_nothing_to_count() -> None:
+    """29 finished episodes do not make up for the first."""
+    result = make_result(30, missing=[0])
+    assert math.isnan(result.mean_return)
+    assert "before episode 0" in result.notes[0]
+
+
+def test_return_outside_the_bounds_is_said_and_removes_the_interval() -> None:
+    """Wrong bounds must not cost a finished evaluation its result."""
+    assert not make_result(30, failed=[3], return_bounds=(0.0, 5.0)).interval.exists
+    result = make_result(30, return_bounds=(0.0, 5.0))
+    assert result.interval.exists
+    assert any("outside return_bounds" in note for note in result.notes)
+
+
+def test_return_that_is_nan_shows_up_everywhere() -> None:
+    """An environment that pays NaN has no mean return."""
+    result = make_result(4, returns=[1.0, math.nan, 2.0, 3.0])
+    assert math.isnan(result.mean_return)
+    assert "1 of 4 values are not finite" in result.interval.note
+
+
+def test_audit_mismatches_are_noted() -> None:
+    """A run that is not deterministic says so before anything else is believed."""
+    assert "not deterministic" in make_result(9, audit_mismatches=(2, 4)).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"plan": EpisodePlan(6, seed=3)}, "5 rows for a plan of 6"),
+        ({"plan": EpisodePlan(5, seed=4)}, "episode 0 has another index or seed"),
+        ({"status": "complete", "missing": [4]}, "1 episodes have no record"),
+        ({"status": "completed"}, "did you mean 'complete'"),
+        ({"return_bounds": (1.0, 0.0)}, "the lower one first"),
+        ({"return_bounds": (0.0, math.inf)}, "two finite numbers"),
+        ({"confidence": 95}, "confidence is 95"),
+    ],
+)
+def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:
+    """A result that cannot be true is not made."""
+    with pytest.raises(UsageError, match=message):
+        make_result(5, **arguments)
+
+
+def test_two_weights_versions_are_refused() -> None:
+    """No record of one version counts for another."""
+    table = make_result(5).table
+    table.rows["weights_version"][3] = 8
+    with pytest.raises(UsageError, match=r"weights versions \[7, 8\]"):
+        make_result(5, table=table)
+
+
+def test_fingerprint_ignores_how_episodes_were_run() -> None:
+    """Attempts, runners and times do not matter; a last bit of a return does."""
+    table = make_result(8).table
+    table.rows["attempts"], table.rows["runner"], table.rows["step_seconds"] = 2, 0, 9.0
+    assert make_result(8, table=table).fingerprint == make_result(8).fingerprint
+    table.rows["episode_return"][5] = np.nextafter(table.rows["episode_return"][5], np.inf)
+    assert make_result(8, table=table).fingerprint != make_result(8).fingerprint
+
+
+def test_timing_shares_are_fractions_of_the_runners_time() -> None:
+    """Two runners for two seconds have four seconds to spend."""
+    assert TIMING.shares == pytest.approx({"step": 0.375, "inference": 0.1, "reset": 0.025, "other": 0.5})
+    assert Timing(0.0, 0, 0.0, 0.0, 0.0, 0).shares == {}
+    assert Timing(1.0, 9, 1.0, 1.0, 0.0, 0).shares["other"] == 0
+
+
+# Disk
+
+
+def test_result_survives_the_disk(tmp_path: Path) -> None:
+    """Rows come back bit by bit, faults and numbers with them."""
+    result = make_result(30, failed=[3], missing=[20, 29], audit_mismatches=(4,), return_bounds=(-1.0, 90.0))
+    result.table.add_fault(make_fault(20, error_type="TimeoutError"))
+    result.save(tmp_path / "deep" / "out")
+    loaded = EvalResult.load(tmp_path / "deep" / "out")
+    assert loaded.fingerprint == result.fingerprint
+    assert loaded.table.rows.tobytes() == result.table.rows.tobytes()
+    np.testing.assert_array_equal(loaded.table.infos, result.table.infos)
+    assert loaded.table.info_keys == ("height", "x")
+    assert loaded.faults == result.faults
+    assert {fault.index for fault in loaded.faults} == {3, 20}
+    assert all(same(loaded.metrics[key], value) for key, value in result.metrics.items())
+    assert loaded.to_dict() == result.to_dict()
+    assert str(loaded) == str(result)
+
+
+def test_provenance_is_kept_as_plain_values() -> None:
+    """What JSON cannot hold becomes its text at once, so that live and loaded results compare equal."""
+    provenance = {"a": (1, np.float32(0.5)), "b": {2: math.inf}, "c": Path("x"), "d": np.arange(2), "e": math.nan}
+    plain = make_result(3, provenance=provenance).provenance
+    assert plain == {"a": [1, 0.5], "b": {"2": "inf"}, "c": "x", "d": [0, 1], "e": None}
+    assert json.loads(json.dumps(plain)) == plain
+
+
+def test_json_is_strict_and_whole(tmp_path: Path) -> None:
+    """NaN is null: readers other than Python can parse it."""
+    result = make_result(4, failed=[0, 1, 2, 3])
+    data = json.loads(result.to_json(tmp_path / "r.json"), parse_constant=lambda name: pytest.fail(name))
+    assert data == result.to_dict() == json.loads((tmp_path / "r.json").read_text())
+    assert data["fingerprint"] == result.fingerprint
+    assert data["plan"]["fingerprint"] == result.plan_fingerprint
+    assert data["metrics"]["episode_return_mean"] is None
+    assert data["fault_counts"] == {"RuntimeError": 12}
+    assert data["provenance"]["policy"] == "pkg.policies:make"
+
+
+def test_parquet_reads_without_this_package(tmp_path: Path) -> None:
+    """Columns have clear names and values: text, booleans, null for "none"."""
+    make_result(6, failed=[2], missing=[4]).to_parquet(tmp_path / "e.parquet")
+    columns = pq.read_table(tmp_path / "e.parquet").to_pydict()
+    assert columns["index"] == [0, 1, 2, 3, 5]
+    assert columns["outcome"] == ["completed", "completed", "failed", "completed", "completed"]
+    assert columns["truncated_by"] == ["environment", None, None, None, "max_episode_steps"]
+    assert columns["success_at_end"] == [True, False, None, False, False]
+    assert columns["info_x"] == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert [len(json.loads(faults)) for faults in columns["faults"]] == [0, 0, 3, 0, 0]
+    assert json.loads(columns["faults"][2])[0]["message"] == "bad\nthing"
+    assert {"seed", "episode_return", "length", "attempts", "weights_version"} <= set(columns)
+
+
+def _rewrite(folder: Path, change: Any) -> None:
+    episodes = pq.read_table(folder / "episodes.parquet")
+    pq.write_table(change(episodes), folder / "episodes.parquet")
+
+
+def _set_return(episodes: pa.Table) -> pa.Table:
+    returns = episodes.column("episode_return").to_numpy().copy()
+    returns[1] += 1e-9
+    return episodes.set_column(episodes.column_names.index("episode_return"), "episode_return", pa.array(returns))
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    path = folder / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+TAMPERED = {
+    "a return": (lambda f: _rewrite(f, _set_return), "the records have fingerprint .* but the result was saved with"),
+    "a record gone": (lambda f: _rewrite(f, lambda t: t.slice(1)), "the records have fingerprint"),
+    "a record twice": (lambda f: _rewrite(f, lambda t: pa.concat_tables([t, t])), "is damaged: .*twice"),
+    "a column gone": (lambda f: _rewrite(f, lambda t: t.drop_columns(["seed"])), "is damaged: .*seed"),
+    "half a file": (
+        lambda f: (f / "episodes.parquet").write_bytes((f / "episodes.parquet").read_bytes()[:200]),
+        "episodes.parquet is damaged",
+    ),
+    "no records": (lambda f: (f / "episodes.parquet").unlink(), "episodes.parquet does not exist"),
+    "no summary": (lambda f: (f / "result.json").unlink(), "result.json does not exist"),
+    "half a summary": (lambda f: (f / "result.json").write_text('{"format": 1,'), "result.json is damaged"),
+    "not a summary": (lambda f: (f / "result.json").write_text("[]"), "result.json is damaged"),
+    "a fingerprint": (lambda f: _edit(f, fingerprint="0" * 64), "was saved with 0000000000000000"),
+    "another plan": (
+        lambda f: _edit(f, plan={"num_episodes": 12, "seed": 4, "fingerprint": "1" * 64}),
+        "the plan have fingerprint|the plan has fingerprint",
+    ),
+    "another format": (lambda f: _edit(f, format=2), "has format 2, this version reads format 1"),
+    "a field gone": (lambda f: _edit(f, timing={}), "is damaged: TypeError"),
+    "a bad fault": (lambda f: _edit(f, faults=[{"index": 0}]), "is damaged: TypeError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_damaged_output_is_refused(tmp_path: Path, case: str) -> None:
+    """A folder whose records are not those that were saved is not loaded, and the message says what is wrong."""
+    make_result(12).save(tmp_path)
+    EvalResult.load(tmp_path)
+    tamper, message = TAMPERED[case]
+    tamper(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        EvalResult.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_edited_metrics_are_not_believed(tmp_path: Path) -> None:
+    """Numbers are computed from the records again."""
+    result = make_result(12)
+    result.save(tmp_path)
+    _edit(tmp_path, metrics={"episode_return_mean": 1e9})
+    assert EvalResult.load(tmp_path / "result.json").metrics == result.metrics
+
+
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the last good result, and no debris."""
+    result = make_result(5)
+    result.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def half(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text[:50].encode())
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="no space"):
+        make_result(6).to_json(tmp_path / "result.json")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert set(before) == {"result.json", "episodes.parquet"}
+
+
+def test_frame_has_nullable_success() -> None:
+    """One row per finished episode; "not reported" is missing, not false."""
+    frame = make_result(6, failed=[2], missing=[4]).to_frame()
+    assert list(frame["index"]) == [0, 1, 2, 3, 5]
+    assert str(frame["success_at_end"].dtype) == "boolean"
+    assert frame["success_at_end"].isna().tolist() == [False, False, True, False, False]
+
+
+def test_missing_pandas_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the fix."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        make_result(3).to_frame()
+
+
+def test_importing_results_stays_cheap() -> None:
+    """Heavy packages load when they are first used."""
+    heavy = "{'scipy.stats', 'pandas', 'rich', 'torch', 'ray'}"
+    code = f"import sys, rl_eval.result, rl_eval.compare; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Looks
+
+
+PAGES = {
+    "complete": make_result(40),
+    "failed episodes": make_result(40, failed=[3], return_bounds=(-1000.0, 1000.0)),
+    "no interval": make_result(40, failed=[3]),
+    "stopped early": make_result(40, missing=[30]),
+    "all equal": make_result(40, returns=np.full(40, 500.0)),
+    "nothing": make_result(3, failed=[0, 1, 2]),
+    "tiny": make_result(40, returns=np.random.default_rng(0).normal(0, 1e-12, 40)),
+    "huge": make_result(40, returns=np.random.default_rng(0).normal(0, 1e15, 40)),
+    "bare": make_result(40, provenance={}),
+}
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_print_fits_80_columns_and_rich_says_the_same(case: str) -> None:
+    """Plain and coloured print hold the same words, and neither is wider than a terminal."""
+    result = PAGES[case]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(result)
+    coloured, text = console.export_text(), str(result)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.replace("-" * 80, "").split() == coloured.replace("─" * 80, "").split()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("complete", "CartPole-v1 complete"),
+        ("complete", "pkg.policies:make"),
+        ("complete", "95 % interval 8.2 to 13.9, BCa bootstrap"),
+        ("complete", "success 50.0 % 95 % interval 35.2 % to 64.8 %, Wilson at any step 100.0 %"),
+        ("complete", "time step 38 % inference 10 % reset 2 % other 50 %"),
+        ("complete", "weights 0123456789abcdef version 7"),
+        ("failed episodes", "episodes 39 of 40 1 failed 1 retried 3 faults faults 3 RuntimeError"),
+        ("failed episodes", "mean if the failed were all worst"),
+        ("no interval", "no interval: 1 of 40 episodes failed and their return is unknown"),
+        ("no interval", "note something went wrong"),
+        ("stopped early", "note stopped early: the numbers go over episodes 0 to 29 of 40 planned"),
+        ("all equal", "mean return 500 all equal"),
+        ("nothing", "mean return n/a no interval: no episode completed"),
+        ("bare", "evaluation complete"),
+    ],
+)
+def test_print_says_what_matters(case: str, words: str) -> None:
+    """Line breaks aside, these words are on the page."""
+    assert words in " ".join(str(PAGES[case]).split())
+
+
+def test_print_shows_the_fingerprint_and_repr_is_one_line() -> None:
+    """Both identify the outcome by its first 16 digits."""
+    result = make_result(40)
+    assert f"fingerprint {result.fingerprint[:16]}" in " ".join(str(result).split())
+    assert repr(result) == (
+        f"EvalResult(status='complete', mean_return={result.mean_return:.6g}, num_episodes=40, "
+        f"fingerprint='{result.fingerprint[:16]}')"
+    )

@@ -1,0 +1,439 @@
+"""Numbers and intervals against known truth: closed forms, independent definitions, coverage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from rl_eval.errors import UsageError
+from rl_eval.stats import (
+    aggregate,
+    exact_mean,
+    interval,
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    success_interval,
+)
+from rl_eval.stats.paired import _every_sum, sign_flip_test
+
+SKEWED = np.random.default_rng(1).exponential(10.0, size=83)
+
+
+# Aggregates
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 19, 83])
+def test_aggregates_agree_with_numpy_and_scipy(size: int) -> None:
+    """Every number has the textbook value."""
+    sample = SKEWED[:size]
+    found = aggregate(sample)
+    assert found.count == size
+    assert found.mean == pytest.approx(np.mean(sample), rel=1e-15)
+    assert found.std == pytest.approx(np.std(sample, ddof=1), rel=1e-13)
+    assert found.sem == pytest.approx(stats.sem(sample), rel=1e-13)
+    assert found.median == np.median(sample)
+    assert found.iqm == pytest.approx(stats.trim_mean(sample, 0.25), rel=1e-15)
+    assert (found.minimum, found.maximum) == (sample.min(), sample.max())
+    assert [found.q05, found.q25, found.q75, found.q95] == np.quantile(sample, [0.05, 0.25, 0.75, 0.95]).tolist()
+
+
+def test_mean_is_exact_and_does_not_depend_on_order() -> None:
+    """A naive sum of these values is 0 or 2, depending on the order."""
+    values = [1e16, 1.0, -1e16, 1.0]
+    assert exact_mean(values) == exact_mean(values[::-1]) == exact_mean(sorted(values)) == 0.5
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -7.7, 1e-300])
+@pytest.mark.parametrize("size", [3, 7, 10, 25, 49])
+def test_equal_values_have_themselves_as_every_average(value: float, size: int) -> None:
+    """No average of equal values is off by a last bit."""
+    found = aggregate([value] * size)
+    assert {found.mean, found.median, found.iqm, found.cvar10, found.q05, found.q95} == {value}
+    assert found.std == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 10, 11, 20, 25, 83])
+def test_worst_tenth_of_a_sample_is_that_of_the_sample_repeated_ten_times(size: int) -> None:
+    """Repeating each value ten times makes the tenth whole and changes no quantile."""
+    sample = SKEWED[:size]
+    repeated = np.sort(np.repeat(sample, 10))
+    assert aggregate(sample).cvar10 == pytest.approx(repeated[:size].mean(), rel=1e-14)
+
+
+def test_worst_tenth_weighs_the_last_value_by_the_fraction_that_is_left() -> None:
+    """The definition in the docstring, written out."""
+    assert aggregate(np.arange(25.0)).cvar10 == (0 + 1 + 2 / 2) / 2.5
+
+
+def test_empty_sample_has_no_numbers() -> None:
+    """Nothing is NaN-free by accident: only the count is a number."""
+    count, *numbers = astuple(aggregate([]))
+    assert count == 0
+    assert all(math.isnan(number) for number in numbers)
+
+
+def test_single_value_has_no_spread() -> None:
+    """Averages exist, standard deviation and error do not."""
+    found = aggregate([4.5])
+    assert {found.mean, found.median, found.iqm, found.minimum, found.cvar10} == {4.5}
+    assert math.isnan(found.std)
+    assert math.isnan(found.sem)
+
+
+def test_nan_is_not_dropped() -> None:
+    """One NaN among the values makes every number NaN."""
+    _, *numbers = astuple(aggregate([1.0, math.nan, 2.0]))
+    assert all(math.isnan(number) for number in numbers)
+
+
+@pytest.mark.parametrize(("values", "mean"), [([1.0, math.inf], math.inf), ([1e308, 1e308], math.inf)])
+def test_infinite_sums_do_not_raise(values: list[float], mean: float) -> None:
+    """Infinity and overflow come out as infinity."""
+    assert aggregate(values).mean == mean
+
+
+def test_opposite_infinities_do_not_raise() -> None:
+    """Their mean is undefined."""
+    assert math.isnan(aggregate([math.inf, -math.inf] * 20).mean)
+
+
+# Intervals for means
+
+
+def test_bca_interval_agrees_with_an_independent_bootstrap() -> None:
+    """Another seed and more resamples give the same ends up to resampling noise."""
+    found = mean_interval(SKEWED)
+    reference = stats.bootstrap(
+        (SKEWED,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(99)
+    ).confidence_interval
+    noise = 0.1 * stats.sem(SKEWED)
+    assert found.method == "bca"
+    assert found.note == ""
+    assert found.low == pytest.approx(reference.low, abs=noise)
+    assert found.high == pytest.approx(reference.high, abs=noise)
+
+
+def test_bca_interval_leans_towards_the_tail() -> None:
+    """A symmetric interval would miss the skew of the sample."""
+    found = mean_interval(SKEWED)
+    assert found.high - SKEWED.mean() > 1.05 * (SKEWED.mean() - found.low)
+
+
+def test_equal_records_give_equal_intervals() -> None:
+    """Resampling is seeded by the package, whatever the global generator does."""
+    first = mean_interval(SKEWED)
+    np.random.default_rng().random(3)
+    assert mean_interval(SKEWED.copy()) == first
+
+
+def test_interval_leaves_the_global_generator_alone() -> None:
+    """A trainer's random stream does not notice an evaluation."""
+    before = np.random.get_state(legacy=False)  # noqa: NPY002
+    mean_interval(SKEWED)
+    paired_difference(SKEWED, SKEWED[::-1])
+    after = np.random.get_state(legacy=False)  # noqa: NPY002
+    np.testing.assert_equal(before, after)
+
+
+def test_batches_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory limit is invisible in the result."""
+    whole = mean_interval(SKEWED)
+    monkeypatch.setattr(interval, "_BATCH_ELEMENTS", 100 * len(SKEWED))
+    assert mean_interval(SKEWED) == whole
+
+
+def test_long_samples_get_student_t() -> None:
+    """The method changes above 5 000 values, and the ends are the textbook ones."""
+    sample = np.random.default_rng(2).normal(3.0, 2.0, size=5_001)
+    found = mean_interval(sample, 0.9)
+    low, high = stats.t.interval(0.9, df=5_000, loc=sample.mean(), scale=stats.sem(sample))
+    assert found.method == "student_t"
+    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
+    assert mean_interval(sample[:5_000], 0.9).method == "bca"
+
+
+def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats: int, confidence: float) -> float:
+    return float(np.mean([truth in mean_interval(draw(), confidence) for _ in range(repeats)]))
+
+
+def test_bca_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """Known mean, skewed values: about 95 % (and about 80 %) of intervals hold it."""
+    rng = np.random.default_rng(3)
+    assert 0.91 <= _coverage(lambda: rng.exponential(1.0, 60), 1.0, 300, 0.95) <= 0.98
+    assert 0.74 <= _coverage(lambda: rng.exponential(1.0, 60), 1.0, 300, 0.80) <= 0.86
+
+
+def test_student_t_interval_covers_the_truth_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For normal values it is exact at any size, so the tolerance is that of the simulation alone."""
+    monkeypatch.setattr(interval, "BCA_MAX", 1)
+    rng = np.random.default_rng(4)
+    assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, 6), 5.0, 2_000, 0.95) <= 0.965
+
+
+def test_few_values_are_labelled() -> None:
+    """A bootstrap of ten values is too narrow, and says so."""
+    assert "fewer than 20" in mean_interval(SKEWED[:19]).note
+    assert mean_interval(SKEWED[:20]).note == ""
+
+
+def test_more_confidence_is_a_wider_interval() -> None:
+    """99 % holds 95 % holds 80 %."""
+    wide, middle, narrow = (mean_interval(SKEWED, confidence) for confidence in (0.99, 0.95, 0.8))
+    assert wide.low < middle.low < narrow.low < SKEWED.mean() < narrow.high < middle.high < wide.high
+
+
+@pytest.mark.parametrize("size", [2, 30, 6_000])
+def test_equal_values_give_a_point(size: int) -> None:
+    """The interval of a constant is the constant, labelled, although BCa itself has no value there."""
+    found = mean_interval([7.25] * size)
+    assert (found.low, found.high, found.note) == (7.25, 7.25, "all equal")
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([], "no values"),
+        ([3.0], "one value has no spread"),
+        ([1.0, math.nan, 2.0], "1 of 3 values are not finite"),
+        ([1.0, math.inf, math.nan], "2 of 3 values are not finite"),
+    ],
+)
+def test_no_interval_says_why(values: list[float], note: str) -> None:
+    """Where there is none, the method is "none", the ends are NaN and the note has the reason."""
+    found = mean_interval(values)
+    assert found.method == "none"
+    assert not found.exists
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert found.note == note
+
+
+def test_nan_from_the_bootstrap_falls_back_to_student_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed bootstrap is never returned in silence."""
+    broken = SimpleNamespace(confidence_interval=SimpleNamespace(low=math.nan, high=1.0))
+    monkeypatch.setattr(stats, "bootstrap", lambda *_, **__: broken)
+    found = mean_interval(SKEWED)
+    expected = stats.t.interval(0.95, df=82, loc=SKEWED.mean(), scale=stats.sem(SKEWED))
+    assert found.method == "student_t"
+    assert "BCa" in found.note
+    assert [found.low, found.high] == pytest.approx(list(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e150, 1e300])
+def test_extreme_scales_give_an_interval_or_a_reason(scale: float) -> None:
+    """Overflow inside the bootstrap is answered, not passed on."""
+    found = mean_interval(SKEWED * scale)
+    assert found.note if not found.exists else found.low < SKEWED.mean() * scale < found.high
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95, -0.5, math.nan])
+def test_confidence_must_be_a_probability(confidence: float) -> None:
+    """95 is a slip for 0.95, and is named."""
+    with pytest.raises(UsageError, match="confidence is"):
+        mean_interval(SKEWED, confidence)
+    with pytest.raises(UsageError, match="confidence is"):
+        success_interval(1, 2, confidence)
+
+
+def test_missing_values_without_bounds_leave_no_interval() -> None:
+    """A failed episode may have returned anything."""
+    found = mean_interval(SKEWED, num_missing=2)
+    assert found.method == "none"
+    assert "2 of 85 episodes failed" in found.note
+    assert "return_bounds" in found.note
+
+
+def test_missing_values_span_from_all_worst_to_all_best() -> None:
+    """Each end is that of the sample with the missing values put at one bound."""
+    found = mean_interval(SKEWED, num_missing=2, bounds=(-5.0, 200.0))
+    assert found.low == mean_interval([*SKEWED, -5.0, -5.0]).low
+    assert found.high == mean_interval([*SKEWED, 200.0, 200.0]).high
+    assert "2 of 85" in found.note
+
+
+def test_bounds_do_not_matter_when_nothing_is_missing() -> None:
+    """They describe what failed episodes could have returned, and nothing else."""
+    assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED)
+
+
+def test_only_missing_values_have_no_interval() -> None:
+    """Bounds alone are not a measurement."""
+    assert mean_interval([], num_missing=5, bounds=(0.0, 1.0)).method == "none"
+
+
+# Intervals for success rates
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (10, 10), (3, 20), (81, 263)])
+def test_success_interval_is_wilsons(successes: int, trials: int) -> None:
+    """The closed form of the score interval (Wilson 1927)."""
+    z, p = stats.norm.ppf(0.975), successes / trials
+    centre = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
+    found = success_interval(successes, trials)
+    assert found.method == "wilson"
+    assert found.low == pytest.approx(centre - half, abs=1e-12)
+    assert found.high == pytest.approx(centre + half, abs=1e-12)
+
+
+def test_success_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """Exact coverage, summed over every outcome, averages 95 % over true rates."""
+    trials = 30
+    ends = [success_interval(successes, trials) for successes in range(trials + 1)]
+    rates = np.linspace(0.05, 0.95, 91)
+    covered = [sum(stats.binom.pmf(k, trials, rate) for k in range(trials + 1) if rate in ends[k]) for rate in rates]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+    assert min(covered) > 0.9
+
+
+def test_unknown_success_spans_from_none_to_all() -> None:
+    """Failed episodes widen the interval at both ends."""
+    found = success_interval(8, 10, num_unknown=2)
+    assert found.low == success_interval(8, 12).low
+    assert found.high == success_interval(10, 12).high
+    assert "2 unknown" in found.note
+
+
+def test_no_trials_have_no_success_interval() -> None:
+    """And the reason is given."""
+    assert success_interval(0, 0, num_unknown=3).method == "none"
+
+
+# Pairs
+
+
+def _pairs(size: int, shift: float, seed: int = 5) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    rng = np.random.default_rng(seed)
+    start = rng.normal(0, 3, size)
+    return start + rng.normal(0, 1, size), start + shift + rng.normal(0, 1, size)
+
+
+def test_difference_is_b_minus_a() -> None:
+    """Mean and interval are those of the differences themselves."""
+    a, b = _pairs(50, 0.5)
+    found = paired_difference(a, b, 0.9)
+    assert found.count == 50
+    assert found.mean == exact_mean(b - a)
+    assert found.interval == mean_interval(b - a, 0.9)
+
+
+def test_paired_interval_is_narrower_when_starts_are_shared() -> None:
+    """The reason to pair at all: what both sides share cancels."""
+    a, b = _pairs(50, 0.5)
+    shuffled = np.random.default_rng(6).permutation(b)
+    paired, unpaired = paired_difference(a, b).interval, paired_difference(a, shuffled).interval
+    assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
+
+
+@pytest.mark.parametrize("size", [2, 5, 11])
+def test_exact_sign_flips_agree_with_scipy(size: int) -> None:
+    """Same p-value as scipy's exact paired permutation test."""
+    a, b = _pairs(size, 0.8)
+    reference = stats.permutation_test(
+        [b, a],
+        lambda x, y, axis: np.mean(x - y, axis=axis),
+        vectorized=True,
+        permutation_type="samples",
+        n_resamples=10_000,
+    )
+    found = paired_difference(a, b)
+    assert found.test == "exact"
+    assert found.p_value == pytest.approx(reference.pvalue, abs=1e-12)
+
+
+def test_exact_sign_flips_count_ties() -> None:
+    """Eight equal wins: only the two one-sided patterns are as far out, whatever the rounding of 0.1."""
+    assert sign_flip_test(np.full(8, 0.1)) == (2 / 256, "exact")
+    assert sign_flip_test(np.array([0.1, 0.2, -0.3])) == (1.0, "exact")
+
+
+def test_zero_differences_do_not_count() -> None:
+    """They have no sign, so a thousand of them leave an exact test exact."""
+    wins = np.array([1.0, 2.0, 3.0, 1.5, 2.5])
+    assert sign_flip_test(np.concatenate((wins, np.zeros(1_000)))) == sign_flip_test(wins) == (2 / 32, "exact")
+    assert sign_flip_test(np.zeros(20)) == (1.0, "exact")
+
+
+def test_sampled_sign_flips_agree_with_enumeration() -> None:
+    """Above 16 differences signs are drawn; the p-value stays within sampling error of the exact one."""
+    a, b = _pairs(18, 0.6, seed=9)
+    exact = np.mean(np.abs(_every_sum(np.abs(b - a))) >= abs((b - a).sum()) * (1 - 1e-12))
+    p_value, test = sign_flip_test(b - a)
+    assert test == "sampled"
+    assert 0.02 < exact < 0.5
+    assert p_value == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 10_000))
+
+
+def test_sampled_p_value_is_never_zero() -> None:
+    """The observed pattern is one of the possible ones."""
+    assert sign_flip_test(np.full(200, 5.0))[0] == 1 / 10_001
+
+
+def test_batches_of_signs_are_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one pattern to a batch every pattern still counts: half of 10 000 coins land each way."""
+    monkeypatch.setattr("rl_eval.stats.paired._BATCH_ELEMENTS", 64)
+    a, b = _pairs(40, 0.1, seed=9)
+    small = sign_flip_test(b - a)[0]
+    monkeypatch.undo()
+    assert small == pytest.approx(sign_flip_test(b - a)[0], abs=0.03)
+
+
+def test_sign_flip_test_rejects_a_true_null_as_rarely_as_it_says() -> None:
+    """No difference, 12 pairs: at most about 5 % of p-values are 5 % or less."""
+    rng = np.random.default_rng(10)
+    rejected = np.mean([sign_flip_test(rng.normal(size=12))[0] <= 0.05 for _ in range(1_000)])
+    assert 0.03 <= rejected <= 0.07
+
+
+def test_differences_that_are_not_finite_have_no_p_value() -> None:
+    """NaN compares as false, which would look like the smallest p-value."""
+    found = paired_difference([1.0, 2.0, math.inf], [2.0, 3.0, math.inf])
+    assert math.isnan(found.p_value)
+    assert not found.interval.exists
+    assert found.correlation is None
+    assert found.episodes_saved is None
+
+
+def test_mcnemar_looks_at_pairs_that_disagree() -> None:
+    """One against nine: the probability of at most one head in ten coins, twice."""
+    a = np.array([True] * 20 + [True] * 1 + [False] * 9 + [False] * 5)
+    b = np.array([True] * 20 + [False] * 1 + [True] * 9 + [False] * 5)
+    found = mcnemar(a, b)
+    assert (found.both, found.only_a, found.only_b, found.neither, found.count) == (20, 1, 9, 5, 35)
+    assert found.p_value == pytest.approx(2 * (1 + 10) / 2**10)
+
+
+def test_mcnemar_without_disagreement_shows_nothing() -> None:
+    """No coin was tossed."""
+    assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0
+
+
+def test_correlation_and_episodes_saved_are_measured() -> None:
+    """The factor is the ratio of variances, which for equal spreads is 1 / (1 - correlation)."""
+    a, b = _pairs(400, 0.2)
+    found = paired_difference(a, b)
+    assert found.correlation == pytest.approx(stats.pearsonr(a, b).statistic)
+    assert found.episodes_saved == pytest.approx((np.var(a, ddof=1) + np.var(b, ddof=1)) / np.var(b - a, ddof=1))
+    assert found.episodes_saved == pytest.approx(1 / (1 - 0.9), rel=0.2)
+
+
+def test_correlation_needs_two_sides_that_vary() -> None:
+    """A policy that always returns 500 correlates with nothing."""
+    found = paired_difference([500.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert found.correlation is None
+    assert found.episodes_saved == pytest.approx(1.0)
+
+
+def test_nothing_is_saved_where_the_difference_does_not_vary() -> None:
+    """The ratio has no value, also when rounding leaves a spread in the last bits."""
+    a = SKEWED[:30]
+    assert paired_difference(a, a).episodes_saved is None
+    assert paired_difference(a, a + 0.1).episodes_saved is None
