@@ -18,6 +18,7 @@ from rl_eval.jobs import Job
 __all__ = ["Driver"]
 
 _STOP_TIMEOUT_S: Final = 8.0
+_POLL_S: Final = 0.05
 
 
 @final
@@ -90,7 +91,7 @@ class Driver:
         self._read_inbox(block=not self._backend.busy)
         now = time.monotonic()
         self._tick(now)
-        for reply in self._backend.wait(0.05):
+        for reply in self._backend.wait(_POLL_S):
             self._route(reply, time.monotonic())
         self._active = {tag: job for tag, job in self._active.items() if not job.done}
         self._start_jobs()
@@ -99,7 +100,7 @@ class Driver:
         if block and not self._active:
             timeout = self._fleet.patience(time.monotonic())
         elif block:
-            timeout = min(0.05, self._fleet.patience(time.monotonic()))
+            timeout = min(_POLL_S, self._fleet.patience(time.monotonic()))
         else:
             timeout = 0.0
         try:
@@ -151,8 +152,8 @@ class Driver:
             self._fleet.start_answered(member, now)
             for job in list(self._active.values()):
                 job.joined(member, now)
-        elif job := self._active.get(reply.call.tag):
-            self._deliver(job, member, reply, now)
+        elif (addressee := self._active.get(reply.call.tag)) is not None:
+            self._deliver(addressee, member, reply, now)
 
     def _deliver(self, job: Job, member: Member, reply: Reply, now: float) -> None:
         try:

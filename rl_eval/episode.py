@@ -54,7 +54,7 @@ class Truncation(IntEnum):
 class EpisodeSpec(NamedTuple):
     """One line of a plan."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
     seed: int
 
 
@@ -65,7 +65,7 @@ class Lease(NamedTuple):
     incarnation that holds the lease: a replaced runner is another incarnation.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     seed: int
     attempt: int
     runner: int

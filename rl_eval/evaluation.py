@@ -145,7 +145,7 @@ class Evaluation(Job):
     # ------------------------------------------------------------------ commands and calls
 
     def _obey(self, commands: list[Command], report: RunReport | None, now: float) -> None:
-        touched = {}
+        touched: dict[int, None] = {}
         for command in commands:
             match command:
                 case Grant(runner, leases):
@@ -209,7 +209,9 @@ class Evaluation(Job):
                 "needs policy.weights, or sync_weights before the evaluation"
             )
         if different:
-            shown = ", ".join(f"{key} is {report.numerics.get(key)!r}, not {self._numerics[key]!r}" for key in different)
+            shown = ", ".join(
+                f"{key} is {report.numerics.get(key)!r}, not {self._numerics[key]!r}" for key in different
+            )
             raise NumericsMismatch(f"runner {member.index} would compute other floats than its group: {shown}")
 
     # ------------------------------------------------------------------ the end
@@ -280,7 +282,11 @@ def _status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Any,
         return ("partial" if table.completed.any() else "failed"), reason
     if not failed:
         return "complete", ""
-    first = next(str(faults[-1]) for index, faults in sorted(table.faults.items()) if table.rows["outcome"][index] == Outcome.FAILED)
+    first = next(
+        str(faults[-1])
+        for index, faults in sorted(table.faults.items())
+        if table.rows["outcome"][index] == Outcome.FAILED
+    )
     reason = f"{failed} of {len(table)} episodes failed; first: {first}"
     allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
     return ("failed" if failed > allowed or failed == len(table) else "partial"), reason

@@ -174,7 +174,9 @@ class Fleet:
         if not member.ready:
             limit = self._settings.runners.runner_start_timeout_s
             if self.ever_ready and now - member.spawned > limit:
-                return RunnerLost(f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}")
+                return RunnerLost(
+                    f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}"
+                )
             return None
         faults = self._settings.fault_tolerance
         limit_s = faults.step_timeout_s or faults.episode_timeout_s
@@ -182,7 +184,9 @@ class Fleet:
             return None
         silence = now - member.heard
         if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.reports else _FIRST_CALL_GRACE_S):
-            return RunnerLost(f"runner {member.index} has been silent for {silence:.1f} s, longer than one reset or step may take")
+            return RunnerLost(
+                f"runner {member.index} has been silent for {silence:.1f} s, longer than one reset or step may take"
+            )
         return None
 
     def _spawn(self, index: int, now: float) -> None:

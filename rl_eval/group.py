@@ -28,8 +28,6 @@ __all__ = ["EvalRunnerGroup", "evaluate"]
 Result = TypeVar("Result")
 
 
-
-
 @final
 class EvalRunnerGroup:
     """Runners that evaluate one policy in one environment, again and again.

@@ -53,7 +53,7 @@ class Policy(Protocol):
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
-        """Choose actions.
+        r"""Choose actions.
 
         Args:
             observations: Batch in the structure of the observation space; each leaf is an array of

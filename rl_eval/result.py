@@ -363,7 +363,7 @@ class EvalResult:
         try:
             plan = EpisodePlan(data["plan"]["num_episodes"], data["plan"]["seed"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
-            check_fingerprint("records", data["fingerprint"], table.fingerprint())
+            check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
             bounds = data["return_bounds"]
             return cls(
                 table=table,

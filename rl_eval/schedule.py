@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from rl_eval.episode import Lease
 from rl_eval.plan import EpisodePlan
@@ -382,7 +383,9 @@ class Schedule:
         held = [index for state in self._runners.values() for index in state.held]
         assert len(held) == len(set(held)) == len(self._holder), "an episode is held twice"
         assert all(self._holder[i] == r for r, s in self._runners.items() for i in s.held), "holder and held disagree"
-        assert all(state.reclaiming <= state.held.keys() for state in self._runners.values()), "reclaims what is not held"
+        assert all(state.reclaiming <= state.held.keys() for state in self._runners.values()), (
+            "reclaims what is not held"
+        )
         assert not any(self._done[index] for index in held), "a finished episode is held"
         assert not any(self._done[index] for index in self._requeued), "a finished episode is queued"
         assert len(set(self._requeued)) == len(self._requeued), "an episode is queued twice"

@@ -62,7 +62,7 @@ class WeightsSnapshot:
 
         digest = xxhash.xxh3_128()
         digest.update(repr([entry[:3] for entry in self.entries]).encode())
-        digest.update(memoryview(self.buffer))
+        digest.update(self.buffer.data)
         digest.update(self.extra_state)
         return digest.hexdigest()
 
@@ -81,7 +81,9 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
     entries, offset = [], 0
     for name, tensor in tensors.items():
         num_bytes = tensor.numel() * tensor.element_size()
-        entries.append(TensorEntry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, num_bytes))
+        entries.append(
+            TensorEntry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, num_bytes)
+        )
         offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     buffer = np.empty(offset, np.uint8)
     for entry, tensor in zip(entries, tensors.values(), strict=True):
@@ -107,7 +109,9 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
         target = targets[name]
         dtype = str(target.dtype).removeprefix("torch.")
         if entry.shape != tuple(target.shape):
-            raise WeightsError(f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}")
+            raise WeightsError(
+                f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}"
+            )
         if entry.dtype != dtype:
             raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
     with torch.no_grad():
@@ -130,7 +134,8 @@ def load_weights_file(path: str | Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
+            loaded: Any = load_file(path)
+            return dict(loaded)
         import torch
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -155,7 +160,7 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     for name, value in _flatten(weights, ""):
         name = _unwrap(name)
         if isinstance(value, torch.Tensor):
-            if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            if torch.nn.parameter.is_lazy(value):
                 raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
             tensors[name] = value.detach()
         elif name.split(".")[-1] == _EXTRA_STATE:

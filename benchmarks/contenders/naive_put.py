@@ -17,7 +17,7 @@ class Holder:
     def load(self, state: dict[str, Any]) -> float:
         """Take the weights; return one of them as the acknowledgement."""
         self._module.load_state_dict(state)
-        return float(next(iter(self._module.parameters())).flatten()[0])
+        return next(iter(self._module.parameters())).flatten()[0].item()
 
 
 def broadcast(params: base.Params) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def broadcast(params: base.Params) -> dict[str, Any]:
 
         def send() -> None:
             state = ray.put(module.state_dict())
-            first = float(next(iter(module.parameters())).flatten()[0])
+            first = next(iter(module.parameters())).flatten()[0].item()
             if ray.get([actor.load.remote(state) for actor in actors]) != [first] * len(actors):
                 raise RuntimeError("an actor holds other weights than were sent")
 

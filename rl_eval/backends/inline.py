@@ -48,10 +48,12 @@ class InlineBackend:
             return []
         call, args = self._calls.popleft()
         try:
-            value = self._start(call.runner) if call.method == "start" else self._invoke(call, args)
+            if call.method == "start":
+                self._start(call.runner)
+                return [Reply(call)]
+            return [Reply(call, getattr(self._runners[call.runner], call.method)(*args))]
         except Exception as error:
             return [Reply(call, error=error)]
-        return [Reply(call, value)]
 
     @property
     def busy(self) -> bool:
@@ -77,6 +79,3 @@ class InlineBackend:
     def _start(self, runner: int) -> None:
         cls = runner_class(self._settings.runners.runner)
         self._runners[runner] = cls(self._settings, self._indices[runner], cloudpickle.loads(self._policy))
-
-    def _invoke(self, call: Call, args: tuple[Any, ...]) -> Any:
-        return getattr(self._runners[call.runner], call.method)(*args)

@@ -155,8 +155,12 @@ def _actor_options(section: RunnersSection) -> dict[str, Any]:
 
 
 def _amounts(resources: dict[str, Any]) -> str:
-    shown = [f"{amount:g} {name}" for name, amount in sorted(resources.items()) if not name.startswith(("node:", "object"))]
-    shown = [text if not text.endswith(" memory") else f"{resources['memory'] / 2**30:.1f} GiB memory" for text in shown]
+    shown = [
+        f"{amount:g} {name}" for name, amount in sorted(resources.items()) if not name.startswith(("node:", "object"))
+    ]
+    shown = [
+        text if not text.endswith(" memory") else f"{resources['memory'] / 2**30:.1f} GiB memory" for text in shown
+    ]
     return ", ".join(shown) or "nothing"
 
 

@@ -17,9 +17,7 @@ from rl_eval.protocols import Policy
 __all__ = ["adapt_policy", "import_attribute"]
 
 
-def adapt_policy(
-    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> Policy:
+def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
     """Build the configured policy.
 
     A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` where its
@@ -64,7 +62,9 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         raise ConfigError(f"policy.policy is {section.policy!r}, which is not callable")
     offered = {"observation_space": observation_space, "action_space": action_space}
     parameters = inspect.signature(factory).parameters
-    spaces = {name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs}
+    spaces = {
+        name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs
+    }
     try:
         return factory(**spaces, **section.policy_kwargs)
     except TypeError as error:

@@ -33,6 +33,8 @@ class MLPActor(nn.Module):
     """
 
     observation_dtype = None
+    obs_mean: torch.Tensor
+    obs_var: torch.Tensor
 
     def __init__(
         self,
@@ -88,7 +90,9 @@ def make_mlp(
     elif gaussian:
         num_outputs = int(np.prod(action_space.shape or ()))
     else:
-        raise ConfigError(f"make_mlp acts in Discrete and Box spaces, not in {action_space}: write a module of your own")
+        raise ConfigError(
+            f"make_mlp acts in Discrete and Box spaces, not in {action_space}: write a module of your own"
+        )
     return MLPActor(
         int(np.prod(observation_space.shape)),
         num_outputs,

@@ -12,7 +12,7 @@ Box                actions, or (mean, log_std)    the mean, or mean + exp(log_st
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, Final, cast, final
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +26,8 @@ from rl_eval.protocols import NoiseSource
 __all__ = ["ModulePolicy"]
 
 Array = npt.NDArray[Any]
+
+_UNDECLARED: Final = object()
 
 
 @final
@@ -127,9 +129,9 @@ class ModulePolicy:
 
 
 def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:
-    if hasattr(module, "observation_dtype"):
-        dtype: torch.dtype | None = module.observation_dtype
-        return dtype
+    declared: Any = getattr(module, "observation_dtype", _UNDECLARED)
+    if declared is not _UNDECLARED:
+        return cast("torch.dtype | None", declared)
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
@@ -142,11 +144,12 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
 def _categorical(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int64]:
     """Index per row: the first greatest logit, or where the CDF passes a uniform number."""
     if noise is None:
-        return logits.argmax(1)
+        return np.asarray(logits.argmax(1), np.int64)
     wide = logits.astype(np.float64)
     weights = np.exp(wide - wide.max(1, keepdims=True))
     cdf = weights.cumsum(1)
-    return np.minimum((cdf < noise.uniform(1) * cdf[:, -1:]).sum(1), logits.shape[1] - 1)
+    passed = (cdf < noise.uniform(1) * cdf[:, -1:]).sum(1)
+    return np.minimum(passed, logits.shape[1] - 1, dtype=np.int64)
 
 
 def _bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:

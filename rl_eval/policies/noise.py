@@ -22,7 +22,7 @@ _ELEMENT: Final = np.uint64(0xD1342543DE82EF95)
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)
 
 
 class EpisodeNoise:
@@ -43,7 +43,7 @@ class EpisodeNoise:
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = _mix(self._counters[:, None] + elements * _ELEMENT)
-        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return np.asarray(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next ``count`` standard normal numbers of each lane's step, shape (batch, count).

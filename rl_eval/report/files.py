@@ -113,7 +113,7 @@ def check_format(data: Mapping[str, Any]) -> None:
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
     """Refuse records or a plan that are not those that were saved."""
     if stored != actual:
-        raise UsageError(f"the {what} have fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
+        raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -262,33 +262,26 @@ def difference_places(difference: PairedDifference) -> int:
 
 
 def environment_name(provenance: Mapping[str, Any]) -> str:
-    """Return the environment's name, as far as the provenance tells."""
-    return _name(provenance.get("environment")) or _name(_mapping(provenance, "identity").get("environment"))
+    """Return the environment's name, empty if the provenance has none."""
+    return _lookup(provenance, "identity", "environment", "env")
 
 
 def policy_name(provenance: Mapping[str, Any]) -> str:
-    """Return the policy's name, as far as the provenance tells."""
-    return _name(provenance.get("policy")) or _name(_mapping(provenance, "identity").get("policy"))
+    """Return the policy's name, empty if the provenance has none."""
+    return _lookup(provenance, "identity", "policy")
 
 
 def weights_name(result: EvalResult) -> str:
     """Return digest and version of the weights, as far as they are known."""
-    provenance = result.provenance
-    digest = provenance.get("weights_digest") or _mapping(provenance, "identity").get("weights_digest")
-    version = result.metrics["weights_version"]
-    parts = [str(digest)[:16]] if digest else []
-    return _GAP.join(parts if math.isnan(version) else [*parts, f"version {int(version)}"])
+    digest, version = _lookup(result.provenance, "weights", "digest"), result.metrics["weights_version"]
+    return _GAP.join(filter(None, (digest[:16], "" if math.isnan(version) else f"version {int(version)}")))
 
 
-def _mapping(provenance: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = provenance.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return next((str(value[key]) for key in ("id", "env", "name") if value.get(key)), "")
-    return str(value) if value else ""
+def _lookup(value: Any, *keys: str) -> str:
+    """Follow keys into nested mappings; return the text found there, empty if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else str(value)
 
 
 # Two renderings
@@ -345,7 +338,7 @@ def _grid(*widths: int) -> Table:
     grid = Table.grid()
     for width in widths:
         grid.add_column(width=width)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     return grid
 
 

@@ -123,7 +123,7 @@ class EvalRunner(abc.ABC):
         """
         if any(lane.lease is not None for lane in self._lanes):
             raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
-        module = getattr(self._policy, "module", self._policy)
+        module: Any = getattr(self._policy, "module", self._policy)
         if not hasattr(module, "named_parameters"):
             raise WeightsError(
                 f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
@@ -199,7 +199,9 @@ class EvalRunner(abc.ABC):
         self._next_expiry = now + 0.1
         for lane in self._lanes:
             if lane.lease is not None and now - lane.started > limit:
-                text = f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
+                text = (
+                    f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
+                )
                 if self._fault(lane, "timeout", "run", EpisodeTimeout(text)):
                     self._retry(lane)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import gymnasium as gym
@@ -19,7 +18,9 @@ __all__ = ["construct_env"]
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 
-def construct_env(section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int) -> gym.Env[Any, Any]:
+def construct_env(
+    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
+) -> gym.Env[Any, Any]:
     """Build one environment.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
@@ -40,16 +41,15 @@ def construct_env(section: EnvironmentSection, runner_index: int, lane_index: in
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
-    built = _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners))
+    context = EnvContext(kwargs, runner_index, lane_index, num_runners)
+    built: gym.Env[Any, Any] = factory(**kwargs) if _is_env_class(factory) else factory(context)
     if not (hasattr(built, "reset") and hasattr(built, "step") and hasattr(built, "action_space")):
         raise ConfigError(f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env")
     return built
 
 
-def _call(factory: Callable[..., Any], kwargs: dict[str, Any], context: EnvContext) -> Any:
-    if inspect.isclass(factory) and issubclass(factory, gym.Env):
-        return factory(**kwargs)
-    return factory(context)
+def _is_env_class(factory: Any) -> bool:
+    return inspect.isclass(factory) and issubclass(factory, gym.Env)
 
 
 def _without_period(error: Exception) -> str:

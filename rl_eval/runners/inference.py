@@ -193,7 +193,10 @@ class Inference:
         with _inference_mode():
             verdict, digest = self._judge()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[verdict]
-        self.numerics = {"reference": "row" if verdict == "row" else f"block of {BLOCK}", "outputs": digest} | _machine()
+        self.numerics = {
+            "reference": "row" if verdict == "row" else f"block of {BLOCK}",
+            "outputs": digest,
+        } | _machine()
 
     def _judge(self) -> tuple[Literal["whole", "block", "row"], str]:
         rng = np.random.default_rng(0)
@@ -269,7 +272,11 @@ class Inference:
         if raw is not None:
             # An argmax hides last bits, so the probe looks at what it is taken of.
             computed.append(raw(batch))
-        leaves = [np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf) for leaf in tree.flatten(computed) if leaf is not None]
+        leaves = [
+            np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
+            for leaf in tree.flatten(computed)
+            if leaf is not None
+        ]
         return [b"".join(leaf[row].tobytes() for leaf in leaves if leaf.ndim and len(leaf) == size) for row in wanted]
 
 

@@ -110,7 +110,9 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
         if leaf.dtype is not None and leaf.dtype.kind == "f":
             drawn = np.clip(rng.standard_normal(shape) * scale, leaf.low, leaf.high)
             return drawn.astype(leaf.dtype)
-        return rng.integers(leaf.low.astype(np.int64), leaf.high.astype(np.int64), shape, endpoint=True).astype(leaf.dtype)
+        return rng.integers(leaf.low.astype(np.int64), leaf.high.astype(np.int64), shape, endpoint=True).astype(
+            leaf.dtype
+        )
     if isinstance(leaf, gym.spaces.Discrete):
         return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)
     if isinstance(leaf, gym.spaces.MultiDiscrete):
@@ -135,7 +137,9 @@ class ActionReader:
         self._single = not isinstance(self.structure, (dict, tuple))
         for leaf in tree.flatten(self.structure):
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
-                raise ConfigError(f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"')
+                raise ConfigError(
+                    f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
+                )
 
     def read(self, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
         """Return checked actions as nested arrays with a leading batch dimension.
@@ -160,7 +164,9 @@ class ActionReader:
         rows = len(tree.flatten(actions)[0])
         return [tree.map_structure(lambda leaf, row=row: leaf[row], actions) for row in range(rows)]
 
-    def _read_leaf(self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]) -> Array:
+    def _read_leaf(
+        self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
+    ) -> Array:
         where = "action" + "".join(f"[{part!r}]" for part in path)
         array = actions if type(actions) is np.ndarray else _as_array(where, actions)
         shape = (len(live), *(leaf.shape or ()))
@@ -175,7 +181,9 @@ class ActionReader:
         low, high = _integer_bounds(leaf)
         outside = (array < low) | (array >= high)
         if outside.any() and outside[live].any():
-            raise PolicyError(f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}")
+            raise PolicyError(
+                f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
+            )
         return array
 
     def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:

@@ -186,7 +186,9 @@ class Referee:
             (self.api.Record, counted),
             (self.api.Audit, [position for position in range(total) if position not in counted]),
         ):
-            positions = [position for command in commands if isinstance(command, kind) for position in command.positions]
+            positions = [
+                position for command in commands if isinstance(command, kind) for position in command.positions
+            ]
             assert positions == expected, f"{kind.__name__} {positions} where {expected} is right"
 
     def _check_grant(self, grant: Any) -> None:
@@ -385,13 +387,14 @@ class World:
     def __init__(self, seed: int, modules: Modules = GENUINE) -> None:
         self.rng = random.Random(seed)
         self.modules = modules
-        self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40])
+        self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40, 60])
         self.nature = Nature(seed, self.rng.choice([1, 4, 25]), self.rng.choice([0, 0, 20, 50]))
         self.lanes = self.rng.choice([1, 1, 2, 4, 8])
-        self.peril = self.rng.choice([0.0, 0.02, 0.08])
+        self.peril = self.rng.choice([0.0, 0.03, 0.08])
         self.stutter = self.rng.choice([0.0, 0.2])
         self.most_runners = self.rng.randint(1, 6)
         self.numbers = 0
+        self.sessions: list[Referee] = []
         self.done: set[int] = set()
         if self.rng.random() < 0.1:
             self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
@@ -402,6 +405,7 @@ class World:
     def _open(self) -> None:
         expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
         self.referee = Referee(self.modules, self.num_episodes, self.nature.seed, expected, self.done)
+        self.sessions.append(self.referee)
         self.runners: dict[int, SimulatedRunner] = {}
         self.ghosts: list[SimulatedRunner] = []
         for _ in range(self.rng.randint(0, self.most_runners)):
@@ -422,7 +426,7 @@ class World:
 
     def run(self) -> None:
         """Let anything happen for a while, then let nothing more go wrong, and expect the end."""
-        for _ in range(self.rng.randint(0, 150)):
+        for _ in range(self.rng.randint(0, 300)):
             if self.referee.schedule.complete:
                 break
             self._anything()
@@ -504,9 +508,7 @@ class World:
             return
         report = runner.reports.popleft()
         self._obey(
-            self.referee.reported(
-                runner.number, report.finished, report.failed_attempts, report.returned, report.live
-            )
+            self.referee.reported(runner.number, report.finished, report.failed_attempts, report.returned, report.live)
         )
 
     def _obey(self, commands: list[Any]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import astuple
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from rl_eval.stats import (
     success_interval,
 )
 from rl_eval.stats.paired import _every_sum, sign_flip_test
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SKEWED = np.random.default_rng(1).exponential(10.0, size=83)
 

@@ -1,0 +1,142 @@
+"""``python -m benchmarks NAME``: measure, print a table, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks import matrix, startup, table
+from benchmarks.runner import Cell, Interpreters, Row, run_cell
+
+_TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
+    "throughput": table.throughput,
+    "correctness": table.correctness,
+    "broadcast": table.broadcast,
+    "startup": table.startup,
+}
+_MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark; the exit status is 0 even where contenders fail, which the table then says."""
+    args = _parser().parse_args(argv)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    if args.name == "startup":
+        rows = startup.measure(1 if args.quick else args.repeat, _say)
+    else:
+        rows = _measure(_cells(args), Interpreters(args.peers_python), 1 if args.quick else args.repeat)
+    table.show(_TABLES[args.name](rows))
+    if args.json is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        _write(args.json, {"started": started, "settings": settings, "machine": _machine(), "rows": rows})
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    peers = Path(os.environ.get("RL_EVAL_PEERS_PYTHON", ".venv-peers/bin/python"))
+
+    def add(name: str, about: str, repeat: int) -> argparse.ArgumentParser:
+        sub = names.add_parser(name, help=about, description=about)
+        sub.add_argument("--json", type=Path, metavar="PATH", help="write every measurement to this file")
+        sub.add_argument("--quick", action="store_true", help="small sizes, once: does everything run?")
+        sub.add_argument("--repeat", type=_positive, default=repeat, help="turns; tables show medians (%(default)s)")
+        return sub
+
+    def add_contest(name: str, about: str, repeat: int) -> argparse.ArgumentParser:
+        sub = add(name, about, repeat)
+        sub.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
+        sub.add_argument("--runners", type=_positive, default=2, help="Ray actors per contender (%(default)s)")
+        sub.add_argument("--only", default="", metavar="REGEX", help="run the contenders whose label matches")
+        return sub
+
+    speed = add_contest("throughput", "counted environment steps per second", repeat=3)
+    speed.add_argument("--episode-steps", type=int, default=10, help="length of short episodes; 0: none (%(default)s)")
+    right = add_contest("correctness", "mean return where the truth is known", repeat=1)
+    right.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
+    right.add_argument("--evaluations", type=_positive, default=20, help="evaluations per cell (%(default)s)")
+    weights = add_contest("broadcast", "new weights to every runner, in memcpys", repeat=3)
+    weights.add_argument("--params", type=_positive, default=100_000_000, help="float32 parameters (%(default)s)")
+    weights.add_argument("--rounds", type=_positive, default=7, help="broadcasts per process (%(default)s)")
+    weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
+    add("startup", "process start to result", repeat=5)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _cells(args: argparse.Namespace) -> list[Cell]:
+    if args.name == "throughput":
+        sizes = matrix.Sizes.quick(args.runners) if args.quick else matrix.Sizes(args.runners)
+        cells = matrix.throughput(sizes, args.episode_steps)
+    elif args.name == "correctness":
+        cells = matrix.correctness(args.runners, args.episodes, 4 if args.quick else args.evaluations)
+    else:
+        rounds = 3 if args.quick else args.rounds
+        cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
+    return [cell for cell in cells if re.search(args.only, cell.label)]
+
+
+def _measure(cells: Sequence[Cell], interpreters: Interpreters, repeat: int) -> list[Row]:
+    """Take turns, so that a change in the machine's load meets every contender; then merge the turns."""
+    turns: dict[int, list[Row]] = {number: [] for number in range(len(cells))}
+    for turn in range(repeat):
+        for number, cell in enumerate(cells):
+            if any(row["status"] != "ok" for row in turns[number]):
+                continue
+            _say(f"turn {turn + 1} of {repeat}: {cell.label} {cell.column}")
+            turns[number].append(run_cell(cell, interpreters))
+    return [_merged(cell, turns[number]) for number, cell in enumerate(cells)]
+
+
+def _merged(cell: Cell, turns: Sequence[Row]) -> Row:
+    """One row per cell: the last turn's values, with medians of what varies and all turns beside them.
+
+    A cell that failed in any turn shows the failure.
+    """
+    row: dict[str, Any] = {
+        "label": cell.label,
+        "contender": cell.contender,
+        "column": cell.column,
+        "peers": cell.peers,
+        "params": cell.params,
+        **turns[-1],
+    }
+    if row["status"] == "ok":
+        row |= {key: statistics.median(turn[key] for turn in turns) for key in _MEDIANS if key in row}
+        row["turns"] = [{key: turn[key] for key in _MEDIANS if key in turn} for turn in turns]
+    return row
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine(), "system": platform.system()}
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,136 @@
+"""Which cells a scenario consists of: contenders, their layouts, and how many episodes each gets.
+
+Peers get the layouts that their documentation offers for one machine, rl_eval the same and larger
+ones. In ``throughput`` every episode lasts 500 steps, so the number of episodes decides how long a
+measurement takes and nothing else; it is a multiple of the environment slots, which leaves none idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.runner import Cell
+
+__all__ = ["Sizes", "broadcast", "correctness", "throughput"]
+
+_LANES: Final = (1, 8, 16, 32, 64, 128)
+_SHORT_LANES: Final = (16, 64, 128)
+_RLLIB_ENVS: Final = (1, 8, 32, 64, 128)
+_FAULT_RATE: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work a measurement is."""
+
+    runners: int = 2
+    rounds_per_slot: int = 8
+    least_episodes: int = 64
+    bare_episodes: int = 1000
+    short_episodes: int = 20_000
+
+    @classmethod
+    def quick(cls, runners: int) -> Sizes:
+        """Enough to see that everything runs."""
+        return cls(runners, rounds_per_slot=2, least_episodes=8, bare_episodes=100, short_episodes=2_000)
+
+    def episodes(self, slots: int) -> int:
+        """Episodes for a contender with this many environment slots: a multiple of them."""
+        rounds = max(self.rounds_per_slot, -(-self.least_episodes // slots))
+        return rounds * slots
+
+
+def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
+    """500-step episodes for everybody; ``episode_steps``-step ones for rl_eval and the bare loop."""
+    cells = [_bare(sizes, peers=False), _bare(sizes, peers=True)]
+    cells += [_rl_eval(sizes, lanes) for lanes in _LANES]
+    cells += [_rllib(sizes, envs) for envs in _RLLIB_ENVS]
+    cells.append(_worker(sizes))
+    cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
+    cells += [_sb3(sizes, 16), _sb3(sizes, 64)]
+    if episode_steps:
+        cells.append(_bare(sizes, peers=False, episode_steps=episode_steps))
+        cells += [_rl_eval(sizes, lanes, episode_steps=episode_steps) for lanes in _SHORT_LANES]
+    return cells
+
+
+def _params(episodes: int, **rest: Any) -> dict[str, Any]:
+    return {"scenario": "throughput", "episodes": episodes, **rest}
+
+
+def _column(episode_steps: int | None) -> str:
+    return f"{episode_steps or 500}-step episodes"
+
+
+def _bare(sizes: Sizes, *, peers: bool, episode_steps: int | None = None) -> Cell:
+    episodes = sizes.short_episodes if episode_steps else sizes.bare_episodes
+    params = _params(episodes, runners=sizes.runners, episode_steps=episode_steps)
+    label = f"bare env.step loop, {sizes.runners} processes" + (", peers' gymnasium" if peers else "")
+    return Cell(label, "bare_loop", params, _column(episode_steps), peers)
+
+
+def _rl_eval(sizes: Sizes, lanes: int, *, episode_steps: int | None = None) -> Cell:
+    slots = sizes.runners * lanes
+    episodes = sizes.short_episodes // slots * slots if episode_steps else sizes.episodes(slots)
+    params = _params(episodes, runners=sizes.runners, envs=lanes, episode_steps=episode_steps)
+    return Cell(f"rl_eval, {sizes.runners} runners x {lanes}", "rl_eval_", params, _column(episode_steps))
+
+
+def _rllib(sizes: Sizes, envs: int) -> Cell:
+    params = _params(sizes.episodes(sizes.runners * envs), runners=sizes.runners, envs=envs)
+    label = f"RLlib Algorithm.evaluate, {sizes.runners} runners x {envs}"
+    return Cell(label, "rllib", params, _column(None), peers=True)
+
+
+def _worker(sizes: Sizes) -> Cell:
+    params = _params(sizes.episodes(sizes.runners), runners=sizes.runners)
+    return Cell(f"TorchRL RayEvalWorker, {sizes.runners} workers", "torchrl_worker", params, _column(None), peers=True)
+
+
+def _evaluator(sizes: Sizes, envs: int, batching: str = "serial") -> Cell:
+    kind = {"serial": f"SerialEnv({envs})", "gym": f"GymEnv(num_envs={envs})"}[batching] if envs > 1 else "1 env"
+    params = _params(sizes.episodes(envs), envs=envs, batching=batching)
+    return Cell(f"TorchRL Evaluator, {kind}", "torchrl_evaluator", params, _column(None), peers=True)
+
+
+def _sb3(sizes: Sizes, envs: int) -> Cell:
+    params = _params(sizes.episodes(envs), envs=envs)
+    return Cell(f"SB3 evaluate_policy, DummyVecEnv({envs})", "sb3", params, _column(None), peers=True)
+
+
+def correctness(runners: int, episodes: int, evaluations: int) -> list[Cell]:
+    """The two-length environment at three layouts, and at one of them with faults."""
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("1 env", {"envs": 1}),
+        ("8 envs", {"envs": 8}),
+        ("32 envs", {"envs": 32}),
+        (f"8 envs, {_FAULT_RATE:.1%} of steps raise", {"envs": 8, "fault_rate": _FAULT_RATE}),
+    ]
+    contenders = [
+        (f"rl_eval, {runners} runners", "rl_eval_", False),
+        (f"RLlib Algorithm.evaluate, {runners} runners", "rllib", True),
+        ("TorchRL Evaluator", "torchrl_evaluator", True),
+        ("SB3 evaluate_policy", "sb3", True),
+    ]
+    work = {"scenario": "correctness", "runners": runners, "episodes": episodes, "evaluations": evaluations}
+    return [
+        Cell(label, contender, {**work, **setting}, column, peers, timeout_s=600.0)
+        for label, contender, peers in contenders
+        for column, setting in settings
+    ]
+
+
+def broadcast(runners: int, num_params: int, rounds: int, object_store_gb: float) -> list[Cell]:
+    """rl_eval's weight broadcast and the obvious one."""
+    params = {
+        "scenario": "broadcast",
+        "runners": runners,
+        "num_params": num_params,
+        "rounds": rounds,
+        "object_store_gb": object_store_gb,
+    }
+    return [
+        Cell(f"rl_eval sync_weights, {runners} runners", "rl_eval_", params),
+        Cell(f"ray.put(state_dict), {runners} actors", "naive_put", params),
+    ]

@@ -1,0 +1,136 @@
+"""Tables: one per scenario, with ratios to named references that were measured in the same run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.runner import NOT_INSTALLED, Row
+from benchmarks.scenarios import TRUE_MEAN
+from benchmarks.startup import REFERENCE
+
+__all__ = ["broadcast", "correctness", "show", "startup", "throughput"]
+
+_STANDARD_ERRORS = 3.0
+
+
+def show(tables: Sequence[Table]) -> None:
+    """Print to the terminal, or as plain text wide enough not to wrap."""
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    for table in tables:
+        console.print(table)
+
+
+def _failure(row: Row) -> str:
+    """What to print instead of numbers."""
+    if row["status"] == "not installed":
+        missing_peer = row.get("peers", True)
+        return NOT_INSTALLED if missing_peer else f"not installed: pip install -e . ({row['error']})"
+    if row["status"] == "timeout":
+        return f"times out: {row['error']}"
+    return f"dies: {row['error']}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _best(rows: Sequence[Row], *contenders: str) -> float | None:
+    speeds = [row["steps_per_second"] for row in rows if row["status"] == "ok" and row["contender"] in contenders]
+    return max(speeds, default=None)
+
+
+def _ratio(value: float, reference: float | None, pattern: str) -> str:
+    return "-" if reference is None else pattern.format(value / reference)
+
+
+def throughput(rows: Sequence[Row]) -> list[Table]:
+    """Counted steps per second, against the bare loop of the same interpreter and against RLlib's best row."""
+    tables = []
+    for column in dict.fromkeys(row["column"] for row in rows):
+        here = [row for row in rows if row["column"] == column]
+        table = _table(
+            f"throughput: CartPole-v1, 64x64 tanh MLP, {column}",
+            "contender", "gymnasium", "episodes", "mean return", "counted steps/s", "of the bare loop", "x RLlib's best",
+        )  # fmt: skip
+        rllib = _best(here, "rllib")
+        for row in here:
+            bare = _best([other for other in here if other["peers"] == row["peers"]], "bare_loop")
+            table.add_row(row["label"], *_throughput_cells(row, bare, rllib))
+        tables.append(table)
+    return tables
+
+
+def _throughput_cells(row: Row, bare: float | None, rllib: float | None) -> list[str]:
+    if row["status"] != "ok":
+        return ["", "", "", _failure(row), "", ""]
+    speed = row["steps_per_second"]
+    return [
+        row["versions"].get("gymnasium", "-"),
+        str(row["episodes"]),
+        f"{row['mean_return']:.1f}",
+        f"{speed:,.0f}",
+        _ratio(speed, bare, "{:.0%}"),
+        _ratio(speed, rllib, "{:.2f}"),
+    ]
+
+
+def correctness(rows: Sequence[Row]) -> list[Table]:
+    """Mean return and episodes per cell; bold with its distance where it is outside three standard errors."""
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    title = f"correctness: true mean {TRUE_MEAN}; ! marks more than {_STANDARD_ERRORS:g} standard errors away"
+    table = _table(title, "contender", *columns)
+    for label in dict.fromkeys(row["label"] for row in rows):
+        found = {row["column"]: row for row in rows if row["label"] == label}
+        table.add_row(label, *(_mean_cell(found[column]) if column in found else "" for column in columns))
+    return [table]
+
+
+def _mean_cell(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"[bold]{_failure(row)}[/bold]"
+    mean, episodes = row["mean_return"], row["episodes"]
+    distance = (mean - TRUE_MEAN) / math.sqrt(TRUE_MEAN * (1 - TRUE_MEAN) / episodes)
+    if abs(distance) <= _STANDARD_ERRORS:
+        return f"{mean:.3f} of {episodes}"
+    return f"[bold]{mean:.3f} of {episodes} ! {distance:+.0f} s.e.[/bold]"
+
+
+def broadcast(rows: Sequence[Row]) -> list[Table]:
+    """Seconds and multiples of one memcpy of the same bytes, measured in turns in the same process."""
+    table = _table("weight broadcast", "contender", "MB", "seconds", "one memcpy", "memcpys", "least to most")
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["label"], "", _failure(row))
+            continue
+        table.add_row(
+            row["label"],
+            f"{row['bytes'] / 1e6:.0f}",
+            f"{row['seconds']:.3f}",
+            f"{row['memcpy_seconds']:.4f}",
+            f"{row['memcpys']:.1f}",
+            f"{min(row['memcpys_all']):.1f} to {max(row['memcpys_all']):.1f}",
+        )
+    return [table]
+
+
+def startup(rows: Sequence[Row]) -> list[Table]:
+    """Median wall seconds from process start to exit, against the imports of torch and gymnasium."""
+    reference = next((row["seconds"] for row in rows if row["label"] == REFERENCE and row["status"] == "ok"), None)
+    table = _table("startup", "command", "seconds", f"x {REFERENCE}")
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["label"], _failure(row))
+        elif "imports" in row:
+            table.add_row(row["label"], ", ".join(row["imports"]) or "none")
+        else:
+            table.add_row(row["label"], f"{row['seconds']:.2f}", _ratio(row["seconds"], reference, "{:.2f}"))
+    return [table]

@@ -1,0 +1,286 @@
+"""When two results may be compared, which episodes make a pair, and what the difference is said to show."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from rich.console import Console
+
+from rl_eval.compare import Comparison, compare
+from rl_eval.episode import ROW, EpisodeTable, Outcome
+from rl_eval.errors import ComparisonError
+from rl_eval.plan import EpisodePlan
+from rl_eval.result import EvalResult, Timing
+from rl_eval.stats import mcnemar, paired_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+IDENTITY: dict[str, Any] = {
+    "environment": {"env": "CartPole-v1", "env_kwargs": {"gravity": 9.8, "wind": [0, 1]}},
+    "policy": "pkg:champion",
+    "actions": "clip",
+    "max_episode_steps": None,
+}
+BASE = np.random.default_rng(21).normal(100.0, 20.0, 60)
+NOISE = np.random.default_rng(22).normal(0.0, 5.0, 60)
+
+
+def make_result(
+    returns: npt.NDArray[np.float64],
+    *,
+    failed: Sequence[int] = (),
+    missing: Sequence[int] = (),
+    success: npt.ArrayLike = -1,
+    seed: int = 0,
+    **identity: Any,
+) -> EvalResult:
+    """Return a result with given returns, whose identity differs from the usual one as asked."""
+    plan = EpisodePlan(len(returns), seed)
+    rows = np.zeros(len(plan), ROW)
+    rows["index"], rows["seed"], rows["length"] = np.arange(len(plan)), plan.seeds, 10
+    rows["episode_return"], rows["outcome"], rows["attempts"] = returns, Outcome.COMPLETED, 1
+    rows["success_once"] = rows["success_at_end"] = success
+    rows["outcome"][list(failed)], rows["episode_return"][list(failed)] = Outcome.FAILED, np.nan
+    table = EpisodeTable(len(plan))
+    table.fill(np.delete(rows, list(missing)))
+    return EvalResult(
+        table=table,
+        plan=plan,
+        status="partial" if failed or missing else "complete",
+        reason="",
+        timing=Timing(1.0, 600, 0.0, 0.5, 0.25, 1),
+        provenance={"identity": {**IDENTITY, **identity}, "weights": {"digest": "ab" * 16}},
+    )
+
+
+# What makes a pair
+
+
+def test_comparison_is_b_minus_a_over_all_pairs() -> None:
+    """All numbers are those of the paired statistics."""
+    found = compare(make_result(BASE), make_result(BASE + NOISE + 4))
+    assert found.difference == paired_difference(BASE, BASE + NOISE + 4)
+    assert found.difference.mean > 0
+    assert (found.num_planned, found.num_pairs, found.num_dropped, found.num_unfinished) == (60, 60, 0, 0)
+    assert found.a.mean_return == pytest.approx(BASE.mean())
+    assert found.b.mean_return == pytest.approx((BASE + NOISE + 4).mean())
+    assert found.notes == []
+
+
+def test_swapping_sides_swaps_the_sign() -> None:
+    """The p-value and the correlation stay."""
+    a, b = make_result(BASE), make_result(BASE + NOISE + 4)
+    forth, back = compare(a, b).difference, compare(b, a).difference
+    assert back.mean == -forth.mean
+    assert back.p_value == forth.p_value
+    assert back.correlation == pytest.approx(forth.correlation)
+
+
+def test_pairs_that_failed_on_a_side_are_dropped_and_counted() -> None:
+    """Each side's mean goes over the pairs, so that they differ by the mean difference."""
+    found = compare(make_result(BASE, failed=[3, 8]), make_result(BASE + NOISE, failed=[8, 20, 21]))
+    kept = np.delete(np.arange(60), [3, 8, 20, 21])
+    assert found.difference == paired_difference(BASE[kept], (BASE + NOISE)[kept])
+    assert (found.num_pairs, found.num_dropped) == (56, 4)
+    assert (found.a.num_failed, found.b.num_failed) == (2, 3)
+    assert found.b.mean_return - found.a.mean_return == pytest.approx(found.difference.mean)
+    assert "dropped because a side failed: 4 (in a 2, in b 3)" in found.notes[0]
+
+
+def test_pairs_come_from_the_stretch_that_both_finished() -> None:
+    """Episodes beyond a gap are there because they were short."""
+    found = compare(make_result(BASE, missing=[40]), make_result(BASE + NOISE, missing=[50], failed=[5, 45]))
+    kept = np.delete(np.arange(40), [5])
+    assert found.difference == paired_difference(BASE[kept], (BASE + NOISE)[kept])
+    assert (found.num_pairs, found.num_dropped, found.num_unfinished) == (39, 1, 20)
+    assert "20 of 60" in found.notes[1]
+
+
+def test_no_pair_is_an_error_that_counts() -> None:
+    """The message says how many completed on either side and how many were dropped."""
+    a, b = make_result(BASE[:4], failed=[0, 1]), make_result(BASE[:4], failed=[2, 3])
+    with pytest.raises(ComparisonError, match="a completed 2 and b 2 of 4; pairs dropped because a side failed: 4"):
+        compare(a, b)
+    with pytest.raises(ComparisonError, match="a completed 0 and b 4 of 4"):
+        compare(make_result(BASE[:4], missing=[0]), make_result(BASE[:4]))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
+        ({"actions": "unsquash"}, "actions is 'clip' in a and 'unsquash' in b"),
+        (
+            {"environment": {**IDENTITY["environment"], "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}},
+            "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b$",
+        ),
+        (
+            {"environment": {"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}},
+            r"environment.env is 'CartPole-v1' in a and 'Acrobot-v1' in b; "
+            r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b",
+        ),
+        ({"environment": "CartPole-v1"}, "environment is {.*} in a and 'CartPole-v1' in b"),
+    ],
+)
+def test_another_setting_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """The message names the key and both values."""
+    with pytest.raises(ComparisonError, match=message):
+        compare(make_result(BASE), make_result(BASE, **changes))
+
+
+def test_many_differences_are_counted_and_not_listed() -> None:
+    """Five are enough to see what is wrong."""
+    changes: dict[str, Any] = {
+        "environment": {"env": "CartPole-v1", "env_kwargs": {str(number): 0 for number in range(9)}}
+    }
+    with pytest.raises(ComparisonError, match=r"and 6 more differences$"):
+        compare(make_result(BASE), make_result(BASE, **changes))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b$"),
+        (make_result(BASE[:50]), "plan.num_episodes is 60 in a and 50 in b$"),
+        (make_result(BASE[:50], seed=9), "plan.num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b$"),
+    ],
+)
+def test_another_plan_is_refused_by_name(other: EvalResult, message: str) -> None:
+    """Equal indices are then other episodes."""
+    with pytest.raises(ComparisonError, match=message):
+        compare(make_result(BASE), other)
+
+
+def test_another_policy_is_the_point() -> None:
+    """What may differ: the policy and everything about it."""
+    found = compare(make_result(BASE), make_result(BASE, policy="pkg:challenger", deterministic=False))
+    assert (found.a.policy, found.b.policy) == ("pkg:champion", "pkg:challenger")
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict"),
+    [
+        (4.0, "b returns more than a at 95 %: mean difference 4"),
+        (-6.0, "b returns less than a at 95 %: mean difference -5"),
+        (0.5, "no difference shown at 95 %: mean difference 1"),
+    ],
+)
+def test_verdict_says_what_the_pairs_show(shift: float, verdict: str) -> None:
+    """Interval and test agree in each of these cases."""
+    found = compare(make_result(BASE), make_result(BASE + NOISE + shift))
+    assert found.verdict.startswith(verdict)
+    assert f"p = {found.difference.p_value:.2g}" in found.verdict
+    assert (0 in found.difference.interval) == ("no difference" in verdict)
+
+
+def test_verdict_at_another_confidence() -> None:
+    """The same pairs can show a difference at 80 % and none at 99.9 %."""
+    a, b = make_result(BASE), make_result(BASE + NOISE + 1.5)
+    assert compare(a, b, 0.8).verdict.startswith("b returns more than a at 80 %")
+    assert compare(a, b, 0.999).verdict.startswith("no difference shown at 99.9 %")
+
+
+def test_three_wins_of_three_show_nothing() -> None:
+    """The interval of equal differences leaves out 0, but no test can reject with three pairs."""
+    found = compare(make_result(BASE[:3]), make_result(BASE[:3] + 1))
+    assert found.difference.p_value == 0.25
+    assert found.verdict.startswith("no difference shown at 95 %")
+    assert "the interval leaves out 0, but the sign-flip test does not reject" in found.verdict
+
+
+def test_one_pair_and_infinite_returns_have_no_verdict() -> None:
+    """The reason is that of the interval."""
+    assert compare(make_result(BASE[:1]), make_result(BASE[:1])).verdict == "no verdict: one value has no spread"
+    infinite = np.array([1.0, np.inf, 2.0])
+    assert "not finite" in compare(make_result(BASE[:3]), make_result(infinite)).verdict
+
+
+def test_equal_results_are_called_equal() -> None:
+    """Not merely "no difference shown"."""
+    found = compare(make_result(BASE), make_result(BASE))
+    assert found.verdict == "no difference: both returned the same in each of 60 pairs"
+    assert "both results hold the same records" in found.notes
+    assert found.difference.episodes_saved is None
+
+
+def test_success_is_compared_where_both_report_it() -> None:
+    """Silent pairs stay in the returns and out of McNemar's test."""
+    ours, theirs = np.arange(60) % 2, np.arange(60) % 3 != 0
+    silent = np.where(np.arange(60) < 6, -1, ours)
+    found = compare(make_result(BASE, success=silent), make_result(BASE + NOISE, success=theirs))
+    assert found.success == mcnemar(ours[6:] == 1, theirs[6:])
+    assert found.num_pairs == 60
+    assert found.notes == ["pairs left out of the success test, as a side reports no success: 6"]
+
+
+def test_success_is_none_where_a_side_never_reports_it() -> None:
+    """No success is not failure."""
+    assert compare(make_result(BASE), make_result(BASE, success=1)).success is None
+
+
+# Ways out
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    """Return a comparison with every part: failed pairs, success, a long policy name."""
+    success = (np.arange(60) % 2).astype(np.int8)
+    a = make_result(BASE, failed=[2], success=success)
+    return compare(a, make_result(BASE + NOISE + 2, missing=[55], success=1, policy="package.module:" + "x" * 90))
+
+
+def test_comparison_of_saved_results_is_the_same(tmp_path: Path) -> None:
+    """Two output folders are as good as two live results."""
+    a, b = make_result(BASE, failed=[4]), make_result(BASE + NOISE, success=1)
+    for name, result in (("a", a), ("b", b)):
+        result.save(tmp_path / name)
+    assert compare(EvalResult.load(tmp_path / "a"), EvalResult.load(tmp_path / "b")) == compare(a, b)
+
+
+def test_dict_is_strict_json(comparison: Comparison) -> None:
+    """Nested parts are plain values with their names."""
+    data = comparison.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["difference"]["interval"]["method"] == "bca"
+    assert data["verdict"] == comparison.verdict
+    assert data["success"]["only_b"] == comparison.success.only_b if comparison.success else False
+    assert data["notes"] == comparison.notes
+
+
+def test_print_fits_80_columns_and_rich_says_the_same(comparison: Comparison) -> None:
+    """Also with a name longer than the line."""
+    screen, text = io.StringIO(), str(comparison)
+    Console(width=80, file=screen).print(comparison)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "".join(text.replace("-" * 80, "").split()) == "".join(screen.getvalue().replace("─" * 80, "").split())
+
+
+def test_print_says_what_matters(comparison: Comparison) -> None:
+    """Verdict, pairs, test, correlation, factor and success are all on the page."""
+    words = " ".join(str(comparison).split())
+    difference = comparison.difference
+    for part in (
+        "CartPole-v1 b against a",
+        "pkg:champion",
+        "pairs 54 of 60 planned",
+        f"sign flips {difference.p_value:.2g} p-value",
+        f"correlation {difference.correlation:.2f}",
+        f"pairing {difference.episodes_saved:.3g} x",
+        "success both 27 only a 0 only b 27 neither 0",
+        f"verdict {comparison.verdict}",
+        "note pairs dropped because a side failed: 1",
+    ):
+        assert part in words

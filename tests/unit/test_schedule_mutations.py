@@ -1,0 +1,213 @@
+"""Would the world of ``schedule_world`` notice a bug? Each planted one must be caught.
+
+A mutant replaces one snippet of ``schedule.py`` or ``plan.py``. The source file is only read; the
+mutated text is executed as a module of its own, and the same histories that the genuine modules
+survive are run against it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+import pytest
+from schedule_world import GENUINE, Modules, run_history
+
+HISTORIES = 400
+"""A mutant that survives this many is not caught."""
+
+
+class Mutant(NamedTuple):
+    """One planted bug: its name, where it is, and what it replaces with what."""
+
+    name: str
+    where: Literal["plan", "schedule"]
+    old: str
+    new: str
+
+
+SAFETY = [
+    Mutant(
+        "records a row whose lease is no longer held",
+        "schedule",
+        """
+            if state is not None and self._holder.get(index) == runner:
+                self._finish(state, index)""",
+        """
+            if index in self._holder:
+                self._finish(self._runners[self._holder[index]], index)""",
+    ),
+    Mutant("drops late rows without an audit", "schedule", "audited.append(position)", "pass"),
+    Mutant(
+        "grants reclaimed leases before they are returned",
+        "schedule",
+        "state.reclaiming.update(wanted)",
+        "[(state.held.pop(index), self._release(index)) for index in wanted]",
+    ),
+    Mutant("forgets charged attempts", "schedule", "self._attempts.get(index, 0) + 1, runner", "1, runner"),
+    Mutant(
+        "forgets charged attempts when a lease changes hands",
+        "schedule",
+        "heappush(self._requeued, index)",
+        "heappush(self._requeued, index); self._attempts.pop(index, None)",
+    ),
+    Mutant(
+        "charges what a lost runner reports late",
+        "schedule",
+        """
+            if self._holder.get(index) == runner:
+                self._attempts[index]""",
+        """
+            if not self._done[index]:
+                self._attempts[index]""",
+    ),
+    Mutant(
+        "asks for live episodes",
+        "schedule",
+        "len(self.held) - len(self.reclaiming) - self.lanes",
+        "len(self.held) - len(self.reclaiming)",
+    ),
+    Mutant("grants after the cancellation", "schedule", "if self._cancelled:", "if False:"),
+    Mutant("aborts the wrong runners", "schedule", "if state.held]", "if not state.held]"),
+    Mutant(
+        "keeps granting to a lost runner", "schedule", "self._runners.pop(runner, None)", "self._runners.get(runner)"
+    ),
+    Mutant(
+        "grants what was finished before a resume",
+        "schedule",
+        "self._done[index] = 1\n        self._unfinished =",
+        "pass\n        self._unfinished =",
+    ),
+    Mutant(
+        "does not skip finished episodes", "schedule", "self._next += 1\n        self._skip_done()", "self._next += 1"
+    ),
+    Mutant(
+        "starts at an episode that is finished",
+        "schedule",
+        "self._cancelled = False\n        self._skip_done()",
+        "self._cancelled = False",
+    ),
+    Mutant("grants returned leases out of order", "schedule", "heappop(self._requeued)", "self._requeued.pop()"),
+    Mutant("hoards: ignores the share of the others", "schedule", "min(state.depth, share)", "state.depth"),
+    Mutant(
+        "hoards: ignores runners that are yet to join",
+        "schedule",
+        "max(self._expected, len(self._runners))",
+        "len(self._runners)",
+    ),
+    Mutant(
+        "hoards: ignores runners that came unexpected",
+        "schedule",
+        "max(self._expected, len(self._runners))",
+        "self._expected",
+    ),
+    Mutant("hoards: queues without a limit", "schedule", "max(self.lanes, 2 * self.pace)", "1000"),
+    Mutant(
+        "depends on chance",
+        "schedule",
+        "key=lambda runner: len(self._runners[runner].held)",
+        "key=lambda runner: (len(self._runners[runner].held), __import__('random').random())",
+    ),
+    Mutant(
+        "seeds by root + index",
+        "plan",
+        "episode_seeds(self.seed, np.arange(self.num_episodes))",
+        "self.seed + np.arange(self.num_episodes)",
+    ),
+    Mutant("seeds by an even factor", "plan", "(factor >> 33) | 1", "(factor >> 33) & ~1"),
+]
+
+LIVENESS = [
+    Mutant("forgets what a lost runner held", "schedule", "heappush(self._requeued, index)", "self._unfinished -= 1"),
+    Mutant(
+        "does not wake idle runners after a loss",
+        "schedule",
+        "self._note(runner)\n        return self._feed(self._hungry())",
+        "self._note(runner)\n        return []",
+    ),
+    Mutant(
+        "does not wake runners when the fleet shrinks",
+        "schedule",
+        "self._expected = max(1, runners)\n                return self._feed(self._hungry())",
+        "self._expected = max(1, runners)\n                return []",
+    ),
+    Mutant(
+        "does not wake idle runners when leases are returned",
+        "schedule",
+        "self._hungry() if returned else [runner]",
+        "[runner]",
+    ),
+    Mutant(
+        "feeds a runner once only",
+        "schedule",
+        "self._hungry() if returned else [runner]",
+        "self._hungry() if returned else []",
+    ),
+    Mutant("wakes dry runners only", "schedule", "if len(state.held) < state.lanes]", "if not state.held]"),
+    Mutant(
+        "wakes the fullest first",
+        "schedule",
+        "key=lambda runner: len(self._runners[runner].held)",
+        "key=lambda runner: -len(self._runners[runner].held)",
+    ),
+    Mutant("never reclaims", "schedule", "if not self._unassigned:", "if False:"),
+    Mutant("reclaims while episodes wait", "schedule", "if not self._unassigned:", "if True:"),
+    Mutant("reclaims what starts next", "schedule", "reversed(state.held)", "state.held"),
+    Mutant(
+        "waits for an answer that a dead runner owes",
+        "schedule",
+        "asked = sum(",
+        "asked = getattr(self, '_owed', 0); self._owed = asked + 1; asked += 0 * sum(",
+    ),
+    Mutant("ignores returned leases", "schedule", "for index in returned:", "for index in ():"),
+    Mutant(
+        "starves late joiners",
+        "schedule",
+        "self._note(runner)\n        return self._feed([runner])",
+        "self._note(runner)\n        return []",
+    ),
+    Mutant(
+        "shares out nothing near the end",
+        "schedule",
+        "share = -(-self._unfinished // fleet)",
+        "share = self._unfinished // fleet",
+    ),
+    Mutant("is complete too early", "schedule", "return self._unfinished == 0", "return self._unfinished <= 1"),
+    Mutant("is never complete", "schedule", "return self._unfinished == 0", "return False"),
+]
+
+
+def plant(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> Modules:
+    """Return the modules with one of them mutated."""
+    genuine: ModuleType = getattr(GENUINE, mutant.where)
+    text = inspect.getsource(genuine)
+    count = text.count(mutant.old)
+    assert count == 1, f"{mutant.where}.py has the snippet of {mutant.name!r} {count} times: adapt or remove the mutant"
+    name = f"mutated_{mutant.where}"
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(text.replace(mutant.old, mutant.new), name, "exec"), vars(module))
+    return GENUINE._replace(**{mutant.where: module})
+
+
+def verdict(modules: Modules) -> str | None:
+    """Return what the first broken law says, or None if every history ends well."""
+    for seed in range(HISTORIES):
+        try:
+            run_history(seed, modules)
+        except AssertionError as broken:
+            return str(broken)
+    return None
+
+
+def test_the_genuine_modules_survive() -> None:
+    """The histories that judge the mutants find nothing wrong with the real source."""
+    assert verdict(GENUINE) is None
+
+
+@pytest.mark.parametrize("mutant", SAFETY + LIVENESS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mutant breaks a law in some history."""
+    assert verdict(plant(mutant, monkeypatch)), f"no history notices a schedule that {mutant.name}"
