@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     right.add_argument("--evaluations", type=_positive, default=20, help="evaluations per cell (%(default)s)")
     weights = add_contest("broadcast", "new weights to every runner, in memcpys", repeat=3)
     weights.add_argument("--params", type=_positive, default=100_000_000, help="float32 parameters (%(default)s)")
-    weights.add_argument("--rounds", type=_positive, default=7, help="broadcasts per process (%(default)s)")
+    weights.add_argument("--rounds", type=_positive, default=15, help="broadcasts per process (%(default)s)")
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
     return parser

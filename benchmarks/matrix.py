@@ -16,6 +16,7 @@ __all__ = ["Sizes", "broadcast", "correctness", "throughput"]
 
 _LANES: Final = (1, 8, 16, 32, 64, 128)
 _SHORT_LANES: Final = (16, 64, 128)
+_PEERS_LANES: Final = 64
 _RLLIB_ENVS: Final = (1, 8, 32, 64, 128)
 _FAULT_RATE: Final = 0.001
 
@@ -45,6 +46,7 @@ def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
     """500-step episodes for everybody; ``episode_steps``-step ones for rl_eval and the bare loop."""
     cells = [_bare(sizes, peers=False), _bare(sizes, peers=True)]
     cells += [_rl_eval(sizes, lanes) for lanes in _LANES]
+    cells.append(_rl_eval(sizes, _PEERS_LANES, peers=True))
     cells += [_rllib(sizes, envs) for envs in _RLLIB_ENVS]
     cells.append(_worker(sizes))
     cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
@@ -70,11 +72,12 @@ def _bare(sizes: Sizes, *, peers: bool, episode_steps: int | None = None) -> Cel
     return Cell(label, "bare_loop", params, _column(episode_steps), peers)
 
 
-def _rl_eval(sizes: Sizes, lanes: int, *, episode_steps: int | None = None) -> Cell:
+def _rl_eval(sizes: Sizes, lanes: int, *, peers: bool = False, episode_steps: int | None = None) -> Cell:
     slots = sizes.runners * lanes
     episodes = sizes.short_episodes // slots * slots if episode_steps else sizes.episodes(slots)
     params = _params(episodes, runners=sizes.runners, envs=lanes, episode_steps=episode_steps)
-    return Cell(f"rl_eval, {sizes.runners} runners x {lanes}", "rl_eval_", params, _column(episode_steps))
+    label = f"rl_eval, {sizes.runners} runners x {lanes}" + (", peers' gymnasium" if peers else "")
+    return Cell(label, "rl_eval_", params, _column(episode_steps), peers)
 
 
 def _rllib(sizes: Sizes, envs: int) -> Cell:

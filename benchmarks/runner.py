@@ -96,7 +96,7 @@ def run_command(command: Sequence[str], timeout_s: float) -> Finished:
     Output goes to files: a daemon that outlives the command would keep a pipe open.
     """
     tag = uuid.uuid4().hex
-    with _scratch() as folder, (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+    with _scratch() as folder, (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
         start = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=out, stderr=err, cwd=folder, env=_environment(folder, tag), start_new_session=True
@@ -108,7 +108,7 @@ def run_command(command: Sequence[str], timeout_s: float) -> Finished:
         finally:
             seconds = time.perf_counter() - start
             _end(process, tag)
-        return Finished(code, seconds, _text(folder / "out"), _text(folder / "err"))
+        return Finished(code, seconds, _text(folder / "stdout.txt"), _text(folder / "stderr.txt"))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,10 +76,15 @@ def cartpole_policy(*_: Any) -> nn.Module:
 
 
 def idle_policy(*_: Any) -> nn.Module:
-    """Logits for an environment whose rewards do not depend on actions (observations of width 1)."""
+    """Logits for an environment whose rewards do not depend on actions: the same everywhere, width 1 to 2."""
+    import torch
     from torch import nn
 
-    return nn.Linear(1, 2)
+    module = nn.Linear(1, 2)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+    return module
 
 
 def wide_policy(num_params: int) -> nn.Module:
@@ -155,7 +161,7 @@ def two_length_env(context: Any = None, *, fault_rate: float = 0.0) -> TwoLength
     return TwoLengthEnv(fault_rate)
 
 
-def env_factory(scenario: str, params: dict[str, Any]) -> functools.partial[gym.Env[Any, Any]]:
+def env_factory(scenario: str, params: dict[str, Any]) -> Callable[..., gym.Env[Any, Any]]:
     """The environment factory of a scenario, picklable, called with or without a context."""
     if scenario == "correctness":
         return functools.partial(two_length_env, fault_rate=params.get("fault_rate", 0.0))

@@ -22,7 +22,7 @@ _HEAVY: Final = ("torch", "ray", "tensordict", "gymnasium")
 def _cli() -> list[str]:
     """The ``rl-eval`` of this interpreter, installed or from the source tree."""
     script = Path(sys.executable).parent / "rl-eval"
-    return [sys.executable, str(script)] if script.exists() else [sys.executable, "-m", "rl_eval.cli"]
+    return [sys.executable, str(script)] if script.exists() else [sys.executable, "-m", "rl_eval"]
 
 
 def _commands() -> dict[str, list[str]]:

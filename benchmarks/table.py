@@ -59,8 +59,9 @@ def throughput(rows: Sequence[Row]) -> list[Table]:
         here = [row for row in rows if row["column"] == column]
         table = _table(
             f"throughput: CartPole-v1, 64x64 tanh MLP, {column}",
-            "contender", "gymnasium", "episodes", "mean return", "counted steps/s", "of the bare loop", "x RLlib's best",
-        )  # fmt: skip
+            *("contender", "gymnasium", "episodes", "mean return"),
+            *("counted steps/s", "of the bare loop", "x RLlib's best"),
+        )
         rllib = _best(here, "rllib")
         for row in here:
             bare = _best([other for other in here if other["peers"] == row["peers"]], "bare_loop")
@@ -91,7 +92,18 @@ def correctness(rows: Sequence[Row]) -> list[Table]:
     for label in dict.fromkeys(row["label"] for row in rows):
         found = {row["column"]: row for row in rows if row["label"] == label}
         table.add_row(label, *(_mean_cell(found[column]) if column in found else "" for column in columns))
+    table.caption = _layout_note(rows)
     return [table]
+
+
+def _layout_note(rows: Sequence[Row]) -> str | None:
+    """Whether rl_eval's fingerprints, one per evaluation, are the same in every column."""
+    prints = [row["fingerprints"] for row in rows if row["status"] == "ok" and "fingerprints" in row]
+    if len(prints) < 2:
+        return None
+    same = all(other == prints[0] for other in prints)
+    verdict = "equal" if same else "NOT equal"
+    return f"rl_eval: the fingerprints of its {len(prints[0])} evaluations are {verdict} in {len(prints)} columns"
 
 
 def _mean_cell(row: Row) -> str:
@@ -106,7 +118,9 @@ def _mean_cell(row: Row) -> str:
 
 def broadcast(rows: Sequence[Row]) -> list[Table]:
     """Seconds and multiples of one memcpy of the same bytes, measured in turns in the same process."""
-    table = _table("weight broadcast", "contender", "MB", "seconds", "one memcpy", "memcpys", "least to most")
+    table = _table(
+        "weight broadcast", "contender", "MB", "seconds", "one memcpy", "memcpys", "least to most", "first rounds"
+    )
     for row in rows:
         if row["status"] != "ok":
             table.add_row(row["label"], "", _failure(row))
@@ -118,6 +132,7 @@ def broadcast(rows: Sequence[Row]) -> list[Table]:
             f"{row['memcpy_seconds']:.4f}",
             f"{row['memcpys']:.1f}",
             f"{min(row['memcpys_all']):.1f} to {max(row['memcpys_all']):.1f}",
+            ", ".join(f"{multiple:.0f}" for multiple in row["memcpys_first"]),
         )
     return [table]
 

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_eval.compare import Comparison, compare
+    from rl_eval.comparison import Comparison, compare
     from rl_eval.config import EvalConfig, EvalSettings
     from rl_eval.episode import EpisodeRecord, Fault
     from rl_eval.errors import EvalError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Comparison": "compare",
+    "Comparison": "comparison",
     "EnvContext": "protocols",
     "EpisodePlan": "plan",
     "EpisodeRecord": "episode",
@@ -40,7 +40,7 @@ _HOME = {
     "Policy": "protocols",
     "SingleAgentEvalRunner": "runners",
     "VectorEvalRunner": "runners",
-    "compare": "compare",
+    "compare": "comparison",
     "evaluate": "group",
 }
 
@@ -72,7 +72,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rl_eval' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rl_eval.{_HOME[name]}"), name)
-    # A function named like its module must win over the module, which the import has bound here.
     globals()[name] = value
     return value
 

@@ -71,6 +71,7 @@ class Evaluation(Job):
         self._numerics: dict[str, Any] = {}
         self._totals: dict[str, float] = defaultdict(float)
         self._started = self._ended = 0.0
+        self._most_runners = 0
 
     # ------------------------------------------------------------------ the job
 
@@ -85,6 +86,8 @@ class Evaluation(Job):
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
+        assert self._fleet is not None
+        self._most_runners = max(self._most_runners, len(self._fleet.ready()))
         self._obey(self._schedule.handle(RunnerJoined(member.incarnation, self._settings.runners.lanes)), None, now)
 
     def lost(self, member: Member) -> None:
@@ -111,6 +114,7 @@ class Evaluation(Job):
             report.rows["index"].tolist(),
             [(fault.index, fault.attempt) for fault in report.faults],
             report.returned,
+            [progress.index for progress in report.progress],
         )
         self._obey(self._schedule.handle(event), report, now)
         if self._schedule.complete:
@@ -245,7 +249,7 @@ class Evaluation(Job):
                 reset_seconds=self._totals["reset_seconds"],
                 step_seconds=self._totals["step_seconds"],
                 inference_seconds=self._totals["inference_seconds"],
-                num_runners=len(self._fleet.ready()),
+                num_runners=self._most_runners if self._settings.runners.num_runners else 0,
             ),
             provenance=provenance(self._settings, self._weights, self._numerics)
             | {"runner_restarts": self._fleet.restarts},

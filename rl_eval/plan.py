@@ -10,6 +10,7 @@ environment that squeezes its seed into an int32.
 from __future__ import annotations
 
 import hashlib
+import operator
 from functools import cached_property
 from typing import Final
 
@@ -79,6 +80,7 @@ class EpisodePlan:
     """
 
     def __init__(self, num_episodes: int, seed: int = 0) -> None:
+        num_episodes, seed = operator.index(num_episodes), operator.index(seed)
         if not 1 <= num_episodes <= MAX_EPISODES:
             raise ConfigError(
                 f"evaluation.num_episodes is {num_episodes}: ask for at least 1 and at most {MAX_EPISODES} episodes"

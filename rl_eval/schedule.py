@@ -76,6 +76,8 @@ class RunnerReported:
     """(index, attempt) of every attempt that ended in a fault."""
     returned: Sequence[int] = ()
     """Reclaimed or aborted indices, which it no longer works on."""
+    live: Sequence[int] = ()
+    """Indices that it has started; these it will not return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,8 @@ class Schedule:
         self._expected = max(1, expected_runners)
         self._done = bytearray(len(plan))
         for index in done:
+            if not 0 <= index < len(plan):
+                raise ValueError(f"episode {index} cannot be done: the plan has {len(plan)} episodes")
             self._done[index] = 1
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
@@ -213,8 +217,8 @@ class Schedule:
                 return self._joined(runner, lanes)
             case RunnerLost(runner):
                 return self._lost(runner)
-            case RunnerReported(runner, finished, failed_attempts, returned):
-                return self._reported(runner, finished, failed_attempts, returned)
+            case RunnerReported():
+                return self._reported(event)
             case FleetSized(runners):
                 self._expected = max(1, runners)
                 return self._feed(self._hungry())
@@ -241,17 +245,12 @@ class Schedule:
         self._note(runner)
         return self._feed(self._hungry())
 
-    def _reported(
-        self,
-        runner: int,
-        finished: Sequence[int],
-        failed_attempts: Iterable[tuple[int, int]],
-        returned: Sequence[int],
-    ) -> list[Command]:
+    def _reported(self, report: RunnerReported) -> list[Command]:
+        runner = report.runner
         state = self._runners.get(runner)
-        self._charge(runner, failed_attempts)
+        self._charge(runner, report.failed_attempts)
         recorded, audited = [], []
-        for position, index in enumerate(finished):
+        for position, index in enumerate(report.finished):
             if state is not None and self._holder.get(index) == runner:
                 self._finish(state, index)
                 recorded.append(position)
@@ -265,13 +264,14 @@ class Schedule:
         if state is None:
             return commands
         state.pace = len(recorded)
-        for index in returned:
+        state.reclaiming.difference_update(report.live)
+        for index in report.returned:
             if self._holder.get(index) == runner:
                 del state.held[index]
                 state.reclaiming.discard(index)
                 self._release(index)
         self._note(runner)
-        return commands + self._feed(self._hungry() if returned else [runner])
+        return commands + self._feed(self._hungry() if report.returned else [runner])
 
     def _cancel(self) -> list[Command]:
         self._cancelled = True
@@ -323,13 +323,8 @@ class Schedule:
     def _feed(self, runners: Iterable[int]) -> list[Command]:
         if self._cancelled:
             return []
-        commands: list[Command] = []
-        for runner in runners:
-            if count := self._room(runner):
-                commands.append(self._grant(runner, count))
-        if not self._unassigned:
-            commands += self._rebalance()
-        return commands
+        grants = [self._grant(runner, count) for runner in runners if (count := self._room(runner))]
+        return [*grants, *self._rebalance()]
 
     def _room(self, runner: int) -> int:
         """How many leases to grant now: up to its depth, but no more than its share of what is left."""

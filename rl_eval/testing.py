@@ -27,6 +27,7 @@ __all__ = [
     "dict_observation",
     "flaky",
     "impure",
+    "make_dict_policy",
     "make_gru",
     "two_length",
 ]
@@ -212,7 +213,7 @@ def dict_observation(context: EnvContext) -> gym.Env[Any, Any]:
     return FlakyEnv(DictObservation(env), **kwargs)
 
 
-def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hidden: int = 16, seed: int = 0) -> Any:
+def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hidden: int = 16, seed: int = 12) -> Any:
     """Build a recurrent policy with fixed weights: a GRU cell over flat observations, sampling actions by its logits.
 
     It implements :class:`rl_eval.Policy`, with a state of shape (batch, hidden).
@@ -241,3 +242,15 @@ def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hi
             return (logits + gumbel).argmax(1), state
 
     return GRUPolicy()
+
+
+def make_dict_policy(observation_space: gym.Space[Any]) -> Any:
+    """Build a numpy policy for :class:`DictObservation`: it pushes towards where the pole leans, as a batch."""
+
+    def act(observations: dict[str, Any]) -> npt.NDArray[np.int64]:
+        cart, rest = observations["body"]
+        lean = rest[:, 1] + 0.01 * cart[:, 0]
+        picture = observations["camera"].reshape(len(lean), -1).mean(1) * 1e-5
+        return (lean + picture * (2 * observations["side"] - 1) > 0).astype(np.int64)
+
+    return act

@@ -19,12 +19,25 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Measure", "Params", "broadcast_row", "pooled", "ray_cluster", "run", "steps_row", "timed"]
+__all__ = [
+    "FIRST_ROUNDS",
+    "Measure",
+    "Params",
+    "broadcast_row",
+    "pooled",
+    "ray_cluster",
+    "run",
+    "steps_row",
+    "timed",
+    "touch_store",
+]
 
 Params = dict[str, Any]
 Measure = Callable[[Params], dict[str, Any]]
 
 _PACKAGES: Final = ("ray", "torch", "gymnasium", "torchrl", "tensordict", "stable-baselines3", "numpy")
+FIRST_ROUNDS: Final = 3
+"""Broadcasts that are reported but not part of the median."""
 
 
 def run(measures: Mapping[str, Measure]) -> None:
@@ -77,6 +90,14 @@ def ray_cluster(num_cpus: int, object_store_gb: float = 0.5) -> Iterator[Any]:
         ray.shutdown()
 
 
+def touch_store(ray: Any, gigabytes: float) -> None:
+    """Write most of the object store once: fresh pages cost more than a broadcast, and only the first time."""
+    import numpy as np
+
+    blocks = [ray.put(np.ones(100_000_000, np.uint8)) for _ in range(int(gigabytes * 8))]
+    del blocks
+
+
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     """The result of a call and the wall seconds it took."""
     start = time.perf_counter()
@@ -108,8 +129,8 @@ def pooled(parts: Sequence[tuple[float, int]]) -> dict[str, Any]:
 def broadcast_row(module: nn.Module, send: Callable[[], Any], rounds: int) -> dict[str, Any]:
     """Time ``send`` and a memcpy of the module's bytes in turns, so that both see the same machine.
 
-    The weights change before every round, which keeps any cache of unchanged weights out of it, and a
-    first round that maps memory and starts workers is not counted.
+    The weights change before every round, which keeps any cache of unchanged weights out of it. In the first
+    rounds processes map pages that are new to them; these are reported, and left out of the median.
     """
     import numpy as np
     import torch
@@ -117,20 +138,18 @@ def broadcast_row(module: nn.Module, send: Callable[[], Any], rounds: int) -> di
     size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     source, target = np.full(size, 1, np.uint8), np.full(size, 2, np.uint8)
     sends, copies = [], []
-    for number in range(rounds + 1):
+    for _ in range(FIRST_ROUNDS + rounds):
         with torch.no_grad():
             for tensor in module.parameters():
                 tensor.add_(1.0)
-        copy = timed(lambda: np.copyto(target, source))[1]
-        spent = timed(send)[1]
-        if number:
-            sends.append(spent)
-            copies.append(copy)
+        copies.append(timed(lambda: np.copyto(target, source))[1])
+        sends.append(timed(send)[1])
     multiples = [spent / copy for spent, copy in zip(sends, copies, strict=True)]
     return {
         "bytes": size,
-        "seconds": statistics.median(sends),
-        "memcpy_seconds": statistics.median(copies),
-        "memcpys": statistics.median(multiples),
-        "memcpys_all": multiples,
+        "seconds": statistics.median(sends[FIRST_ROUNDS:]),
+        "memcpy_seconds": statistics.median(copies[FIRST_ROUNDS:]),
+        "memcpys": statistics.median(multiples[FIRST_ROUNDS:]),
+        "memcpys_first": multiples[:FIRST_ROUNDS],
+        "memcpys_all": multiples[FIRST_ROUNDS:],
     }

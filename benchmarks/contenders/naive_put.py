@@ -27,6 +27,9 @@ def broadcast(params: base.Params) -> dict[str, Any]:
         remote = ray.remote(num_cpus=1)(Holder)
         actors = [remote.remote(params["num_params"]) for _ in range(params["runners"])]
 
+        ray.get([actor.__ray_ready__.remote() for actor in actors])
+        base.touch_store(ray, params["object_store_gb"])
+
         def send() -> None:
             state = ray.put(module.state_dict())
             first = next(iter(module.parameters())).flatten()[0].item()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import scenarios
 from benchmarks.contenders import base
 
 if TYPE_CHECKING:
-    from rl_eval import EvalConfig
+    from rl_eval import EvalConfig, EvalRunnerGroup
 
 _ATTEMPTS = 20
+_START_S = 120.0
 _POLICIES = {
     "throughput": "benchmarks.scenarios:cartpole_policy",
     "correctness": "benchmarks.scenarios:idle_policy",
@@ -32,12 +36,25 @@ def _config(scenario: str, params: base.Params) -> EvalConfig:
     )
 
 
-def throughput(params: base.Params) -> dict[str, Any]:
-    """Evaluate once to warm up and once for the row, on the same actors."""
+@contextmanager
+def _group(config: EvalConfig, params: base.Params) -> Iterator[EvalRunnerGroup]:
+    """A group on a cluster of its own, once all its runners are up: it would work, and acknowledge, with fewer."""
     from rl_eval import EvalRunnerGroup
 
+    cluster = base.ray_cluster(num_cpus=params["runners"], object_store_gb=params.get("object_store_gb", 0.5))
+    with cluster, EvalRunnerGroup(config) as group:
+        deadline = time.monotonic() + _START_S
+        while len(group.healthy_runner_ids) < params["runners"]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(group.healthy_runner_ids)} of {params['runners']} runners are up")
+            time.sleep(0.02)
+        yield group
+
+
+def throughput(params: base.Params) -> dict[str, Any]:
+    """Evaluate once to warm up and once for the row, on the same actors."""
     slots = params["runners"] * params["envs"]
-    with base.ray_cluster(num_cpus=params["runners"]), EvalRunnerGroup(_config("throughput", params)) as group:
+    with _group(_config("throughput", params), params) as group:
         group.evaluate(num_episodes=slots, seed=1)
         result, seconds = base.timed(lambda: group.evaluate(num_episodes=params["episodes"], seed=0))
     lengths = result.table.rows["length"]
@@ -47,10 +64,8 @@ def throughput(params: base.Params) -> dict[str, Any]:
 
 def correctness(params: base.Params) -> dict[str, Any]:
     """Evaluate with the seeds 0, 1, 2, ...; the fingerprints tell whether layout or faults changed anything."""
-    from rl_eval import EvalRunnerGroup
-
     parts, prints = [], []
-    with base.ray_cluster(num_cpus=params["runners"]), EvalRunnerGroup(_config("correctness", params)) as group:
+    with _group(_config("correctness", params), params) as group:
         for seed in range(params["evaluations"]):
             result = group.evaluate(num_episodes=params["episodes"], seed=seed)
             parts.append((float(result.mean_return), len(result.table.rows["length"])))
@@ -60,15 +75,14 @@ def correctness(params: base.Params) -> dict[str, Any]:
 
 def broadcast(params: base.Params) -> dict[str, Any]:
     """Time ``sync_weights`` until every runner has acknowledged, next to one memcpy of the same bytes."""
-    from rl_eval import EvalRunnerGroup
+    import ray
 
     config = _config("broadcast", {**params, "envs": 1, "episodes": 1})
     config.policy(policy_kwargs={"num_params": params["num_params"]})
     module = scenarios.wide_policy(params["num_params"])
-    cluster = base.ray_cluster(num_cpus=params["runners"], object_store_gb=params["object_store_gb"])
-    with cluster, EvalRunnerGroup(config) as group:
-        version = iter(range(1, params["rounds"] + 2))
-        return base.broadcast_row(module, lambda: group.sync_weights(module, version=next(version)), params["rounds"])
+    with _group(config, params) as group:
+        base.touch_store(ray, params["object_store_gb"])
+        return base.broadcast_row(module, lambda: group.sync_weights(module), params["rounds"])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def _rounds(workers: Sequence[Any], count: int) -> list[float]:
     """Run ``count`` rollouts on every worker, each starting its next as soon as it is free; their rewards."""
     for worker in workers:
         worker.submit(None, max_steps=_LIMIT)
-    left, rewards = {worker: count for worker in workers}, []
+    left, rewards = dict.fromkeys(workers, count), []
     while left:
         for worker in list(left):
             result = worker.poll(timeout=0.005)
@@ -53,9 +53,7 @@ def throughput(params: base.Params) -> dict[str, Any]:
     make_env = functools.partial(torchrl_parts.one_env, "throughput", params)
     make_policy = functools.partial(torchrl_parts.policy_maker, "throughput")
     with base.ray_cluster(num_cpus=params["runners"]):
-        workers = [
-            RayEvalWorker(None, make_env, make_policy, num_gpus=0, num_cpus=1) for _ in range(params["runners"])
-        ]
+        workers = [RayEvalWorker(None, make_env, make_policy, num_gpus=0, num_cpus=1) for _ in range(params["runners"])]
         _rounds(workers, 1)
         rewards, seconds = base.timed(lambda: _rounds(workers, params["episodes"] // len(workers)))
         for worker in workers:

@@ -5,7 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Backend", "Call", "Reply"]
+import cloudpickle
+
+from rl_eval.errors import ConfigError
+
+__all__ = ["Backend", "Call", "Reply", "pickled"]
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle what a runner is built from.
+
+    Raises:
+        ConfigError: It cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise ConfigError(
+            f"the environment or the policy cannot be sent to a runner, because pickling failed: {error}. Give it as "
+            '"module:attr", or keep open files, locks and generators out of it'
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

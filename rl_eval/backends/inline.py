@@ -7,7 +7,7 @@ from typing import Any, final
 
 import cloudpickle
 
-from rl_eval.backends import Call, Reply
+from rl_eval.backends import Call, Reply, pickled
 from rl_eval.config import EvalSettings
 from rl_eval.runners import EvalRunner, runner_class
 
@@ -24,7 +24,7 @@ class InlineBackend:
 
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._settings = settings
-        self._policy = cloudpickle.dumps(policy)
+        self._policy = pickled(policy)
         self._runners: dict[int, EvalRunner] = {}
         self._indices: dict[int, int] = {}
         self._calls: deque[tuple[Call, tuple[Any, ...]]] = deque()

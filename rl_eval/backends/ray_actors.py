@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any, Final, final
 
-import cloudpickle
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from rl_eval.backends import Call, Reply
+from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError, RunnerLost, RunnerStartError
@@ -18,6 +18,7 @@ from rl_eval.numerics import reproducible_environment
 __all__ = ["RayBackend"]
 
 _STOP_TIMEOUT_S: Final = 3.0
+_CONNECT_TIMEOUT_S: Final = 5.0
 
 
 @final
@@ -31,13 +32,7 @@ class RayBackend:
 
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
-        try:
-            payload = cloudpickle.dumps((settings, policy))
-        except Exception as error:
-            raise ConfigError(
-                f"the environment or the policy cannot be sent to a runner, because pickling failed: {error}. Give it as "
-                '"module:attr", or keep open files, locks and generators out of it'
-            ) from error
+        payload = pickled((settings, policy))
         self._owns_cluster = _connect(settings.runners)
         self._payload = ray.put(payload)
         self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners))
@@ -91,8 +86,8 @@ class RayBackend:
         wanted = {name: amount for name, amount in asked.items() if amount}
         labels = f" on a node labelled {section.label_selector}" if section.label_selector else ""
         return (
-            f"each runner asks for {_amounts(wanted)}{labels}; the cluster has {_amounts(ray.cluster_resources())} in all "
-            f"and {_amounts(ray.available_resources())} free"
+            f"each runner asks for {_amounts(wanted)}{labels}; the cluster has {_amounts(ray.cluster_resources())} in "
+            f"all and {_amounts(ray.available_resources())} free"
         )
 
     def stop(self) -> None:
@@ -123,19 +118,37 @@ class RayBackend:
 def _connect(section: RunnersSection) -> bool:
     """Make sure that this process is connected; return whether a cluster was started for it."""
     if ray.is_initialized():
+        connected = ray.get_runtime_context().gcs_address
+        if section.address not in (None, "auto", connected):
+            raise ConfigError(
+                f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
+                "leave the address out, or call ray.shutdown() first"
+            )
         return False
     address = section.address or os.environ.get("RAY_ADDRESS")
     if not address:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="WARNING")
         return True
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except Exception as error:
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {_first_line(error)}. Start one with `ray start --head`, "
-            "correct the address, or leave it out to run on a local cluster"
+            f"no Ray cluster answers at runners.address={address!r}: {_first_line(error)}. Start one with "
+            "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
     return False
+
+
+def _knock(address: str) -> None:
+    """Connect once, since Ray itself tries a dead address for minutes.
+
+    Raises:
+        OSError: Nothing listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _actor_options(section: RunnersSection) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rl_eval.compare import Comparison
+    from rl_eval.comparison import Comparison
     from rl_eval.result import EvalResult
     from rl_eval.stats.interval import Interval
     from rl_eval.stats.paired import PairedDifference
@@ -237,7 +237,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         lines.append(
-            Line("pairing", f"{difference.episodes_saved:.3g} x", "as many unpaired episodes would be as precise")
+            Line("pairing", f"{difference.episodes_saved:,.2f} x", "as many unpaired episodes would be as precise")
         )
     return lines
 

@@ -173,11 +173,11 @@ class EvalRunner(abc.ABC):
         """Take what the group sent with a call."""
         if abort:
             self._abort()
+        self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
             self._returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
-        self._queue.extend(leases)
         if not self._inference.numerics:
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device

@@ -139,8 +139,9 @@ class Inference:
                 errors[int(lane)] = error
                 continue
             row = slice(int(lane) - start, int(lane) - start + 1)
-            self._keep_state(int(lane), int(lane) + 1, tree.map_structure(lambda leaf, row=row: leaf[row], state))
-            parts.append((int(lane), tree.map_structure(lambda leaf, row=row: leaf[row], actions)))
+            if state is not None:
+                self._keep_state(int(lane), int(lane) + 1, _slice(state, row))
+            parts.append((int(lane), _slice(actions, row)))
         return self._gather(parts), errors
 
     def _gather(self, parts: list[tuple[int, Any]]) -> Any:
@@ -293,7 +294,7 @@ def _digest(rows: list[bytes]) -> str:
 
 
 def _inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """torch's inference mode where torch is in use; a policy without torch does not make us import it."""
+    """Enter the inference mode of torch where torch is in use; a policy without torch does not make us import it."""
     torch = sys.modules.get("torch")
     return torch.inference_mode() if torch is not None else contextlib.nullcontext()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -65,7 +65,7 @@ class Referee:
         self.api = modules.schedule
         self.seeds: list[int] = rl_eval.plan.EpisodePlan(num_episodes, seed).seeds.tolist()
         plan, already = modules.plan.EpisodePlan(num_episodes, seed), sorted(done)
-        self.make_schedule = lambda: modules.schedule.Schedule(plan, expected, already)
+        self.make_schedule: Callable[[], Any] = lambda: modules.schedule.Schedule(plan, expected, already)
         self.schedule = self.make_schedule()
         self.expected = expected
         self.done = set(done)
@@ -93,9 +93,11 @@ class Referee:
         return self._send(self.api.RunnerJoined(runner, lanes))
 
     def lost(self, runner: int) -> list[Any]:
-        books = self.runners.pop(runner, Books(0))
-        self._release(books.held)
-        return self._send(self.api.RunnerLost(runner))
+        known = self.runners.pop(runner, None)
+        self._release(known.held if known else ())
+        commands = self._send(self.api.RunnerLost(runner))
+        assert known or not commands, "a runner is lost twice, and something is done about it again"
+        return commands
 
     def fleet_sized(self, runners: int) -> list[Any]:
         self.expected = runners
@@ -398,7 +400,6 @@ class World:
         self.done: set[int] = set()
         if self.rng.random() < 0.1:
             self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
-        self._open()
 
     # ---------------------------------------------------------------- a session: one driver's life
 
@@ -426,6 +427,7 @@ class World:
 
     def run(self) -> None:
         """Let anything happen for a while, then let nothing more go wrong, and expect the end."""
+        self._open()
         for _ in range(self.rng.randint(0, 300)):
             if self.referee.schedule.complete:
                 break
@@ -485,7 +487,7 @@ class World:
         self._obey(self.referee.lost(runner.number))
 
     def _haunt(self) -> None:
-        """A lost runner was alive after all: it works on, and its reports arrive late."""
+        """A lost runner was alive after all: it works on, its reports arrive late, and then it is lost again."""
         ghost = self._pick(self.ghosts)
         if ghost is None:
             return
@@ -495,6 +497,7 @@ class World:
             self._deliver(ghost)
         else:
             self.ghosts.remove(ghost)
+            self._obey(self.referee.lost(ghost.number))
 
     def _execute(self, runner: SimulatedRunner | None) -> None:
         if runner is None:
@@ -554,12 +557,11 @@ def run_history(seed: int, modules: Modules = GENUINE) -> World:
     Raises:
         AssertionError: A law was broken; the message names it, the seed, and the latest events.
     """
-    world = World.__new__(World)
+    world = World(seed, modules)
     try:
-        world.__init__(seed, modules)  # type: ignore[misc]
         world.run()
     except Exception as error:
-        story = world.referee.story() if hasattr(world, "referee") else ""
+        story = world.sessions[-1].story() if world.sessions else ""
         raise AssertionError(
             f"history {seed}: {type(error).__name__}: {error}\nreplay: run_history({seed})\n{story}"
         ) from error

@@ -41,7 +41,8 @@ def test_a_million_episodes_have_a_million_seeds(root: int) -> None:
     """Seeds never collide and fit a non-negative int32."""
     seeds = EpisodePlan(1_000_000, root).seeds
     assert seeds.dtype == np.int64
-    assert 0 <= seeds.min() and seeds.max() < 2**31
+    assert seeds.min() >= 0
+    assert seeds.max() < 2**31
     assert np.diff(np.sort(seeds)).min() > 0
 
 
@@ -50,7 +51,8 @@ def test_distinct_indices_have_distinct_seeds(root: int, chosen: list[int]) -> N
     """Seeds are distinct for any distinct indices under any root, the extreme ones included."""
     seeds = seeds_of(root, chosen)
     assert len(set(seeds.tolist())) == len(chosen)
-    assert 0 <= seeds.min() and seeds.max() < 2**31
+    assert seeds.min() >= 0
+    assert seeds.max() < 2**31
 
 
 @given(root=roots, block=st.integers(0, 2**15 - 1))
@@ -154,7 +156,9 @@ def test_fingerprints_are_equal_for_equal_plans_only(ours: tuple[int, int], thei
 def test_reading_a_plan_does_not_change_its_fingerprint() -> None:
     """Length, items and seeds can be read before or after."""
     read, fresh = EpisodePlan(20, 9), EpisodePlan(20, 9)
-    assert len(read) == 20 and read[3].index == 3 and len(read.seeds) == 20
+    assert len(read) == 20
+    assert read[3].index == 3
+    assert len(read.seeds) == 20
     assert read.fingerprint == fresh.fingerprint
 
 
@@ -162,10 +166,11 @@ def test_reading_a_plan_does_not_change_its_fingerprint() -> None:
 
 
 def test_a_plan_is_a_sequence_of_specs() -> None:
-    """Iterating over a plan gives index and seed in order, as plain ints."""
+    """Its items are index and seed, in order, as plain ints."""
     plan = EpisodePlan(4, 8)
-    assert [*plan] == [EpisodeSpec(index, int(seed)) for index, seed in enumerate(plan.seeds)]
-    assert all(type(value) is int for spec in plan for value in spec)
+    specs = [plan[index] for index in range(len(plan))]
+    assert specs == [EpisodeSpec(index, int(seed)) for index, seed in enumerate(plan.seeds)]
+    assert all(type(value) is int for spec in specs for value in spec)
     assert repr(plan) == "EpisodePlan(num_episodes=4, seed=8)"
 
 

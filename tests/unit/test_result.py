@@ -20,6 +20,7 @@ from rich.console import Console
 from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError
 from rl_eval.plan import EpisodePlan
+from rl_eval.report.table import decimals, number
 from rl_eval.result import EvalResult, Timing
 from rl_eval.stats import aggregate, mean_interval, success_interval
 
@@ -467,6 +468,16 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(before) == {"result.json", "episodes.parquet"}
 
 
+def test_open_file_is_never_half_overwritten(tmp_path: Path) -> None:
+    """Saving again replaces the file; whoever reads the old one reads it to its end."""
+    make_result(5).save(tmp_path)
+    before = (tmp_path / "result.json").read_text()
+    with (tmp_path / "result.json").open() as reader:
+        make_result(6).save(tmp_path)
+        assert reader.read() == before
+    assert (tmp_path / "result.json").read_text() != before
+
+
 def test_frame_has_nullable_success() -> None:
     """One row per finished episode; "not reported" is missing, not false."""
     frame = make_result(6, failed=[2], missing=[4]).to_frame()
@@ -485,7 +496,7 @@ def test_missing_pandas_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_results_stays_cheap() -> None:
     """Heavy packages load when they are first used."""
     heavy = "{'scipy.stats', 'pandas', 'rich', 'torch', 'ray'}"
-    code = f"import sys, rl_eval.result, rl_eval.compare; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, rl_eval.result, rl_eval.comparison; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -545,6 +556,25 @@ def test_print_shows_the_interval_as_precise_as_it_is() -> None:
     result = make_result(40)
     low, high = result.interval.low, result.interval.high
     assert f"mean return 11.5 95 % interval {low:.1f} to {high:.1f}, BCa" in " ".join(str(result).split())
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "text"),
+    [
+        (1234.5678, 12.3, "1,235"),
+        (1234.5678, 0.123, "1,234.57"),
+        (500.0, 0.0, "500"),
+        (-21.1465, math.nan, "-21.15"),
+        (0.0012345, 0.0, "0.001234"),
+        (1.5e-12, 2e-13, "1.5e-12"),
+        (3.25e15, 1e14, "3.25e+15"),
+        (math.nan, math.nan, "n/a"),
+        (math.inf, math.nan, "inf"),
+    ],
+)
+def test_numbers_are_written_as_precisely_as_they_are_known(value: float, spread: float, text: str) -> None:
+    """Two digits of the standard error; without one, four of the value."""
+    assert number(value, decimals(spread, value)) == text
 
 
 def test_print_shows_the_fingerprint_and_repr_is_one_line() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +13,12 @@ import numpy.typing as npt
 import pytest
 from rich.console import Console
 
-from rl_eval.compare import Comparison, compare
+from rl_eval.comparison import Comparison, _verdict, compare
 from rl_eval.episode import ROW, EpisodeTable, Outcome
 from rl_eval.errors import ComparisonError
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult, Timing
-from rl_eval.stats import mcnemar, paired_difference
+from rl_eval.stats import Interval, mcnemar, paired_difference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,8 +128,10 @@ def test_no_pair_is_an_error_that_counts() -> None:
         ),
         (
             {"environment": {"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}},
-            r"environment.env is 'CartPole-v1' in a and 'Acrobot-v1' in b; "
-            r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b",
+            (
+                r"environment.env is 'CartPole-v1' in a and 'Acrobot-v1' in b; "
+                r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b"
+            ),
         ),
         ({"environment": "CartPole-v1"}, "environment is {.*} in a and 'CartPole-v1' in b"),
     ],
@@ -199,6 +203,23 @@ def test_three_wins_of_three_show_nothing() -> None:
     assert found.difference.p_value == 0.25
     assert found.verdict.startswith("no difference shown at 95 %")
     assert "the interval leaves out 0, but the sign-flip test does not reject" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("p_value", "low", "verdict"),
+    [
+        (0.009, 0.5, "b returns more than a at 99 %"),
+        (0.011, 0.5, "no difference shown at 99 %.*the interval leaves out 0, but the sign-flip test does not reject"),
+        (0.009, -0.5, "no difference shown at 99 %.*the sign-flip test rejects, but the interval holds 0"),
+        (0.011, -0.5, "no difference shown at 99 %.*p = 0.011$"),
+    ],
+)
+def test_verdict_needs_interval_and_test_to_agree(p_value: float, low: float, verdict: str) -> None:
+    """Each of the four combinations, at a level that is not the default."""
+    difference = replace(
+        paired_difference(BASE, BASE + NOISE), mean=2.0, p_value=p_value, interval=Interval(low, 4.0, 0.99, "bca")
+    )
+    assert re.match(verdict, _verdict(difference, 0.99))
 
 
 def test_one_pair_and_infinite_returns_have_no_verdict() -> None:
@@ -278,7 +299,7 @@ def test_print_says_what_matters(comparison: Comparison) -> None:
         "pairs 54 of 60 planned",
         f"sign flips {difference.p_value:.2g} p-value",
         f"correlation {difference.correlation:.2f}",
-        f"pairing {difference.episodes_saved:.3g} x",
+        f"pairing {difference.episodes_saved:.2f} x",
         "success both 27 only a 0 only b 27 neither 0",
         f"verdict {comparison.verdict}",
         "note pairs dropped because a side failed: 1",

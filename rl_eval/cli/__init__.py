@@ -1,0 +1,50 @@
+"""Which commands there are: ``rl-eval run``, ``compare`` and ``doctor``.
+
+Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, so that help is instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rl_eval import __version__
+from rl_eval.cli.compare import compare
+from rl_eval.cli.doctor import doctor
+from rl_eval.cli.exits import COMPARE_CODES, DOCTOR_CODES, RUN_CODES
+from rl_eval.cli.run import run
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="rl-eval",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run)
+app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare)
+app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor)
+
+
+def main() -> None:
+    """Run the command line; the process exits with the code that ``--help`` explains."""
+    app(prog_name="rl-eval")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rl-eval {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone."""

@@ -1,0 +1,81 @@
+"""Whether Python and the packages are those that rl_eval is tested with; looks at versions, imports nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Final
+
+from rl_eval.cli.checks.finding import Finding, note, ok, problem, warning
+from rl_eval.config import EvalSettings
+
+__all__ = ["check_address", "check_machine"]
+
+_TESTED: Final[dict[str, tuple[tuple[int, int], tuple[int, int]]]] = {
+    "gymnasium": ((1, 2), (1, 4)),
+    "numpy": ((1, 26), (2, 4)),
+    "ray": ((2, 60), (2, 60)),
+    "tensordict": ((0, 14), (0, 15)),
+    "torch": ((2, 13), (2, 13)),
+}
+"""Oldest and newest version, inclusive, that the tests have run with."""
+
+_CONNECT_TIMEOUT_S: Final = 3.0
+
+
+def check_machine() -> Iterator[Finding]:
+    """Look at the versions of Python and the packages."""
+    versions = {name: _version(name) for name in _TESTED}
+    odd = {name: finding for name, version in versions.items() if (finding := _judge(name, version))}
+    packages = [f"{name} {version}" for name, version in versions.items() if name not in odd]
+    yield ok(", ".join([f"Python {platform.python_version()}", *packages]))
+    yield from odd.values()
+
+
+def check_address(settings: EvalSettings) -> Iterator[Finding]:
+    """Knock at the port of the Ray cluster, if there is one to knock at; connects to nothing and starts nothing."""
+    runners = settings.runners
+    if not runners.num_runners:
+        yield ok("Ray is not needed: runners.num_runners is 0")
+        return
+    address = runners.address or os.environ.get("RAY_ADDRESS", "")
+    found = re.fullmatch(r"(?:ray://)?(\[[^]]+\]|[^:/]+):(\d+)", address)
+    if not found:
+        where = f"the cluster {address!r}" if address else "a local cluster, which starts and ends with the evaluation"
+        yield note(f"{runners.num_runners} runners on {where}: not tried, --ray does")
+        return
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        yield problem(
+            f"nothing answers at the Ray address {address!r}: {error}",
+            "start a cluster with `ray start --head`, correct runners.address or RAY_ADDRESS, or leave them out",
+        )
+    else:
+        yield ok(f"something listens at the Ray address {address!r}; --ray finds out what")
+
+
+def _judge(name: str, version: str | None) -> Finding | None:
+    oldest, newest = _TESTED[name]
+    tested = _dotted(oldest) if oldest == newest else f"{_dotted(oldest)} to {_dotted(newest)}"
+    if version is None:
+        return problem(f"{name} is not installed", f"pip install {name}")
+    numbers = re.findall(r"\d+", version)[:2]
+    if oldest <= (int(numbers[0]), int(numbers[1])) <= newest:
+        return None
+    return warning(f"{name} {version} is not among the tested versions ({tested})", "if something fails, try those")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

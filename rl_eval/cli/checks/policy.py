@@ -1,0 +1,140 @@
+"""Whether the policy builds, its weights fit, and its actions do; and how it is going to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Final
+
+from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.config import EvalSettings
+from rl_eval.episode import Fault, Lease
+from rl_eval.errors import EvalError
+from rl_eval.plan import EpisodePlan
+from rl_eval.policies import adapt_policy
+from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners.inference import BLOCK, Inference
+from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+
+__all__ = ["check_policy"]
+
+_CALLS: Final = 3
+_CALL_S: Final = 0.3
+_EPISODES: Final = 2
+_TIMED_PASSES: Final = 20
+
+
+def check_policy(settings: EvalSettings) -> Iterator[Finding]:
+    """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
+    try:
+        runner = runner_class(settings.runners.runner)(settings, 0)
+    except EvalError as error:
+        yield problem(str(error))
+        return
+    except Exception as error:
+        yield raised("building the policy", error)
+        return
+    yield ok(f"builds ({type(runner._policy).__name__})")
+    try:
+        yield _check_weights(settings, runner)
+        if fault := _act(settings, runner):
+            yield problem(f"cannot act: {fault.error_type}: {fault.message}")
+            return
+        yield ok(f"acts in the environment, with policy.deterministic: {_yaml(settings.policy.deterministic)}")
+        yield _describe_inference(runner)
+        yield _try_other_mode(settings, runner)
+        yield _time(runner)
+    except EvalError as error:
+        yield problem(str(error))
+    except Exception as error:
+        yield raised("the policy", error)
+    finally:
+        runner.stop()
+
+
+def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Set the configured weights.
+
+    Raises:
+        EvalError: They cannot be read, or do not fit.
+    """
+    path = settings.policy.weights
+    if path is not None:
+        snapshot = snapshot_weights(load_weights_file(path), 0)
+        runner.set_weights(snapshot)
+        return ok(f"weights fit: {_describe_weights(snapshot)}")
+    module = getattr(runner._policy, "module", runner._policy)
+    if not any(True for _ in getattr(module, "parameters", tuple)()):
+        return ok("has no weights to set")
+    return warning(
+        "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
+        "set policy.weights to a file",
+    )
+
+
+def _act(settings: EvalSettings, runner: EvalRunner) -> Fault | None:
+    """Run two episodes for a moment, which also lets the runner decide how it computes.
+
+    Returns:
+        The first fault of the policy.
+
+    Raises:
+        PolicyError: The actions do not fit the action space.
+    """
+    plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
+    leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
+    faults: list[Fault] = []
+    for call in range(_CALLS):
+        faults += runner.run(leases if call == 0 else (), _CALL_S).faults
+    return next((fault for fault in faults if fault.culprit == "policy"), None)
+
+
+def _describe_inference(runner: EvalRunner) -> Finding:
+    """Say what the runner's probe decided."""
+    inference = runner._inference
+    lanes = runner.settings.runners.lanes
+    if inference._chunk == inference._rows:
+        return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
+    if inference._chunk == BLOCK:
+        return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
+    why = "depends on its batch" if inference.numerics.get("outputs") else "cannot be probed with made-up observations"
+    return warning(
+        f"a row's result {why}, so each environment has its own forward pass: exact, but slow",
+        "leave MKL_CBWR unset, so that rl-eval chooses it; do without layers that mix rows",
+    )
+
+
+def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Try the mode that is not configured; not being able to is no fault."""
+    deterministic = not settings.policy.deterministic
+    setting = f"policy.deterministic: {_yaml(deterministic)}"
+    section = settings.policy.model_copy(update={"deterministic": deterministic})
+    spaces = runner.get_spaces()
+    try:
+        policy = adapt_policy(section, *spaces)
+        inference = Inference(policy, *spaces, 1, deterministic=deterministic, actions=section.actions)
+        inference.live[0] = True
+        _, errors = inference.act()
+    except Exception as error:
+        errors = {0: error}
+    if errors:
+        return note(f"{setting} would not work: {errors[0]}")
+    return note(f"{setting} would work too")
+
+
+def _time(runner: EvalRunner) -> Finding:
+    inference, lanes = runner._inference, runner.settings.runners.lanes
+    inference.live[:lanes] = True
+    started = perf_counter()
+    for _ in range(_TIMED_PASSES):
+        inference.act()
+    each = 1e6 * (perf_counter() - started) / _TIMED_PASSES
+    return note(f"choosing {lanes} actions takes about {each:,.0f} µs (rough: {_TIMED_PASSES} passes)")
+
+
+def _describe_weights(snapshot: WeightsSnapshot) -> str:
+    return f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB, digest {snapshot.digest[:16]}"
+
+
+def _yaml(flag: bool) -> str:
+    return "true" if flag else "false"

@@ -1,0 +1,115 @@
+"""``rl-eval doctor``: what to know about a config before hours of episodes depend on it.
+
+It goes on after a problem as far as it can, so that one call shows all of them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_eval.cli.checks.finding import Finding
+    from rl_eval.config import EvalSettings
+
+__all__ = ["doctor"]
+
+_WIDTH: Final = 80
+_INDENT: Final = len("  problem  ")
+_STYLES: Final = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
+
+
+def doctor(
+    config: ConfigPath,
+    section: Section = None,
+    assignments: Assignments = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Start the runners too, and run a few short episodes.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Check the machine, a config, its environment and its policy, and say how to repair what is wrong."""
+    with reported(debug):
+        prepare_process()
+        report = _Report()
+        _examine(report, config, section, assignments, ray=ray)
+        report.conclude()
+        if report.levels["problem"]:
+            raise typer.Exit(ExitCode.USAGE)
+
+
+@final
+class _Report:
+    """Prints findings as they are made, and counts them."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self.levels: Counter[str] = Counter()
+
+    def section(self, title: str, findings: Iterable[Finding]) -> bool:
+        """Print a section; return whether anything in it was ok."""
+        fine = False
+        self._console.print(Text(title, style="bold"))
+        for finding in findings:
+            fine = fine or finding.level == "ok"
+            self.levels[finding.level] += 1
+            self._line(finding.level, _STYLES[finding.level], finding.text)
+            self._line("fix", "dim", finding.fix)
+        self._console.print()
+        return fine
+
+    def conclude(self) -> None:
+        """Print how many problems and warnings there were."""
+        problems, warnings = self.levels["problem"], self.levels["warning"]
+        style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
+        self._console.print(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style=style))
+
+    def _line(self, label: str, style: str, text: str) -> None:
+        """Print labelled text with a hanging indent; without trailing blanks, unlike a table."""
+        for position, line in enumerate(textwrap.wrap(text, _WIDTH - _INDENT)):
+            shown = f"  {'' if position else label}".ljust(_INDENT)
+            self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
+
+
+def _examine(
+    report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool
+) -> None:
+    """Make all checks that are worth making after those before."""
+    from rl_eval.cli.checks.finding import note, ok, problem
+    from rl_eval.cli.checks.machine import check_address, check_machine
+    from rl_eval.cli.progress import headline
+
+    report.section("machine", check_machine())
+    try:
+        settings = read_settings(path, section, assignments)
+    except ConfigError as error:
+        report.section("config", [problem(str(error))])
+        return
+    report.section("config", [ok(headline(settings))])
+    from rl_eval.cli.checks.environment import check_environment
+    from rl_eval.cli.checks.policy import check_policy
+
+    if report.section("environment", check_environment(settings)):
+        report.section("policy", check_policy(settings))
+    else:
+        report.section("policy", [note("not checked, since a policy is built for an environment")])
+    report.section("ray", _check_cluster(settings) if ray else check_address(settings))
+
+
+def _check_cluster(settings: EvalSettings) -> Iterator[Finding]:
+    from rl_eval.cli.checks.cluster import check_cluster
+
+    yield from check_cluster(settings)
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,96 @@
+"""Which exit code a command ends with, and how much of an error is shown."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rl_eval.cli.signals import Interrupted
+from rl_eval.errors import ClusterError, EvalError, UsageError
+
+__all__ = ["COMPARE_CODES", "DOCTOR_CODES", "RUN_CODES", "Debug", "ExitCode", "code_of", "reported"]
+
+
+class ExitCode(IntEnum):
+    """Exit codes; a signal ends with 128 plus its number instead."""
+
+    COMPLETE = 0
+    PARTIAL = 1
+    USAGE = 2
+    FAILED = 3
+    CLUSTER = 4
+    BUG = 70
+
+
+RUN_CODES: Final = """\
+\b
+Exit codes:
+0    complete: every episode completed
+1    partial: some episodes failed or did not run
+2    usage error: config, weights, unknown key, output folder
+3    failed: too many episodes failed, or environment or policy cannot work
+4    cluster error: no runner came up, or the address cannot be reached
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+70   unexpected error, shown with its traceback
+"""
+
+COMPARE_CODES: Final = """\
+\b
+Exit codes:
+0    compared, whatever the difference
+2    the results cannot be compared, or cannot be read
+"""
+
+DOCTOR_CODES: Final = """\
+\b
+Exit codes:
+0    no problem; there may be warnings
+2    at least one problem
+"""
+
+Debug = Annotated[bool, typer.Option("--debug", envvar="RL_EVAL_DEBUG", help="Show the traceback of any error.")]
+
+
+def code_of(error: EvalError) -> ExitCode:
+    """Return the exit code of an error: the caller's, the machine's, or the evaluation's own."""
+    if isinstance(error, UsageError):
+        return ExitCode.USAGE
+    return ExitCode.CLUSTER if isinstance(error, ClusterError) else ExitCode.FAILED
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Turn what a command raises into one line on stderr and an exit code; bugs keep their traceback.
+
+    Raises:
+        typer.Exit: The command raised.
+    """
+    try:
+        yield
+    except EvalError as error:
+        if debug:
+            traceback.print_exc()
+        _print_error(str(error))
+        raise typer.Exit(code_of(error)) from None
+    except KeyboardInterrupt as interrupt:
+        _print_error("interrupted before there was a result")
+        raise typer.Exit(interrupt.exit_code if isinstance(interrupt, Interrupted) else 130) from None
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise typer.Exit(ExitCode.BUG) from None
+
+
+def _print_error(message: str) -> None:
+    """Print one line, however many the message has; pipes and logs get it unwrapped."""
+    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    Console(stderr=True, highlight=False).print(line, soft_wrap=not os.isatty(2))

@@ -1,0 +1,158 @@
+"""``rl-eval run``: one evaluation from a config file to a table and two files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.output import claim_folder, default_folder
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.show import show
+from rl_eval.cli.signals import Interrupted, Interruption
+from rl_eval.errors import ConfigError
+from rl_eval.report.table import interval_text
+
+if TYPE_CHECKING:
+    from rl_eval.cli.progress import Display
+    from rl_eval.config import EvalSettings
+    from rl_eval.handle import EvalHandle
+    from rl_eval.result import EvalResult
+
+__all__ = ["run"]
+
+_REFRESH_S: Final = 0.2
+_GRACE_S: Final = 2.0
+"""How long SIGTERM lets a step finish: supervisors follow it with SIGKILL, some after three seconds."""
+
+
+def run(
+    config: ConfigPath,
+    section: Section = None,
+    num_episodes: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Episodes to run.")] = None,
+    num_runners: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Ray actors; 0 is this process.")
+    ] = None,
+    num_envs_per_runner: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Environments in each runner.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", show_default=False, help="Root seed of the plan.")] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="A", show_default=False, help="Ray cluster; else RAY_ADDRESS, else a local one.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Folder for result.json and episodes.parquet; by default out/ and the name of the config file. "
+            "An earlier result in it is replaced.",
+        ),
+    ] = None,
+    assignments: Assignments = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a policy as a config file says, print the result and save it."""
+    flags = {
+        "evaluation.num_episodes": num_episodes,
+        "runners.num_runners": num_runners,
+        "runners.num_envs_per_runner": num_envs_per_runner,
+        "evaluation.seed": seed,
+        "runners.address": address,
+    }
+    with reported(debug), Interruption() as interruption:
+        settings = read_settings(config, section, assignments, flags)
+        folder = default_folder(config, section) if output is None else output
+        claim_folder(folder)
+        prepare_process()
+        result = _evaluate(settings, interruption, folder, quiet)
+        if code := _exit_code(result, interruption):
+            raise typer.Exit(code)
+
+
+def _evaluate(settings: EvalSettings, interruption: Interruption, folder: Path, quiet: bool) -> EvalResult:
+    """Run the evaluation; save and print the result before the runners are stopped, which may take a while."""
+    from rl_eval.cli.progress import make_display
+
+    with closing(make_display(settings, quiet=quiet)) as display:
+        from rl_eval.group import EvalRunnerGroup
+
+        with EvalRunnerGroup(settings) as group:
+            interruption.defer()
+            result = _watch(group.submit(), interruption, display)
+            display.close()
+            _deliver(result, folder, quiet)
+    return result
+
+
+def _watch(handle: EvalHandle, interruption: Interruption, display: Display) -> EvalResult:
+    """Show progress until there is a result; a signal cancels the evaluation.
+
+    Raises:
+        Interrupted: A step goes on for longer than SIGTERM leaves time.
+        EvalError: The evaluation could not run.
+    """
+    cancelled: float | None = None
+    while not handle.done():
+        display.update(handle.progress())
+        if interruption.number is not None and cancelled is None:
+            cancelled = time.monotonic()
+            handle.cancel()
+            display.say("stopping; a second signal ends it at once")
+        if cancelled is not None and interruption.number == signal.SIGTERM and time.monotonic() - cancelled > _GRACE_S:
+            raise Interrupted(interruption.number)
+        _wait(handle)
+    return handle.result()
+
+
+def _wait(handle: EvalHandle) -> None:
+    """Wait for the result until the next refresh, and use the time to load what the report needs."""
+    try:
+        handle.result(_REFRESH_S)
+    except TimeoutError:
+        import pyarrow.parquet
+        import scipy.stats  # noqa: F401
+
+
+def _deliver(result: EvalResult, folder: Path, quiet: bool) -> None:
+    """Save and print; what cannot be saved is printed all the same.
+
+    Raises:
+        ConfigError: It cannot be saved.
+    """
+    from rl_eval.report.files import EPISODES_FILE, RESULT_FILE
+
+    failure: OSError | None = None
+    try:
+        result.save(folder)
+    except OSError as error:
+        failure = error
+    if quiet:
+        typer.echo(_summary(result))
+    else:
+        show(result)
+    if failure is not None:
+        raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
+    if not quiet:
+        typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}")
+
+
+def _summary(result: EvalResult) -> str:
+    """Say the result in one line."""
+    parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
+    if result.aggregates.count:
+        interval = interval_text(result.interval, "{:.6g}".format)
+        parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
+    return f"{result.status}: {', '.join(parts)}" + (f"; {result.reason}" if result.reason else "")
+
+
+def _exit_code(result: EvalResult, interruption: Interruption) -> int:
+    if interruption.number is not None and result.stopped_early:
+        return 128 + interruption.number
+    return {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}[result.status]

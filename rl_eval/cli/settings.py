@@ -1,0 +1,105 @@
+"""Which configuration a command runs with: the file, then the flags, then ``--set``, the last word winning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_eval.config import EvalConfig, EvalSettings
+
+__all__ = ["Assignments", "ConfigPath", "Section", "prepare_process", "read_settings"]
+
+ConfigPath = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", show_default=False, help="YAML file that says what to evaluate, and how."),
+]
+Section = Annotated[
+    str | None,
+    typer.Option(
+        "--section", metavar="NAME", show_default=False, help="Use this (dotted) section of the file, not all of it."
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
+    ),
+]
+
+
+def read_settings(
+    path: Path,
+    section: str | None,
+    assignments: Sequence[str] | None,
+    flags: Mapping[str, Any] | None = None,
+) -> EvalSettings:
+    """Read a file, apply flags (by dotted key; None means not given) and assignments, and validate.
+
+    Raises:
+        ConfigError: Anything about it is wrong; the message names the key.
+    """
+    from rl_eval.config import EvalConfig
+
+    config = EvalConfig.from_yaml(path, section)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            config.set(key, value)
+    for assignment in assignments or ():
+        _assign(config, assignment)
+    return config.build()
+
+
+def prepare_process() -> None:
+    """Make this process compute as a runner does, and find the user's modules; call before torch is imported.
+
+    A variable that the user has set stays. ``"my_pkg.policies:make"`` is looked for in the current folder first,
+    as with ``python -m``.
+    """
+    from rl_eval.numerics import reproducible_environment
+
+    for name, value in reproducible_environment().items():
+        os.environ.setdefault(name, value)
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _assign(config: EvalConfig, assignment: str) -> None:
+    """Apply one ``KEY=VALUE``; a key longer than ``section.name`` reaches into a mapping."""
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {assignment}: write it as KEY=VALUE, for example evaluation.num_episodes=50")
+    parts = key.strip().split(".")
+    value = _parse(assignment, text)
+    if inner := parts[2:]:
+        section, name = parts[:2]
+        value = _nested(config.to_dict().get(section, {}).get(name), inner, value)
+    config.set(".".join(parts[:2]), value)
+
+
+def _nested(old: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a mapping like ``old`` in which ``path`` leads to ``value``."""
+    if not path:
+        return value
+    known = old if isinstance(old, Mapping) else {}
+    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value)}
+
+
+def _parse(assignment: str, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {assignment}: {text!r} is not valid YAML") from None

@@ -1,0 +1,121 @@
+"""The promise: one fingerprint per evaluation, whatever the layout and whatever dies."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workloads import WORKLOADS
+
+from rl_eval import EvalConfig, evaluate
+
+RUNNERS = (0, 1, 2, 3)
+LANES = (1, 3, 8, 16, 64)
+RAISING = {"attempt_rates": [0.5, 0.25]}
+FAULTS: tuple[dict[str, Any], ...] = ({}, RAISING, {"kill_episodes": [7]}, {"kill_episodes": [7, 13]})
+
+# All 20 pairs of runners and lanes; the fault walks along, so that each of its values meets each value of both.
+COVERING = [(r, lanes, FAULTS[(i + j) % len(FAULTS)]) for (i, r), (j, lanes) in product(enumerate(RUNNERS), enumerate(LANES))]
+QUICK = [(2, 16, FAULTS[3]), (3, 3, RAISING), (0, 8, RAISING)]
+
+
+@cache
+def reference(workload: str) -> tuple[str, float]:
+    """Fingerprint and mean of one environment in this process, undisturbed."""
+    result = evaluate(WORKLOADS[workload]().runners(num_runners=0, num_envs_per_runner=1))
+    assert result.status == "complete"
+    return result.fingerprint, result.mean_return
+
+
+def check(workload: str, runners: int, lanes: int, faults: dict[str, Any], folder: Path) -> None:
+    if runners == 0 and "kill_episodes" in faults:
+        faults = RAISING  # There is no actor to kill, and this process is the test.
+    if "kill_episodes" in faults:
+        faults = {**faults, "kill_folder": str(folder)}
+    config = WORKLOADS[workload](**faults).runners(num_runners=runners, num_envs_per_runner=lanes)
+    result = evaluate(config)
+    assert result.status == "complete", result.reason
+    assert [record.index for record in result.episodes] == list(range(len(result.episodes)))
+    assert (result.fingerprint, result.mean_return) == reference(workload)
+    if faults == RAISING:
+        assert sum(record.attempts > 1 for record in result.episodes) > 3
+    assert result.provenance["runner_restarts"] >= min(1, len(faults.get("kill_episodes", ())))
+    assert len(list(folder.iterdir())) == len(faults.get("kill_episodes", ()))
+
+
+@pytest.mark.parametrize(("runners", "lanes", "faults"), QUICK)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_fingerprint_survives_layout_and_faults(
+    ray_cluster: None, workload: str, runners: int, lanes: int, faults: dict[str, Any], tmp_path: Path
+) -> None:
+    """Runners, lanes, raising simulators and killed actors do not change the result."""
+    check(workload, runners, lanes, faults, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runners", "lanes", "faults"), COVERING)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_fingerprint_over_a_covering_set(
+    ray_cluster: None, workload: str, runners: int, lanes: int, faults: dict[str, Any], tmp_path: Path
+) -> None:
+    """As above, over every pair of runners, lanes and faults."""
+    check(workload, runners, lanes, faults, tmp_path)
+
+
+def test_the_workloads_can_tell() -> None:
+    """Every workload's returns vary, so that a lost, swapped or repeated episode changes its fingerprint."""
+    for workload in WORKLOADS.values():
+        result = evaluate(workload().runners(num_envs_per_runner=8))
+        assert len({record.episode_return for record in result.episodes}) > len(result.episodes) // 4
+
+
+def test_an_impure_environment_breaks_the_fingerprint() -> None:
+    """State that leaks across resets is not a function of the seed: the fingerprint depends on the layout, and says so."""
+
+    def fingerprint(lanes: int, reuse: str) -> str:
+        config = EvalConfig.from_dict({
+            "environment": {"env": "rl_eval.testing:impure", "env_reuse": reuse},
+            "policy": {"policy": "rl_eval.testing:make_gru", "deterministic": False},
+            "runners": {"num_envs_per_runner": lanes},
+            "evaluation": {"num_episodes": 30},
+        })
+        return evaluate(config).fingerprint
+
+    assert fingerprint(1, "lane") != fingerprint(8, "lane")
+    assert fingerprint(1, "episode") == fingerprint(8, "episode")
+
+
+@pytest.mark.parametrize("step_rate", [0.0, 0.001])
+@pytest.mark.parametrize(("runners", "lanes"), [(0, 1), (0, 32), (2, 8), (3, 64)])
+def test_length_does_not_bias_the_mean(ray_cluster: None, runners: int, lanes: int, step_rate: float) -> None:
+    """Short worthless and long valuable episodes, equally likely: every layout reports the same mean, close to 0.5."""
+    config = (
+        EvalConfig()
+        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", "step_rate": step_rate})
+        .policy("rl_eval.testing:make_gru")
+        .runners(num_runners=runners, num_envs_per_runner=lanes)
+        .evaluation(num_episodes=400, seed=1)
+        .fault_tolerance(max_attempts_per_episode=20)
+    )
+    result = evaluate(config)
+    assert result.status == "complete", result.reason
+    assert result.mean_return == two_length_mean()
+    assert abs(result.mean_return - 0.5) < 3 * 0.5 / 400**0.5
+    assert bool(result.faults) == bool(step_rate)
+
+
+@cache
+def two_length_mean() -> float:
+    """The mean over the same seeds, by a plain loop."""
+    from rl_eval import EpisodePlan
+    from rl_eval.testing import TwoLengthEnv
+
+    env, total = TwoLengthEnv(), 0.0
+    for seed in EpisodePlan(400, 1).seeds:
+        env.reset(seed=int(seed))
+        done = False
+        while not done:
+            _, reward, done, _, _ = env.step(0)
+            total += reward
+    return total / 400

@@ -1,0 +1,557 @@
+"""What a configuration accepts, what it refuses and in which words, and that YAML gives it back unchanged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rl_eval.config import EvalConfig, EvalSettings, describe_object
+from rl_eval.errors import ConfigError
+from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "environment": {
+        "env": "my_pkg:MyEnv-v3",
+        "env_kwargs": {"size": 3, "name": "no", "deep": {"list": [1, 2.5, None, True], "empty": {}}},
+        "env_reuse": "episode",
+    },
+    "policy": {
+        "policy": "my_pkg.policies:make",
+        "policy_kwargs": {"hidden": [32, 32]},
+        "weights": "/data/weights.safetensors",
+        "deterministic": False,
+        "actions": "unsquash",
+        "device": "cuda:0",
+    },
+    "runners": {
+        "num_runners": 3,
+        "num_envs_per_runner": 5,
+        "runner": "my_pkg.runners:MyRunner",
+        "num_cpus_per_runner": 0.5,
+        "num_gpus_per_runner": 0.25,
+        "custom_resources_per_runner": {"accelerator": 1.0},
+        "label_selector": {"zone": "a"},
+        "runtime_env": {"env_vars": {"A": "1"}, "pip": ["x==1"]},
+        "address": "auto",
+        "runner_start_timeout_s": 33.0,
+    },
+    "evaluation": {
+        "num_episodes": 17,
+        "seed": 2**64 - 1,
+        "max_episode_steps": 99,
+        "gamma": 0.97,
+        "info_keys": ["speed", "x"],
+        "return_bounds": [-1.5, 2.0],
+    },
+    "fault_tolerance": {
+        "max_attempts_per_episode": 7,
+        "episode_timeout_s": 12.5,
+        "step_timeout_s": 3.0,
+        "max_runner_restarts": 0,
+        "max_failed_episodes": 0.25,
+    },
+}
+"""A valid value, other than the default, of every key."""
+
+KEYS = [(section, key) for section, keys in EVERYTHING.items() for key in keys]
+
+
+def minimal() -> EvalConfig:
+    return EvalConfig().environment("CartPole-v1")
+
+
+def message_of(config: EvalConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.build()
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------ the builder
+
+
+def test_the_sections_chain_and_return_the_same_builder() -> None:
+    """Each section method changes the builder and returns it, so both of RLlib's habits work."""
+    config = EvalConfig()
+    for name, values in EVERYTHING.items():
+        assert getattr(config, name)(**values) is config
+    assert config.to_dict() == EVERYTHING
+
+
+def test_every_key_has_a_keyword_and_an_example() -> None:
+    """The table of examples, the fields of the settings and the keywords of the builder are the same."""
+    assert {(section, key) for section, model in EvalSettings() for key in type(model).model_fields} == set(KEYS)
+
+
+def test_later_values_win_and_others_stay() -> None:
+    """A section can be set in pieces."""
+    config = minimal().evaluation(num_episodes=5, seed=3).evaluation(num_episodes=6)
+    built = config.build().evaluation
+    assert (built.num_episodes, built.seed) == (6, 3)
+
+
+def test_no_value_leaves_the_default() -> None:
+    """A builder that was told nothing but the environment has the documented defaults."""
+    assert minimal().build() == EvalSettings(environment={"env": "CartPole-v1"})
+
+
+def test_none_is_a_value() -> None:
+    """None given by the caller replaces a default, and is not taken for "not given"."""
+    assert minimal().fault_tolerance(episode_timeout_s=None).build().fault_tolerance.episode_timeout_s is None
+
+
+def test_a_path_of_weights_may_be_a_path_object() -> None:
+    """Paths are stored as text, which YAML can hold."""
+    config = minimal().policy(weights=Path("a") / "b.safetensors")
+    assert config.build().policy.weights == str(Path("a/b.safetensors"))
+
+
+def test_copies_are_independent() -> None:
+    """Changing a copy leaves the original as it was."""
+    config = minimal()
+    assert config.copy() == config
+    config.copy().evaluation(num_episodes=3).environment(env_kwargs={"a": 1})
+    assert config == minimal()
+
+
+def test_builders_compare_by_value_and_print_their_values() -> None:
+    """Two builders with the same values are equal; a builder prints what was set."""
+    assert minimal() == minimal() != minimal().evaluation(seed=1)
+    assert minimal() != "CartPole-v1"
+    assert repr(minimal()) == "EvalConfig({'environment': {'env': 'CartPole-v1'}})"
+
+
+# ------------------------------------------------------------------------------ frozen
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_settings_are_frozen(section: str, key: str) -> None:
+    """No field of built settings can be assigned."""
+    built = minimal().build()
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(getattr(built, section), key, None)
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(built, section, getattr(built, section))
+
+
+def test_the_builder_can_go_on_without_touching_what_it_built() -> None:
+    """What was built keeps its values when the builder or the caller's containers change afterwards."""
+    kwargs = {"size": 1, "deep": {"list": [1]}}
+    config = minimal().environment(env_kwargs=kwargs)
+    built = config.build()
+    config.environment("Acrobot-v1").evaluation(num_episodes=3)
+    kwargs["size"] = 2
+    kwargs["deep"]["list"].append(2)
+    assert built.environment.env == "CartPole-v1"
+    assert built.evaluation.num_episodes == 100
+    assert built.environment.env_kwargs == {"size": 1, "deep": {"list": [1]}}
+
+
+# ------------------------------------------------------------------------------ dicts and YAML
+
+
+def write(folder: Path, values: Any, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_a_dict_sets_the_same_values_as_the_builder() -> None:
+    """``from_dict`` and the section methods build equal settings."""
+    config = EvalConfig()
+    for name, values in EVERYTHING.items():
+        getattr(config, name)(**values)
+    assert EvalConfig.from_dict(EVERYTHING) == config
+
+
+def test_the_whole_configuration_round_trips_through_yaml(tmp_path: Path) -> None:
+    """YAML gives back every field, each at a value other than its default."""
+    config = EvalConfig.from_dict(EVERYTHING)
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    again = EvalConfig.from_yaml(path)
+    assert again == config
+    assert again.build() == config.build()
+    defaults = EvalSettings()
+    assert all(getattr(getattr(again.build(), s), k) != getattr(getattr(defaults, s), k) for s, k in KEYS)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text("abc-é 01", max_size=4), parts, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    env_kwargs=st.dictionaries(st.sampled_from(["a", "on", "1", "null"]), plain, max_size=3),
+    num_episodes=st.integers(1, 2**31),
+    seed=st.integers(0, 2**64 - 1),
+    gamma=st.floats(0, 1),
+    timeout=st.none() | st.floats(1e-300, 1e300),
+    low=st.floats(-1e300, 0),
+    width=st.floats(1e-3, 1e300),
+    keys=st.lists(st.text("xyz./", min_size=1), max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_plain_values_round_trip_through_yaml(
+    env_kwargs: dict[str, Any],
+    num_episodes: int,
+    seed: int,
+    gamma: float,
+    timeout: float | None,
+    low: float,
+    width: float,
+    keys: list[str],
+) -> None:
+    """Numbers keep their last bit and their type; words that YAML has a meaning for stay words."""
+    config = minimal().environment(env_kwargs=env_kwargs).fault_tolerance(episode_timeout_s=timeout)
+    config.evaluation(
+        num_episodes=num_episodes,
+        seed=seed,
+        gamma=gamma,
+        return_bounds=(low, low + max(width, abs(low))),
+        info_keys=keys,
+    )
+    again = EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build()
+    assert again == config.build()
+    assert repr(again) == repr(config.build())
+
+
+def test_numbers_and_other_keys_inside_kwargs_round_trip() -> None:
+    """Keys of nested kwargs keep their type: an environment's table by integer stays one."""
+    config = minimal().environment(env_kwargs={"map": {1: "a", 2: "b"}})
+    assert EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build() == config.build()
+
+
+def test_a_section_of_a_larger_file_is_enough(tmp_path: Path) -> None:
+    """An algorithm's config may hold the evaluation at any depth; the rest of it is not read."""
+    inner = {"environment": {"env": "CartPole-v1"}, "evaluation": {"num_episodes": 9}}
+    path = write(tmp_path, {"lr": 0.1, "evaluation": inner, "trainer": {"nested": {"evaluation": inner}}})
+    assert EvalConfig.from_yaml(path, "evaluation").build().evaluation.num_episodes == 9
+    assert EvalConfig.from_yaml(path, "trainer.nested.evaluation") == EvalConfig.from_dict(inner)
+    assert EvalConfig.from_dict(yaml.safe_load(path.read_text())["evaluation"]) == EvalConfig.from_dict(inner)
+
+
+@pytest.mark.parametrize(
+    ("section", "hint"),
+    [
+        ("evalution", "did you mean 'evaluation'?"),
+        ("lr.rate", "known: "),
+        ("evaluation.runers", "did you mean 'runners'?"),
+    ],
+)
+def test_a_section_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, section: str, hint: str) -> None:
+    """The message names file and section, and suggests."""
+    path = write(tmp_path, {"lr": 0.1, "evaluation": {"runners": {}}})
+    with pytest.raises(ConfigError) as caught:
+        EvalConfig.from_yaml(path, section)
+    assert f"{path} has no section {section!r}" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_relative_weights_belong_to_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path of weights is taken from the config's folder, wherever the process stands."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    values = {"evaluation": {"policy": {"weights": "../weights/a.safetensors"}}}
+    path = write(folder, values)
+    monkeypatch.chdir(folder)
+    for given_path in (path, Path("config.yaml")):
+        config = EvalConfig.from_yaml(given_path, "evaluation").environment("CartPole-v1")
+        assert config.build().policy.weights == str(tmp_path / "weights" / "a.safetensors")
+    absolute = write(folder, {"policy": {"weights": "/w/a.safetensors"}}, "absolute.yaml")
+    assert EvalConfig.from_yaml(absolute).to_dict()["policy"]["weights"] == "/w/a.safetensors"
+
+
+def test_weights_of_a_dict_or_a_builder_are_taken_as_they_are() -> None:
+    """Only a file has a folder that a path could be relative to."""
+    assert EvalConfig.from_dict({"policy": {"weights": "a.pt"}}).to_dict()["policy"]["weights"] == "a.pt"
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("environment: [1", "is not valid YAML"),
+        ("- a\n- b\n", "a config is a mapping of sections (environment, policy, runners, evaluation, fault_tolerance)"),
+        ("environment: CartPole-v1\n", "config section 'environment' must be a mapping of keys, not 'CartPole-v1'"),
+        ("environment:\n", "config section 'environment' must be a mapping of keys, not None"),
+        ("1: {a: 2}\n", "unknown config section 1: known: "),
+        ("runners: {1: 2}\n", "unknown config key 'runners.1'"),
+    ],
+)
+def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str, fragment: str) -> None:
+    """What is no config says so, in one line of words."""
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        EvalConfig.from_yaml(path)
+    assert fragment in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+    """A missing file, a folder and a binary file are named."""
+    missing = tmp_path / "missing.yaml"
+    with pytest.raises(ConfigError, match=r"there is no config file '.*missing\.yaml'"):
+        EvalConfig.from_yaml(missing)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x01\x80")
+    for path in (tmp_path, binary):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            EvalConfig.from_yaml(path)
+
+
+def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
+    """Nothing set is nothing wrong, until it is built without an environment."""
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    config = EvalConfig.from_yaml(path)
+    assert config.to_dict() == {}
+    assert config.to_yaml() == "{}\n"
+    assert "environment.env is missing" in message_of(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("environment.env", lambda context: None),
+        ("environment.env_kwargs", {"fine": 1, "texture": np.zeros(3)}),
+        ("policy.policy", np.argmax),
+        ("policy.policy_kwargs", {"layers": [1, {"activation": np.tanh}]}),
+        ("runners.runner", VectorEvalRunner),
+        ("runners.runtime_env", {"working_dir": Path()}),
+    ],
+)
+def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
+    """A live object cannot be written: the message names its key and what to do."""
+    config = minimal().set(key, value)
+    with pytest.raises(ConfigError, match="is a live object") as caught:
+        config.to_yaml()
+    assert str(caught.value).startswith(key)
+    assert '"module:attr"' in str(caught.value)
+
+
+def test_a_live_object_deep_inside_is_named_with_its_path() -> None:
+    """The message leads to the very item."""
+    with pytest.raises(ConfigError, match=r"^environment\.env_kwargs\.scene\.texture is a live object"):
+        minimal().environment(env_kwargs={"scene": {"texture": np.zeros(3)}}).to_yaml()
+
+
+# ------------------------------------------------------------------------------ unknown names
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"enviroment": {}}, "unknown config section 'enviroment': did you mean 'environment'?"),
+        ({"zzz": {}}, "known: environment, evaluation, fault_tolerance, policy, runners"),
+        (
+            {"evaluation": {"num_episode": 3}},
+            "unknown config key 'evaluation.num_episode': did you mean 'num_episodes'?",
+        ),
+        ({"runners": {"num_workers": 3}}, "unknown config key 'runners.num_workers': did you mean 'num_runners'?"),
+        ({"policy": {"qqq": 3}}, "unknown config key 'policy.qqq': known: actions, deterministic, device"),
+        ({"evaluation": {"step_timeout_s": 3}}, "unknown config key 'evaluation.step_timeout_s'"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str, Any], message: str) -> None:
+    """Nothing is ignored: a misspelt section or key stops at once."""
+    with pytest.raises(ConfigError) as caught:
+        EvalConfig.from_dict(values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])
+def test_set_wants_a_section_and_a_key(key: str) -> None:
+    """A dotted name without a known section is an error that names it."""
+    with pytest.raises(ConfigError, match="unknown config key") as caught:
+        EvalConfig().set(key, 3)
+    assert repr(key) in str(caught.value)
+
+
+def test_set_suggests_the_dotted_name() -> None:
+    """Whoever forgot the section is told the whole name."""
+    with pytest.raises(ConfigError, match=r"did you mean 'evaluation\.num_episodes'\?"):
+        EvalConfig().set("evaluatio.num_episodes", 3)
+
+
+def test_an_unknown_keyword_of_the_builder_is_a_type_error() -> None:
+    """Python itself refuses a keyword that the section does not have."""
+    with pytest.raises(TypeError, match="num_episode"):
+        EvalConfig().evaluation(num_episode=3)  # type: ignore[call-arg]
+
+
+# ------------------------------------------------------------------------------ ranges
+
+OUT_OF_RANGE = [
+    ("evaluation.num_episodes", 0),
+    ("evaluation.num_episodes", -1),
+    ("evaluation.num_episodes", 2**31 + 1),
+    ("evaluation.num_episodes", 2.5),
+    ("evaluation.num_episodes", None),
+    ("evaluation.num_episodes", "many"),
+    ("evaluation.seed", -1),
+    ("evaluation.seed", 2**64),
+    ("evaluation.seed", None),
+    ("evaluation.max_episode_steps", 0),
+    ("evaluation.max_episode_steps", -5),
+    ("evaluation.gamma", -0.1),
+    ("evaluation.gamma", 1.1),
+    ("evaluation.gamma", float("nan")),
+    ("evaluation.info_keys", "speed"),
+    ("evaluation.return_bounds", (1.0,)),
+    ("evaluation.return_bounds", (2.0, 1.0)),
+    ("evaluation.return_bounds", (1.0, 1.0)),
+    ("evaluation.return_bounds", (float("nan"), 1.0)),
+    ("runners.num_runners", -1),
+    ("runners.num_runners", 1.5),
+    ("runners.num_envs_per_runner", 0),
+    ("runners.num_envs_per_runner", -3),
+    ("runners.num_cpus_per_runner", -1),
+    ("runners.num_gpus_per_runner", -0.5),
+    ("runners.num_cpus_per_runner", float("nan")),
+    ("runners.runner", 7),
+    ("runners.runner_start_timeout_s", 0),
+    ("runners.custom_resources_per_runner", "much"),
+    ("environment.env_reuse", "always"),
+    ("environment.env_kwargs", [1]),
+    ("policy.actions", "squash"),
+    ("policy.deterministic", "perhaps"),
+    ("policy.device", 3),
+    ("fault_tolerance.max_attempts_per_episode", 0),
+    ("fault_tolerance.max_attempts_per_episode", 60_001),
+    ("fault_tolerance.episode_timeout_s", 0),
+    ("fault_tolerance.episode_timeout_s", -1),
+    ("fault_tolerance.step_timeout_s", 0),
+    ("fault_tolerance.max_runner_restarts", -1),
+    ("fault_tolerance.max_failed_episodes", -1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_named_with_its_key(key: str, value: Any) -> None:
+    """The message holds the dotted key and the value, and no jargon of the validator."""
+    message = message_of(minimal().set(key, value))
+    assert message.startswith(f"{key} ")
+    assert repr(value) in message
+    assert "pydantic" not in message
+
+
+@pytest.mark.parametrize("key", sorted({key for key, _ in OUT_OF_RANGE} - {"environment.env_kwargs"}))
+def test_the_same_key_accepts_an_ordinary_value(key: str) -> None:
+    """The range errors above come from the value and not from the key."""
+    section, name = key.split(".")
+    config = EvalConfig.from_dict(EVERYTHING).set(key, EVERYTHING[section][name])
+    assert getattr(getattr(config.build(), section), name) is not None
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    """Two mistakes need one run, not two."""
+    message = message_of(minimal().evaluation(num_episodes=0, seed=-1))
+    assert "evaluation.num_episodes is 0" in message
+    assert "evaluation.seed is -1" in message
+
+
+@pytest.mark.parametrize(
+    ("lanes", "runner", "expected"), [(None, "vector", 8), (None, "single_agent", 1), (4, "vector", 4)]
+)
+def test_the_number_of_lanes_follows_the_runner(lanes: int | None, runner: str, expected: int) -> None:
+    """Without a number, the vectorized runner has eight lanes and the single-agent runner one."""
+    assert minimal().runners(num_envs_per_runner=lanes, runner=runner).build().runners.lanes == expected
+
+
+# ------------------------------------------------------------------------------ settings that contradict each other
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"fault_tolerance.step_timeout_s": 1.0}, ("fault_tolerance.step_timeout_s is 1.0", "runners.num_runners=0")),
+        (
+            {"runners.runner": "single_agent", "runners.num_envs_per_runner": 2},
+            ("runners.num_envs_per_runner is 2", "single_agent"),
+        ),
+        (
+            {"runners.num_runners": 2, "policy.device": "cuda"},
+            ("policy.device is 'cuda'", "runners.num_gpus_per_runner is 0"),
+        ),
+        ({"evaluation.return_bounds": (3.0, -3.0)}, ("evaluation.return_bounds is (3.0, -3.0)",)),
+        ({"runners.address": "auto"}, ("runners.address is 'auto'", "runners.num_runners=0")),
+        ({"runners.num_gpus_per_runner": 1.0}, ("runners.num_gpus_per_runner is 1.0", "runners.num_runners=0")),
+        ({"runners.custom_resources_per_runner": {"x": 1.0}}, ("runners.custom_resources_per_runner is {'x': 1.0}",)),
+        ({"runners.label_selector": {"zone": "a"}}, ("runners.label_selector is {'zone': 'a'}",)),
+        ({"runners.runtime_env": {"pip": ["x"]}}, ("runners.runtime_env is {'pip': ['x']}",)),
+        ({"environment.env": None}, ("environment.env is missing",)),
+    ],
+)
+def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
+    """What would be ignored with the other settings is refused, with its key and its value."""
+    config = minimal()
+    for key, value in changes.items():
+        config.set(key, value)
+    message = message_of(config)
+    for fragment in fragments:
+        assert fragment in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fault_tolerance.step_timeout_s": 1.0, "runners.num_runners": 1},
+        {"runners.runner": "single_agent", "runners.num_envs_per_runner": 1},
+        {"runners.num_runners": 2, "policy.device": "cuda", "runners.num_gpus_per_runner": 0.5},
+        {"policy.device": "cuda"},
+        {"runners.address": "auto", "runners.num_runners": 1},
+    ],
+)
+def test_the_same_settings_are_fine_where_they_can_be_honoured(changes: dict[str, Any]) -> None:
+    """The contradictions above are about pairs of settings, not about one of them."""
+    config = minimal()
+    for key, value in changes.items():
+        config.set(key, value)
+    assert config.build().environment.env == "CartPole-v1"
+
+
+@pytest.mark.parametrize("runner", [SingleAgentEvalRunner, "rl_eval.runners:SingleAgentEvalRunner"])
+def test_the_single_agent_runner_has_one_lane_however_it_is_named(runner: Any) -> None:
+    """Given as a class or by its path it is still one environment: one lane by default, and more are refused."""
+    assert minimal().runners(runner=runner).build().runners.lanes == 1
+    assert "runners.num_envs_per_runner is 4" in message_of(minimal().runners(runner=runner, num_envs_per_runner=4))
+
+
+# ------------------------------------------------------------------------------ what is written about it
+
+
+def test_a_description_is_plain_data_that_names_live_objects() -> None:
+    """A result's provenance is JSON; a live object appears as ``module:qualname``."""
+    config = minimal().environment(json.dumps, env_kwargs={"codec": json.JSONDecoder(), "n": (1, 2)})
+    described = json.loads(json.dumps(config.build().described()))
+    assert described["environment"]["env"] == "json:dumps"
+    assert described["environment"]["env_kwargs"] == {"codec": "json.decoder:JSONDecoder", "n": [1, 2]}
+    assert set(described) == set(EVERYTHING)
+    assert describe_object(json.JSONDecoder) == describe_object(json.JSONDecoder())
+
+
+LAYOUT = ("runners", "fault_tolerance")
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key: str) -> None:
+    """Runners and fault tolerance stay out of the identity; environment, policy and caps are in it."""
+    config = EvalConfig.from_dict({"environment": {"env": "CartPole-v1"}, "runners": {"num_runners": 1}})
+    before = config.build().identity()
+    config.set("runners.num_gpus_per_runner", 1.0)
+    after = config.set(f"{section}.{key}", EVERYTHING[section][key]).build().identity()
+    elsewhere = {"num_episodes", "seed", "info_keys", "return_bounds", "weights", "device"}
+    assert (before == after) == (section in LAYOUT or key in elsewhere)

@@ -1,0 +1,198 @@
+"""Which environment a lane gets from an id, a path or a callable, and what is said when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_eval.config import EnvironmentSection
+from rl_eval.errors import ConfigError
+from rl_eval.protocols import EnvContext
+from rl_eval.runners.environment import construct_env
+
+
+class Corridor(gym.Env[Any, Any]):
+    """The least environment: walk to the end."""
+
+    def __init__(self, length: int = 3, table: Any = None) -> None:
+        self.observation_space = spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.length = length
+        self.table = table
+
+
+class Holder:
+    """A namespace, for paths with a dot behind the colon."""
+
+    @staticmethod
+    def make(context: EnvContext) -> Corridor:
+        return Corridor(**context)
+
+
+class DuckTyped:
+    """Has an environment's methods without being a gymnasium.Env."""
+
+    def __init__(self, context: EnvContext) -> None:
+        self.context = context
+        self.observation_space = spaces.Discrete(2)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, True, False, {}
+
+
+class WithoutObservationSpace(gym.Env[Any, Any]):
+    """Forgot one of its spaces."""
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(2)
+
+
+def seen_context(context: EnvContext) -> Corridor:
+    env = Corridor()
+    env.context = context  # type: ignore[attr-defined]
+    return env
+
+
+def greedy(context: EnvContext) -> Corridor:
+    """Take its arguments out of the context."""
+    return Corridor(length=context.pop("length"))
+
+
+def broken(context: EnvContext) -> Corridor:
+    raise OSError("the port is taken")
+
+
+NOT_CALLABLE = 3
+
+
+def build(env: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    return construct_env(
+        EnvironmentSection(env=env, env_kwargs=kwargs or {}), runner_index=4, lane_index=2, num_runners=9
+    )
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    """Register an environment of this file for one test."""
+    name = "Corridor-v7"
+    gym.register(name, f"{__name__}:Corridor", max_episode_steps=11)
+    yield name
+    del gym.registry[name]
+
+
+# ------------------------------------------------------------------------------ what is built
+
+
+def test_a_gymnasium_id_is_made_with_its_kwargs() -> None:
+    """An id goes to ``gymnasium.make``, wrappers and registered limits included."""
+    env = build("CartPole-v1", {"max_episode_steps": 17})
+    assert isinstance(env.unwrapped, gym.make("CartPole-v1").unwrapped.__class__)
+    assert env.spec.max_episode_steps == 17
+
+
+def test_an_id_may_name_the_module_that_registers_it(registered: str) -> None:
+    """``module:Id-v0`` imports the module first, as gymnasium does."""
+    env = build(f"{__name__}:{registered}", {"length": 5})
+    assert (env.unwrapped.length, env.spec.max_episode_steps) == (5, 11)
+
+
+@pytest.mark.parametrize("env", [Corridor, f"{__name__}:Corridor"], ids=["class", "path"])
+def test_an_environment_class_is_called_with_the_kwargs(env: Any) -> None:
+    """A subclass of gymnasium.Env gets the kwargs as keywords."""
+    built = build(env, {"length": 8})
+    assert type(built) is Corridor
+    assert built.length == 8
+
+
+@pytest.mark.parametrize("env", [seen_context, f"{__name__}:seen_context"], ids=["callable", "path"])
+def test_a_callable_is_called_with_the_context(env: Any) -> None:
+    """Any other callable gets one argument: a dict of the kwargs that knows where it runs."""
+    context = build(env, {"length": 8}).context
+    assert isinstance(context, EnvContext)
+    assert context == {"length": 8}
+    assert (context.runner_index, context.lane_index, context.num_runners) == (4, 2, 9)
+
+
+def test_a_path_may_have_dots_behind_the_colon() -> None:
+    """``module:Class.method`` is found."""
+    assert build(f"{__name__}:Holder.make", {"length": 6}).length == 6
+
+
+def test_an_environment_need_not_be_a_subclass() -> None:
+    """What has spaces, ``reset`` and ``step`` is an environment; its class is called like any callable."""
+    assert build(DuckTyped, {"a": 1}).context == {"a": 1}
+
+
+def test_an_environment_that_takes_its_arguments_away_can_be_built_again() -> None:
+    """The configured kwargs are not the factory's to change."""
+    section = EnvironmentSection(env=greedy, env_kwargs={"length": 4})
+    assert [construct_env(section, 0, lane, 1).length for lane in range(2)] == [4, 4]  # type: ignore[attr-defined]
+    assert section.env_kwargs == {"length": 4}
+
+
+@pytest.mark.parametrize("env", [Corridor, Holder.make], ids=["class", "callable"])
+def test_environments_do_not_share_the_containers_in_their_kwargs(env: Any) -> None:
+    """What one environment does to a list that it was given, another never sees."""
+    section = EnvironmentSection(env=env, env_kwargs={"table": [1, 2]})
+    first, second = (construct_env(section, 0, lane, 1) for lane in range(2))
+    first.table.append(3)  # type: ignore[attr-defined]
+    assert second.table == [1, 2]  # type: ignore[attr-defined]
+    assert section.env_kwargs == {"table": [1, 2]}
+
+
+# ------------------------------------------------------------------------------ what is said
+
+
+@pytest.mark.parametrize(
+    ("env", "fragments"),
+    [
+        ("CartPol-v1", ["`CartPol` doesn't exist", "Did you mean", "CartPole"]),
+        ("CartPole-v99", ["CartPole-v99", "v1"]),
+        ("ALE2/Pong-v5", ["ALE2"]),
+        ("no_such_module_at_all:Env-v0", ["no_such_module_at_all"]),
+        ("no_such_module_at_all:Env", ["cannot be imported", "no_such_module_at_all"]),
+        (f"{__name__}:Coridor", ["cannot be imported", "Coridor"]),
+        (f"{__name__}:Holder.made", ["cannot be imported", "made"]),
+        ("CartPole", ["gymnasium id"]),
+        ("Cart Pole", ['"module:attr"']),
+        ("", ['"module:attr"']),
+        (":Corridor", ['"module:attr"']),
+        (f"{__name__}:", ['"module:attr"']),
+        (f"{__name__}:NOT_CALLABLE", ["give a gymnasium id"]),
+        (NOT_CALLABLE, ["give a gymnasium id", '"module:attr"', "callable"]),
+        (dict, ["built a dict, which is not a gymnasium.Env"]),
+        (lambda context: None, ["built a NoneType, which is not a gymnasium.Env"]),
+        (WithoutObservationSpace, ["built a WithoutObservationSpace", "observation_space"]),
+    ],
+)
+def test_an_environment_that_cannot_be_is_a_config_error(env: Any, fragments: list[str]) -> None:
+    """An unknown id or path, and what is no environment, name the key, the value and the cause."""
+    with pytest.raises(ConfigError) as caught:
+        build(env)
+    message = str(caught.value)
+    assert message.startswith("environment.env ")
+    assert repr(env) in message
+    assert all(fragment in message for fragment in fragments), message
+    assert not message.endswith(".")
+
+
+@pytest.mark.parametrize("env", [broken, f"{__name__}:broken"], ids=["callable", "path"])
+def test_what_a_constructor_raises_is_not_disguised(env: Any) -> None:
+    """The environment's own error passes: a runner makes a fault of it, with type and message."""
+    with pytest.raises(OSError, match="the port is taken"):
+        build(env)
+
+
+def test_wrong_kwargs_are_the_constructors_error() -> None:
+    """A keyword that the environment does not know is told in Python's own words."""
+    with pytest.raises(TypeError, match="no_such_argument"):
+        build(Corridor, {"no_such_argument": 1})

@@ -1,0 +1,345 @@
+"""The laws of the schedule: examples to read first, then thousands of random histories."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Collection
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rl_eval.episode import ROW, EpisodeTable, Lease, Outcome
+from rl_eval.plan import EpisodePlan
+from rl_eval.schedule import (
+    Abort,
+    Audit,
+    Cancelled,
+    Command,
+    FleetSized,
+    Grant,
+    Reclaim,
+    Record,
+    RunnerJoined,
+    RunnerLost,
+    RunnerReported,
+    Schedule,
+)
+from tests.unit.schedule_world import World, run_history
+
+BATCHES, BATCH = 16, 250
+
+
+def make(num_episodes: int, runners: int = 1, done: Collection[int] = ()) -> Schedule:
+    return Schedule(EpisodePlan(num_episodes), expected_runners=runners, done=done)
+
+
+def granted(commands: list[Command]) -> dict[int, list[int]]:
+    """Return the granted indices of each runner."""
+    return {c.runner: [lease.index for lease in c.leases] for c in commands if isinstance(c, Grant)}
+
+
+def reclaimed(commands: list[Command]) -> dict[int, tuple[int, ...]]:
+    """Return the indices that each runner is asked for."""
+    return {c.runner: c.indices for c in commands if isinstance(c, Reclaim)}
+
+
+# ------------------------------------------------------------------------------ grant, report, record
+
+
+def test_an_episode_is_granted_reported_and_recorded() -> None:
+    """A lease says which episode, which seed, which attempt and whose; its row is recorded."""
+    plan = EpisodePlan(1, seed=5)
+    schedule = Schedule(plan)
+    assert schedule.handle(RunnerJoined(7, lanes=1)) == [Grant(7, (Lease(0, plan[0].seed, 1, 7),))]
+    assert schedule.holds(7)
+    assert schedule.handle(RunnerReported(7, finished=[0])) == [Record((0,))]
+    assert schedule.complete
+    assert not schedule.holds(7)
+
+
+def test_leases_are_granted_in_index_order() -> None:
+    """The first runner gets the first episodes: its lanes, and as many ahead."""
+    schedule = make(100)
+    assert granted(schedule.handle(RunnerJoined(0, lanes=3))) == {0: [0, 1, 2, 3, 4, 5]}
+    assert granted(schedule.handle(RunnerReported(0, finished=[4]))) == {0: [6]}
+
+
+def test_a_runner_leaves_their_share_to_those_that_will_join() -> None:
+    """Four episodes for four expected runners are one each, however many lanes the first one has."""
+    schedule = make(4, runners=4)
+    for runner in range(4):
+        assert granted(schedule.handle(RunnerJoined(runner, lanes=64))) == {runner: [runner]}
+
+
+def test_a_smaller_fleet_has_larger_shares() -> None:
+    """When fewer runners will come than expected, those that are there get what was left for the others."""
+    schedule = make(4, runners=4)
+    schedule.handle(RunnerJoined(0, lanes=4))
+    assert granted(schedule.handle(FleetSized(1))) == {0: [1, 2, 3]}
+
+
+def test_short_episodes_deepen_the_queue() -> None:
+    """A runner that finishes many episodes per report gets two reports' worth ahead."""
+    schedule = make(1000)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    assert granted(schedule.handle(RunnerReported(0, finished=[0, 1, 2, 3]))) == {0: [*range(4, 14)]}
+
+
+# ------------------------------------------------------------------------------ losses and attempts
+
+
+def test_what_a_lost_runner_held_goes_to_another() -> None:
+    """A loss is not the episode's fault: the next lease is for the same attempt."""
+    schedule = make(2)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    assert schedule.handle(RunnerJoined(1, lanes=2)) == []
+    [grant] = schedule.handle(RunnerLost(0))
+    assert isinstance(grant, Grant)
+    assert [(lease.index, lease.attempt, lease.runner) for lease in grant.leases] == [(0, 1, 1), (1, 1, 1)]
+
+
+def test_charged_attempts_are_carried_to_the_next_runner() -> None:
+    """What was charged before the loss stays charged: the next runner starts with the third attempt."""
+    schedule = make(1)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1), (0, 2)])) == []
+    schedule.handle(RunnerLost(0))
+    [grant] = schedule.handle(RunnerJoined(1, lanes=1))
+    assert isinstance(grant, Grant)
+    assert grant.leases[0].attempt == 3
+
+
+def test_a_late_row_is_audited() -> None:
+    """A runner that was given up reports after all: its row is compared, and the holder's is recorded."""
+    schedule = make(1, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerLost(0))
+    schedule.handle(RunnerJoined(1, lanes=1))
+    assert schedule.handle(RunnerReported(0, finished=[0])) == [Audit((0,))]
+    assert schedule.handle(RunnerReported(1, finished=[0])) == [Record((0,))]
+
+
+def test_a_late_fault_is_not_charged() -> None:
+    """A runner that no longer holds a lease cannot use up its attempts."""
+    schedule = make(1)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerLost(0))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))
+    [grant] = schedule.handle(RunnerJoined(1, lanes=1))
+    assert isinstance(grant, Grant)
+    assert grant.leases[0].attempt == 1
+
+
+def test_a_repeated_row_is_audited() -> None:
+    """The same row twice, in one report or in two, is recorded once."""
+    schedule = make(2)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    assert schedule.handle(RunnerReported(0, finished=[1, 0, 1])) == [Record((0, 1)), Audit((2,))]
+    assert schedule.handle(RunnerReported(0, finished=[0])) == [Audit((0,))]
+
+
+def test_nothing_happens_when_a_runner_is_lost_twice() -> None:
+    """Two sources may tell of one death; runners that never joined may die too."""
+    schedule = make(2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerLost(0))
+    assert schedule.handle(RunnerLost(0)) == []
+    assert schedule.handle(RunnerLost(99)) == []
+
+
+def test_a_runner_joins_once() -> None:
+    """A replacement must come under another number, else late rows of the first would count."""
+    schedule = make(2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    with pytest.raises(ValueError, match="runner 0 joined twice"):
+        schedule.handle(RunnerJoined(0, lanes=1))
+
+
+# ------------------------------------------------------------------------------ balance
+
+
+def dry_and_busy() -> Schedule:
+    """Runner 0 has nothing to do; runners 1 and 2 hold 2, 3 and 4, 5: one live, one queued each."""
+    schedule = make(8, runners=3)
+    for runner in range(3):
+        schedule.handle(RunnerJoined(runner, lanes=1))
+    assert granted(schedule.handle(RunnerReported(0, finished=[0, 1]))) == {0: [6, 7]}
+    assert reclaimed(schedule.handle(RunnerReported(0, finished=[6, 7]))) == {2: (5,)}
+    return schedule
+
+
+def test_a_queued_lease_moves_to_an_idle_runner() -> None:
+    """The lease granted last is asked for; it is granted again when it is returned, not before."""
+    schedule = dry_and_busy()
+    assert granted(schedule.handle(RunnerReported(1))) == {}
+    assert granted(schedule.handle(RunnerReported(2, returned=[5]))) == {0: [5]}
+    assert schedule.handle(RunnerReported(0, finished=[5])) == [Record((0,)), Reclaim(1, (3,))]
+
+
+def test_a_reclaim_may_cross_the_report_of_the_episode() -> None:
+    """An episode that is finished before the request arrives is recorded for its holder."""
+    schedule = dry_and_busy()
+    commands = schedule.handle(RunnerReported(2, finished=[4, 5]))
+    assert commands[0] == Record((0, 1))
+    assert reclaimed(commands) == {1: (3,)}
+
+
+def test_a_live_episode_is_never_taken() -> None:
+    """An idle runner waits when all others hold no more than they have lanes."""
+    schedule = make(4, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    schedule.handle(RunnerJoined(1, lanes=2))
+    assert schedule.handle(RunnerReported(1, finished=[2, 3])) == [Record((0, 1))]
+
+
+def test_a_refused_reclaim_does_not_count_as_an_answer_to_come() -> None:
+    """When the asked runner has started the episode already, another runner is asked."""
+    schedule = dry_and_busy()
+    assert reclaimed(schedule.handle(RunnerReported(2, finished=[4], live=[5]))) == {1: (3,)}
+
+
+# ------------------------------------------------------------------------------ cancellation, resume
+
+
+def test_a_cancelled_evaluation_grants_nothing_more() -> None:
+    """Runners that hold leases are told to drop them; what they finished first still counts."""
+    schedule = make(5)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    assert schedule.handle(Cancelled()) == [Abort(0)]
+    assert schedule.handle(RunnerJoined(1, lanes=2)) == []
+    assert schedule.handle(RunnerReported(0, finished=[0], returned=[1, 2, 3])) == [Record((0,))]
+    assert (schedule.outstanding, schedule.unfinished, schedule.complete) == (0, 4, False)
+
+
+def test_resume_runs_what_is_not_done() -> None:
+    """A resumed run is the same schedule with some episodes done: the others run, in index order."""
+    schedule = make(6, done=[0, 2, 3])
+    assert schedule.unfinished == 3
+    assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1, 4, 5]}
+    assert schedule.handle(RunnerReported(0, finished=[1, 4, 5])) == [Record((0, 1, 2))]
+    assert schedule.complete
+
+
+def test_nothing_is_left_to_do_when_all_is_done() -> None:
+    """A run that was finished before it resumed is complete, and grants nothing."""
+    schedule = make(3, done=[2, 0, 1])
+    assert schedule.complete
+    assert schedule.handle(RunnerJoined(0, lanes=4)) == []
+
+
+# ------------------------------------------------------------------------------ any history
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_history_breaks_a_law(batch: int) -> None:
+    """Whatever happens, every law of the referee holds after every event; see ``schedule_world``."""
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        run_history(seed)
+
+
+def happened(world: World) -> Counter[str]:
+    """Count what makes a history hard."""
+    counts: Counter[str] = Counter(sessions=len(world.sessions))
+    for referee in world.sessions:
+        for event, commands in referee.log:
+            counts[type(event).__name__] += 1
+            counts["returned"] += len(getattr(event, "returned", ()))
+            counts["failed attempts"] += len(getattr(event, "failed_attempts", ()))
+            for command in commands:
+                counts[type(command).__name__] += 1
+                counts["reclaimed"] += len(command.indices) if isinstance(command, Reclaim) else 0
+                leases = command.leases if isinstance(command, Grant) else ()
+                counts["carried attempts"] += sum(lease.attempt > 1 for lease in leases)
+    return counts
+
+
+def test_histories_are_hard() -> None:
+    """Each thing that can go wrong goes wrong often, reclaims that come too late included."""
+    counts: Counter[str] = Counter()
+    for seed in range(BATCH):
+        counts += happened(run_history(seed))
+    for name in ("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"):
+        assert counts[name] >= 20, name
+    assert counts["sessions"] > BATCH + 20
+    assert counts["reclaimed"] > 100
+
+
+def test_the_same_seed_makes_the_same_history() -> None:
+    """A failure can be replayed from its seed."""
+    for seed in range(20):
+        ours, theirs = run_history(seed), run_history(seed)
+        assert [referee.log for referee in ours.sessions] == [referee.log for referee in theirs.sessions]
+
+
+# ------------------------------------------------------------------------------ cost
+
+
+def drain(schedule: Schedule, runners: int, lanes: int, table: EpisodeTable | None = None) -> None:
+    """Let every runner finish all that it holds, in turn, until the evaluation is complete."""
+    held: dict[int, list[int]] = {runner: [] for runner in range(runners)}
+
+    def obey(commands: list[Command]) -> None:
+        for runner, indices in granted(commands).items():
+            held[runner] += indices
+
+    for runner in held:
+        obey(schedule.handle(RunnerJoined(runner, lanes)))
+    while not schedule.complete:
+        for runner, indices in held.items():
+            held[runner] = []
+            if table is not None:
+                table.fill(rows_of(indices))
+            obey(schedule.handle(RunnerReported(runner, finished=indices)))
+
+
+def rows_of(indices: list[int]) -> npt.NDArray[np.void]:
+    rows = np.zeros(len(indices), ROW)
+    rows["index"], rows["outcome"] = indices, Outcome.COMPLETED
+    return rows
+
+
+def calls_per_episode(num_episodes: int, runners: int) -> float:
+    """Count the Python calls that the schedule makes per episode."""
+    schedule, calls = make(num_episodes, runners), 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.endswith("schedule.py")
+
+    former = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        drain(schedule, runners, lanes=4)
+    finally:
+        sys.setprofile(former)
+    return calls / num_episodes
+
+
+def test_an_episode_costs_the_same_in_a_long_plan() -> None:
+    """The number of calls per episode does not grow with the number of episodes."""
+    assert calls_per_episode(20_000, runners=8) < 1.2 * calls_per_episode(2_000, runners=8)
+
+
+def test_an_episode_costs_the_same_in_a_large_fleet() -> None:
+    """The number of calls per episode does not grow with the number of runners."""
+    assert calls_per_episode(20_000, runners=100) < 2 * calls_per_episode(20_000, runners=10)
+
+
+def test_a_finished_episode_costs_at_most_200_bytes() -> None:
+    """Plan, schedule and table together peak below 200 bytes per episode."""
+    num_episodes = 200_000
+    tracemalloc.start()
+    try:
+        plan = EpisodePlan(num_episodes)
+        table = EpisodeTable(num_episodes)
+        drain(Schedule(plan, expected_runners=4), runners=4, lanes=16, table=table)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.filled.all()
+    assert peak <= 200 * num_episodes, f"{peak / num_episodes:.0f} bytes per episode"

@@ -1,0 +1,408 @@
+"""How observations enter a batch and actions leave it, and the words for whatever breaks its space's contract."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import tree
+from gymnasium import spaces
+
+from rl_eval.errors import ConfigError, EnvError, PolicyError
+from rl_eval.runners.spaces import ActionReader, ObservationBatch
+
+ROWS = 3
+ALL = np.ones(ROWS, bool)
+
+NESTED = spaces.Dict(
+    {
+        "body": spaces.Tuple((spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-np.inf, np.inf, (), np.float64))),
+        "camera": spaces.Box(0, 255, (2, 3, 1), np.uint8),
+        "mode": spaces.Discrete(4, start=-2),
+        "switches": spaces.MultiBinary((2, 2)),
+        "wheels": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    }
+)
+SPACES = {
+    "box": spaces.Box(-1, 1, (4,), np.float32),
+    "box float64": spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+    "scalar box": spaces.Box(-1, 1, (), np.float32),
+    "integer box": spaces.Box(-5, 5, (3,), np.int32),
+    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+    "discrete": spaces.Discrete(5),
+    "discrete from 3": spaces.Discrete(5, start=3),
+    "multi discrete": spaces.MultiDiscrete([2, 3, 4]),
+    "multi discrete from 1": spaces.MultiDiscrete([2, 3], start=[1, -1]),
+    "multi binary": spaces.MultiBinary(3),
+    "tuple": spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (2,)))),
+    "nested": NESTED,
+}
+UNBATCHABLE = {
+    "text": spaces.Text(3),
+    "sequence": spaces.Sequence(spaces.Discrete(2)),
+    "graph": spaces.Graph(spaces.Discrete(2), None),
+    "inside a dict": spaces.Dict({"a": spaces.Text(3)}),
+}
+
+
+def samples(space: gym.Space[Any], count: int = ROWS) -> list[Any]:
+    space.seed(0)
+    return [space.sample() for _ in range(count)]
+
+
+def contains(leaf: gym.Space[Any], value: Any) -> bool:
+    return bool(leaf.contains(np.asarray(value) if isinstance(leaf, spaces.Box) else value))
+
+
+def leaf_at(nested: Any, path: tuple[Any, ...]) -> Any:
+    for part in path:
+        nested = nested[part]
+    return nested
+
+
+def batch_of(space: gym.Space[Any]) -> ObservationBatch:
+    batch = ObservationBatch(space, ROWS)
+    for row, observation in enumerate(samples(space)):
+        batch.write(row, observation)
+    return batch
+
+
+# ------------------------------------------------------------------------------ observations
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_lie_in_their_rows(name: str) -> None:
+    """Each row holds its observation, in the structure, shapes and dtypes of the space, to the last bit."""
+    space = SPACES[name]
+    batch = batch_of(space)
+    for path, leaf in tree.flatten_with_path(batch.structure):
+        array = leaf_at(batch.arrays, path)
+        assert array.shape == (ROWS, *leaf.shape)
+        assert array.dtype == leaf.dtype
+        for row, observation in enumerate(samples(space)):
+            np.testing.assert_array_equal(array[row], leaf_at(observation, path), strict=False)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_are_copied(name: str) -> None:
+    """An environment that reuses its observation's memory changes nothing, and the arrays stay the same objects."""
+    space = SPACES[name]
+    batch = ObservationBatch(space, ROWS)
+    arrays = [id(array) for array in tree.flatten(batch.arrays)]
+    observation = tree.map_structure(np.array, samples(space)[0])
+    batch.write(1, observation)
+    before = [array.copy() for array in tree.flatten(batch.arrays)]
+    for leaf in tree.flatten(observation):
+        np.asarray(leaf)[...] = 1
+    assert all((ours == then).all() for ours, then in zip(tree.flatten(batch.arrays), before, strict=True))
+    assert [id(array) for array in tree.flatten(batch.arrays)] == arrays
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_clearing_a_row_leaves_the_others(name: str) -> None:
+    """A cleared row is zero in every leaf; its neighbours stay."""
+    batch, untouched = batch_of(SPACES[name]), batch_of(SPACES[name])
+    batch.clear(1)
+    for ours, theirs in zip(tree.flatten(batch.arrays), tree.flatten(untouched.arrays), strict=True):
+        assert not ours[1].any()
+        assert (ours[[0, 2]] == theirs[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (SPACES["box"], [0.5, 1, 0, -1]),
+        (SPACES["box"], np.array([0.5, 1, 0, -1])),
+        (SPACES["box"], np.array([1, 0, 0, 1])),
+        (SPACES["box"], torch.tensor([0.5, 1, 0, -1])),
+        (SPACES["box float64"], np.ones((2, 2), np.float32)),
+        (SPACES["scalar box"], 0.5),
+        (SPACES["scalar box"], np.float64(0.5)),
+        (SPACES["discrete"], 3),
+        (SPACES["discrete"], np.int8(3)),
+        (SPACES["discrete"], np.array(3)),
+        (SPACES["multi binary"], [True, False, True]),
+        (SPACES["multi discrete"], (1, 2, 3)),
+        (SPACES["tuple"], [1, [0.5, 0.5]]),
+        (SPACES["image"], np.full((4, 5, 3), 200)),
+    ],
+)
+def test_what_means_the_same_is_accepted(space: gym.Space[Any], observation: Any) -> None:
+    """Lists, tensors, Python numbers and other widths are read as what they say."""
+    batch = ObservationBatch(space, ROWS)
+    batch.write(1, observation)
+    written = [array[1] for array in tree.flatten(batch.arrays)]
+    leaves = tree.flatten(tree.map_structure_up_to(batch.structure, np.asarray, observation))
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(written, leaves, strict=True))
+
+
+def dict_with(**changes: Any) -> dict[str, Any]:
+    return dict(samples(NESTED)[0]) | changes
+
+
+WRONG_OBSERVATIONS = {
+    "longer": (SPACES["box"], np.zeros(5), "observation has shape (5,) and dtype float64, but"),
+    "more dimensions": (SPACES["box"], np.zeros((1, 4)), "has shape (1, 4)"),
+    "broadcastable": (SPACES["box"], np.zeros(1), "has shape (1,)"),
+    "scalar": (SPACES["box"], 0.0, "has shape () and dtype float64, but the observation space has shape (4,)"),
+    "none": (SPACES["box"], None, "has shape () and dtype object"),
+    "none for a scalar": (SPACES["scalar box"], None, "dtype object"),
+    "list with a none": (SPACES["box"], [0.0, None, 0.0, 0.0], "has shape (4,) and dtype object"),
+    "array with a none": (SPACES["box"], np.array([0.0, None, 0.0, 0.0]), "has shape (4,) and dtype object"),
+    "string": (SPACES["box"], "hello", "dtype <U5"),
+    "list of strings": (SPACES["box"], ["1", "2", "3", "4"], "dtype <U1"),
+    "array of strings": (SPACES["box"], np.array(["1", "2", "3", "4"]), "dtype <U1"),
+    "complex": (SPACES["box"], np.zeros(4, complex), "dtype complex128"),
+    "ragged": (SPACES["box"], [[1.0], [1.0, 2.0]], "observation"),
+    "a dict for a box": (SPACES["box"], {"a": np.zeros(4)}, "dtype object"),
+    "floats for an image": (SPACES["image"], np.full((4, 5, 3), 0.5), "dtype float64, but"),
+    "a float for a discrete": (SPACES["discrete"], 1.5, "dtype float64, but"),
+    "floats for an integer box": (SPACES["integer box"], np.full(3, 0.5), "dtype float64, but"),
+    "image with channels first": (SPACES["image"], np.zeros((3, 4, 5), np.uint8), "has shape (3, 4, 5)"),
+    "one-hot for a discrete": (SPACES["discrete"], np.zeros(5, int), "has shape (5,)"),
+    "missing key": (NESTED, {k: v for k, v in dict_with().items() if k != "mode"}, "lacks ['mode']"),
+    "short tuple": (NESTED, dict_with(body=(np.zeros(2),)), "lacks ['body'][1]"),
+    "array for a dict": (NESTED, np.zeros(4), "lacks ['body'][0]"),
+    "none for a dict": (NESTED, None, "lacks ['body'][0]"),
+    "number for a tuple": (NESTED, dict_with(body=3.0), "lacks ['body'][0]"),
+    "wrong shape inside": (
+        NESTED,
+        dict_with(camera=np.zeros((2, 2), np.uint8)),
+        "observation['camera'] has shape (2, 2)",
+    ),
+    "none inside": (NESTED, dict_with(mode=None), "observation['mode'] has shape () and dtype object"),
+    "string inside": (NESTED, dict_with(body=(np.zeros(2), "x")), "observation['body'][1] has shape () and dtype <U1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OBSERVATIONS)
+def test_an_observation_outside_its_contract_is_an_error_with_its_place(name: str) -> None:
+    """A wrong shape, kind or structure is the environment's fault; the message says where, what and what was due."""
+    space, observation, message = WRONG_OBSERVATIONS[name]
+    with pytest.raises(EnvError) as caught:
+        ObservationBatch(space, ROWS).write(1, observation)
+    assert message in str(caught.value)
+    assert "observation space has" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WRONG_OBSERVATIONS)
+def test_a_wrong_observation_does_not_touch_other_rows(name: str) -> None:
+    """Neighbouring lanes never notice."""
+    space, observation, _ = WRONG_OBSERVATIONS[name]
+    batch, untouched = batch_of(space), batch_of(space)
+    with pytest.raises(EnvError):
+        batch.write(1, observation)
+    for ours, theirs in zip(tree.flatten(batch.arrays), tree.flatten(untouched.arrays), strict=True):
+        assert (ours[[0, 2]] == theirs[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("name", UNBATCHABLE)
+def test_a_space_that_cannot_be_batched_is_a_config_error(name: str) -> None:
+    """Text, sequences and graphs have no fixed shape: the message names the key and the remedy."""
+    with pytest.raises(ConfigError, match=r"the environment's observation_space has .*: wrap the environment"):
+        ObservationBatch(UNBATCHABLE[name], ROWS)
+    with pytest.raises(ConfigError, match="the environment's action_space has"):
+        ActionReader(UNBATCHABLE[name], "clip")
+
+
+# ------------------------------------------------------------------------------ NaN
+
+
+@pytest.mark.parametrize("path", [("body", 0), ("body", 1)])
+def test_nan_is_found_in_live_rows_only(path: tuple[Any, ...]) -> None:
+    """A NaN in any floating leaf is found in its row; in a row that is not live it does not matter."""
+    batch = batch_of(NESTED)
+    assert batch.nan_rows(ALL) == []
+    leaf_at(batch.arrays, path)[[0, 2]] = np.nan
+    assert batch.nan_rows(ALL) == [0, 2]
+    assert batch.nan_rows(np.array([False, True, True])) == [2]
+    assert batch.nan_rows(np.array([False, True, False])) == []
+    batch.clear(0)
+    assert batch.nan_rows(ALL) == [2]
+
+
+def test_infinities_are_no_nan() -> None:
+    """Infinite observations are values, even where their sum is not a number."""
+    batch = ObservationBatch(SPACES["box float64"], ROWS)
+    batch.write(0, np.full((2, 2), np.inf))
+    batch.write(1, np.full((2, 2), -np.inf))
+    assert batch.nan_rows(ALL) == []
+
+
+def test_huge_observations_are_no_nan() -> None:
+    """Values near the end of float32 overflow a sum, which is no reason to warn or to complain."""
+    batch = ObservationBatch(SPACES["box"], ROWS)
+    for row in range(ROWS):
+        batch.write(row, np.full(4, 3e38 * (-1) ** row, np.float32))
+    assert batch.nan_rows(ALL) == []
+
+
+# ------------------------------------------------------------------------------ made-up observations
+
+
+@pytest.mark.parametrize("name", [*SPACES, "wide"])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_made_up_observations_are_inside_the_space(name: str, scale: float) -> None:
+    """What a policy is probed with is something that the environment could have returned."""
+    space = spaces.Box(0, 2**64 - 1, (2,), np.uint64) if name == "wide" else SPACES[name]
+    batch = ObservationBatch(space, ROWS)
+    made_up = batch.sample(40, np.random.default_rng(0), scale)
+    for path, leaf in tree.flatten_with_path(batch.structure):
+        array = leaf_at(made_up, path)
+        assert array.dtype == leaf.dtype
+        assert all(contains(leaf, row) for row in array)
+
+
+def test_made_up_observations_vary() -> None:
+    """A constant probe would find nothing."""
+    made_up = ObservationBatch(NESTED, ROWS).sample(40, np.random.default_rng(0))
+    assert all(len(np.unique(leaf.reshape(40, -1), axis=0)) > 1 for leaf in tree.flatten(made_up))
+
+
+# ------------------------------------------------------------------------------ actions
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_of_the_space_pass_unchanged(name: str) -> None:
+    """A batch of actions comes out as one action per row, each inside the space and with its value."""
+    space = SPACES[name]
+    chosen = samples(space)
+    batch = tree.map_structure(lambda *leaves: np.stack(leaves), *chosen)
+    reader = ActionReader(space, "clip")
+    split = reader.split(reader.read(batch, ALL))
+    for row in range(ROWS):
+        action = split[row]
+        for path, leaf in tree.flatten_with_path(reader.structure):
+            part = leaf_at(action, path)
+            assert contains(leaf, part), (path, part)
+            np.testing.assert_array_equal(part, leaf_at(chosen[row], path))
+
+
+@pytest.mark.parametrize("mode", ["clip", "unsquash", "none"])
+def test_lists_and_tensors_are_actions_too(mode: Any) -> None:
+    """Whatever holds the numbers of an array is read as one; a gradient does not matter."""
+    reader = ActionReader(spaces.Box(-1, 1, (2,)), mode)
+    values = [[0.5, -0.5]] * ROWS
+    for actions in (values, torch.tensor(values), torch.tensor(values, requires_grad=True), np.array(values)):
+        read = reader.read(actions, ALL)
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, np.array(values, np.float32))
+    discrete = ActionReader(spaces.Discrete(3), "clip")
+    for actions in ([0, 2, 1], torch.tensor([0, 2, 1]), np.array([0, 2, 1], np.int8)):
+        assert list(discrete.read(actions, ALL)) == [0, 2, 1]
+    assert list(ActionReader(spaces.Discrete(2), "clip").read(np.array([True, False, True]), ALL)) == [1, 0, 1]
+
+
+BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+
+def test_clip_puts_actions_into_the_bounds() -> None:
+    """Box actions beyond a bound become the bound; those inside stay."""
+    read = ActionReader(BOX, "clip").read(np.array([[-9.0, -9.0], [9.0, 90.0], [1.5, 3.0]]), ALL)
+    assert read.tolist() == [[-2, 0], [2, 10], [1.5, 3]]
+    half = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))
+    assert ActionReader(half, "clip").read(np.full((ROWS, 2), -7.0), ALL).tolist() == [[0, -7]] * ROWS
+
+
+def test_unsquash_maps_minus_one_to_one_onto_the_bounds() -> None:
+    """-1 is the low bound, 1 the high one, 0 the middle; beyond them is clipped."""
+    read = ActionReader(BOX, "unsquash").read(np.array([[-1.0, -1.0], [1.0, 3.0], [0.0, 0.5]]), ALL)
+    assert read.tolist() == [[-2, 0], [2, 10], [0, 7.5]]
+
+
+def test_none_passes_actions_as_they_are() -> None:
+    """Without clipping, an action outside the bounds reaches the environment."""
+    assert ActionReader(BOX, "none").read(np.full((ROWS, 2), 99.0), ALL).tolist() == [[99, 99]] * ROWS
+
+
+def test_unsquash_needs_bounds() -> None:
+    """Half-bounded boxes cannot be mapped onto: the message names the key and the alternatives."""
+    half = spaces.Dict({"a": spaces.Box(np.array([0.0], np.float32), np.array([np.inf], np.float32))})
+    with pytest.raises(
+        ConfigError, match=r'policy\.actions is "unsquash", but Box.* has no bounds .*: use "clip" or "none"'
+    ):
+        ActionReader(half, "unsquash")
+
+
+def test_actions_are_cast_to_the_dtype_of_the_space() -> None:
+    """The environment gets the dtype that it declared, and the policy's own array stays as it was."""
+    given = np.full((ROWS, 2), 5.0)
+    assert ActionReader(BOX, "clip").read(given, ALL).dtype == np.float32
+    assert (given == 5.0).all()
+
+
+WRONG_ACTIONS = {
+    "too few rows": (spaces.Discrete(3), np.zeros(2, int), "action of shape (2,) for a batch of 3, but"),
+    "too many rows": (spaces.Discrete(3), np.zeros(4, int), "action of shape (4,) for a batch of 3"),
+    "a column": (spaces.Discrete(3), np.zeros((3, 1), int), "action of shape (3, 1)"),
+    "logits": (spaces.Discrete(2), np.zeros((3, 2)), "action of shape (3, 2)"),
+    "one action": (spaces.Discrete(3), 1, "action of shape ()"),
+    "no action": (spaces.Discrete(3), None, "action of shape ()"),
+    "too few dimensions": (BOX, np.zeros(3), "action of shape (3,)"),
+    "too wide": (BOX, np.zeros((3, 3)), "action of shape (3, 3)"),
+    "floats for integers": (spaces.Discrete(3), np.zeros(3), "dtype float64, but Discrete(3) needs integers"),
+    "strings for integers": (spaces.Discrete(3), np.array(["0"] * 3), "dtype <U1"),
+    "strings for a box": (BOX, np.array([["0", "0"]] * 3), "dtype <U1"),
+    "objects for a box": (BOX, np.array([[None, None]] * 3), "dtype object"),
+    "complex for a box": (BOX, np.zeros((3, 2), complex), "dtype complex128"),
+    "ragged": (BOX, [[0.0], [0.0, 1.0], [0.0]], "action"),
+    "above": (spaces.Discrete(3), np.array([0, 3, 1]), "action 3, which is outside Discrete(3)"),
+    "below": (spaces.Discrete(3, start=1), np.array([1, 0, 1]), "action 0, which is outside Discrete(3, start=1)"),
+    "above one part": (spaces.MultiDiscrete([2, 3]), np.array([[1, 2], [1, 2], [2, 0]]), "action 2, which is outside"),
+    "no bit": (spaces.MultiBinary(2), np.array([[0, 1], [0, 2], [0, 0]]), "action 2, which is outside"),
+    "nan": (BOX, np.array([[0, 0], [0, np.nan], [0, 0]]), "which is not finite"),
+    "infinite": (BOX, np.array([[0, 0], [np.inf, 0], [0, 0]]), "which is not finite"),
+    "nan for integers": (spaces.Discrete(3), np.array([0, np.nan, 0]), "needs integers"),
+    "array for a dict": (spaces.Dict({"a": BOX}), np.zeros((3, 2)), "another structure than the action space"),
+    "missing part": (spaces.Dict({"a": BOX, "b": BOX}), {"a": np.zeros((3, 2))}, "another structure"),
+    "another part": (spaces.Dict({"a": BOX}), {"b": np.zeros((3, 2))}, "another structure"),
+    "short tuple": (spaces.Tuple((BOX, BOX)), (np.zeros((3, 2)),), "another structure"),
+    "wrong inside": (
+        spaces.Dict({"a": spaces.Tuple((BOX, spaces.Discrete(2)))}),
+        {"a": (np.zeros((3, 2)), np.array([0, 5, 0]))},
+        "action['a'][1] 5, which is outside Discrete(2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["clip", "unsquash", "none"])
+@pytest.mark.parametrize("name", WRONG_ACTIONS)
+def test_actions_outside_their_contract_are_the_policys_fault(name: str, mode: Any) -> None:
+    """A wrong shape, dtype, structure or value is a PolicyError that says what was returned and what was due."""
+    space, actions, message = WRONG_ACTIONS[name]
+    with pytest.raises(PolicyError) as caught:
+        ActionReader(space, mode).read(actions, ALL)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("the policy")
+
+
+@pytest.mark.parametrize("name", ["above", "below", "above one part", "no bit", "nan", "infinite", "wrong inside"])
+def test_rows_that_are_not_live_may_hold_anything(name: str) -> None:
+    """A dead lane's row is garbage in, garbage out, and nobody's fault."""
+    space, actions, _ = WRONG_ACTIONS[name]
+    for dead in range(ROWS):
+        live = np.arange(ROWS) != dead
+        try:
+            ActionReader(space, "clip").read(actions, live)
+        except PolicyError:
+            continue
+        return
+    pytest.fail("the message appeared with every row dead in turn")
+
+
+@pytest.mark.parametrize("container", [dict, OrderedDict], ids=["dict", "OrderedDict"])
+@pytest.mark.parametrize("sequence", [tuple, list], ids=["tuple", "list"])
+def test_nested_actions_may_come_in_any_container(container: Any, sequence: Any) -> None:
+    """A mapping is a mapping and a sequence a sequence; each environment gets dicts and tuples of its own."""
+    space = spaces.Dict({"a": spaces.Tuple((BOX, spaces.Discrete(2))), "b": spaces.Discrete(3)})
+    reader = ActionReader(space, "clip")
+    actions = container(a=sequence([np.full((ROWS, 2), 9.0), np.array([0, 1, 0])]), b=np.array([2, 1, 0]))
+    split = reader.split(reader.read(actions, ALL))
+    assert len(split) == ROWS
+    assert split[1]["a"][0].tolist() == [2, 9]
+    assert (split[1]["a"][1], split[1]["b"]) == (1, 1)
+    assert space.contains({"a": tuple(split[1]["a"]), "b": split[1]["b"]})

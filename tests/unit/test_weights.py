@@ -1,0 +1,539 @@
+"""What travels when weights are sent, and that a module gets all of it or is left as it was."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import tensordict
+import torch
+from torch import nn
+
+from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.weights import WeightsSnapshot, apply_weights, load_weights_file, snapshot_weights
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+class Normalizer(nn.Module):
+    """Keeps its count outside of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.extra: Any = {"count": 0}
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+class Everything(nn.Module):
+    """Every kind of tensor that a module can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.normalizer = Normalizer()
+        self.scalar = nn.Parameter(torch.tensor(1.0))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0, 5))
+        self.transposed = nn.Parameter(torch.zeros(3, 5).T)
+        for dtype in DTYPES:
+            self.register_buffer(f"of_{str(dtype).removeprefix('torch.')}", torch.zeros(2, 3).to(dtype))
+
+
+def randomized(module: nn.Module, seed: int) -> nn.Module:
+    """Fill every tensor with other bits."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 40)
+    for part in module.modules():
+        if isinstance(part, Normalizer):
+            part.extra = {"count": seed, "names": ["a", "b"]}
+    return module
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return names, dtypes, shapes and bytes of everything, the volatile buffers and extra state included."""
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    state: dict[str, Any] = {
+        name: (value.dtype, tuple(value.shape), value.detach().contiguous().clone().view(-1).tolist())
+        for name, value in tensors
+    }
+    extra = {f"{name}!": m.extra for name, m in module.named_modules() if isinstance(m, Normalizer)}
+    return state | {name: pickle.loads(pickle.dumps(value)) for name, value in extra.items()}
+
+
+def fresh(seed: int = 1) -> nn.Module:
+    return randomized(Everything(), seed)
+
+
+# ------------------------------------------------------------------------------ round trips
+
+
+def test_everything_arrives() -> None:
+    """Parameters, buffers of both kinds, every dtype, scalars, empty and transposed tensors and extra state travel."""
+    source, target = fresh(1), fresh(2)
+    assert state_of(source) != state_of(target)
+    apply_weights(snapshot_weights(source, 3), target)
+    assert state_of(source) == state_of(target)
+
+
+def test_a_snapshot_crosses_processes() -> None:
+    """Pickled, and mapped read-only as an object store maps it, a snapshot has the same bytes and the same digest."""
+    source, target = fresh(1), fresh(2)
+    sent = snapshot_weights(source, 3)
+    received = pickle.loads(pickle.dumps(sent))
+    received.buffer.flags.writeable = False
+    apply_weights(received, target)
+    assert state_of(source) == state_of(target)
+    assert received.digest == sent.digest
+    assert received.version == 3
+
+
+def test_tensors_are_aligned_and_do_not_overlap() -> None:
+    """Every tensor starts at a multiple of 64 bytes, behind the end of the one before."""
+    snapshot = snapshot_weights(fresh(), 1)
+    end = 0
+    for entry in snapshot.entries:
+        assert entry.offset % 64 == 0
+        assert entry.offset >= end
+        end = entry.offset + entry.num_bytes
+    assert end <= snapshot.buffer.nbytes
+
+
+def test_weights_are_copied_in_place() -> None:
+    """The module keeps its Parameter objects, their memory, ``requires_grad``, gradients and its mode."""
+    target = fresh(2).train()
+    named = dict(target.named_parameters())
+    target.scalar.grad = torch.tensor(5.0)
+    before = {name: (id(p), p.data_ptr(), p.requires_grad) for name, p in named.items()}
+    apply_weights(snapshot_weights(fresh(1), 1), target)
+    assert {name: (id(p), p.data_ptr(), p.requires_grad) for name, p in target.named_parameters()} == before
+    assert target.scalar.grad == 5.0
+    assert target.training
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 3)
+        self.decoder = nn.Linear(3, 3)
+        self.decoder.weight = self.encoder.weight
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict"])
+def test_tied_weights_stay_tied(form: str) -> None:
+    """A shared tensor is one tensor afterwards too, with the values that were sent."""
+    source, target = randomized(Tied(), 1), randomized(Tied(), 2)
+    apply_weights(snapshot_weights(source if form == "module" else source.state_dict(), 1), target)
+    assert target.decoder.weight is target.encoder.weight
+    assert state_of(target) == state_of(source)
+
+
+def test_a_module_without_weights_is_fine() -> None:
+    """An empty snapshot is a snapshot: a parameter-free module can be sent and set."""
+    snapshot = snapshot_weights(nn.Tanh(), 4)
+    apply_weights(snapshot, nn.ReLU())
+    assert (snapshot.entries, snapshot.buffer.size, len(snapshot.digest)) == ((), 0, 32)
+
+
+# ------------------------------------------------------------------------------ the forms that weights come in
+
+
+def net(seed: int) -> nn.Module:
+    """Return a module without volatile buffers, which no other form than a module carries."""
+    return randomized(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), seed)
+
+
+FORMS = {
+    "module": lambda module: module,
+    "state dict": lambda module: module.state_dict(),
+    "plain dict": lambda module: dict(module.state_dict()),
+    "TensorDict": tensordict.from_module,
+    "TensorDict of a state dict": lambda module: tensordict.TensorDict(module.state_dict()).unflatten_keys("."),
+    "DataParallel": nn.DataParallel,
+    "state dict of DataParallel": lambda module: nn.DataParallel(module).state_dict(),
+    "compiled": lambda module: torch.compile(module, backend="eager"),
+    "state dict of compiled": lambda module: torch.compile(module, backend="eager").state_dict(),
+    "compiled DataParallel": lambda module: torch.compile(nn.DataParallel(module), backend="eager").state_dict(),
+    "DataParallel of compiled": lambda module: nn.DataParallel(torch.compile(module, backend="eager")).state_dict(),
+    "module in inference mode": lambda module: module.eval().requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_weights_arrives(form: str) -> None:
+    """A module, a state dict, a TensorDict, and what wrappers make of their names, set the same weights."""
+    source, target = net(1), net(2)
+    expected = state_of(source)
+    apply_weights(snapshot_weights(FORMS[form](source), 1), target)
+    assert state_of(target) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mapping_of_names_to_weights_arrives(form: str) -> None:
+    """Parts of an agent, each in any form, are set under the names of the policy's parts."""
+    sources, target = {"actor": net(1), "critic": net(2)}, nn.ModuleDict({"actor": net(3), "critic": net(4)})
+    apply_weights(snapshot_weights({name: FORMS[form](module) for name, module in sources.items()}, 1), target)
+    assert state_of(target) == state_of(nn.ModuleDict(sources))
+
+
+def test_a_policy_whose_part_is_called_module_keeps_its_names() -> None:
+    """``module.`` is a wrapper's prefix only where the policy does not use it itself, as TensorDictModule does."""
+    source, target = (nn.ModuleDict({"module": net(seed)}) for seed in (1, 2))
+    apply_weights(snapshot_weights(source, 1), target)
+    assert state_of(target) == state_of(source)
+
+
+def test_a_state_dict_may_leave_volatile_buffers_out() -> None:
+    """Non-persistent buffers are not in a state dict: they stay as they are."""
+    source, target = fresh(1), fresh(2)
+    scratch = target.normalizer.scratch.clone()
+    apply_weights(snapshot_weights(source.state_dict(), 1), target)
+    assert (target.normalizer.scratch == scratch).all()
+    assert state_of(target) | {"normalizer.scratch": None} == state_of(source) | {"normalizer.scratch": None}
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict"])
+@pytest.mark.parametrize("extra", [{"count": 9, "inner": [1.5, "x"]}, np.arange(3), 7], ids=["dict", "array", "int"])
+def test_extra_state_of_submodules_arrives(extra: Any, form: str) -> None:
+    """``get_extra_state`` travels with its submodule, from a module and from a state dict."""
+    source, target = nn.Sequential(nn.Linear(2, 2), Normalizer()), nn.Sequential(nn.Linear(2, 2), Normalizer())
+    source[1].extra = extra
+    apply_weights(snapshot_weights(source if form == "module" else source.state_dict(), 1), target)
+    assert repr(target[1].extra) == repr(extra)
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict"])
+def test_extra_state_may_be_a_tensor(form: str) -> None:
+    """Extra state is extra state whatever its type: some layers keep a tensor there."""
+    source, target = nn.Sequential(Normalizer()), nn.Sequential(Normalizer())
+    source[0].extra = torch.arange(4)
+    apply_weights(snapshot_weights(source if form == "module" else source.state_dict(), 1), target)
+    assert torch.equal(target[0].extra, torch.arange(4))
+
+
+# ------------------------------------------------------------------------------ taken at once
+
+
+@pytest.mark.parametrize("form", ["module", "state dict", "TensorDict"])
+def test_later_training_steps_do_not_leak_in(form: str) -> None:
+    """A snapshot holds the weights of the moment it was taken."""
+    source, target = net(1), net(2)
+    expected = state_of(source)
+    snapshot = snapshot_weights(FORMS[form](source), 1)
+    optimizer = torch.optim.SGD(source.parameters(), lr=0.1)
+    sum(parameter.sum() for parameter in source.parameters()).backward()
+    optimizer.step()
+    apply_weights(snapshot, target)
+    assert state_of(target) == expected
+    assert state_of(source) != expected
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict"])
+def test_later_changes_of_extra_state_do_not_leak_in(form: str) -> None:
+    """Extra state is copied at once too, however deep the change afterwards."""
+    source, target = nn.Sequential(Normalizer()), nn.Sequential(Normalizer())
+    source[0].extra = {"counts": [1]}
+    snapshot = snapshot_weights(source if form == "module" else source.state_dict(), 1)
+    source[0].extra["counts"].append(2)
+    apply_weights(snapshot, target)
+    assert target[0].extra == {"counts": [1]}
+
+
+def test_taking_a_snapshot_changes_nothing() -> None:
+    """The trainer's module keeps mode, weights, gradients, ``requires_grad`` and random state."""
+    source = fresh(1).train()
+    source.scalar.grad = torch.tensor(2.0)
+    before = (state_of(source), torch.get_rng_state().tolist())
+    snapshot_weights(source, 1)
+    assert (state_of(source), torch.get_rng_state().tolist()) == before
+    assert source.training
+    assert source.scalar.grad == 2.0
+    assert [p.requires_grad for p in source.parameters()] == [p.requires_grad for p in Everything().parameters()]
+
+
+# ------------------------------------------------------------------------------ the digest
+
+
+def test_equal_weights_have_equal_digests() -> None:
+    """The digest names the weights: neither version nor the object they came in matters."""
+    assert snapshot_weights(fresh(1), 1).digest == snapshot_weights(fresh(1), 2).digest
+
+
+@pytest.mark.parametrize("name", [name for name, _ in net(1).state_dict().items()])
+def test_one_flipped_bit_changes_the_digest(name: str) -> None:
+    """The least difference in any tensor is another digest."""
+    module = net(1)
+    before = snapshot_weights(module, 1).digest
+    view = module.state_dict()[name].reshape(-1).view(torch.uint8)
+    view[0] ^= 1
+    assert snapshot_weights(module, 1).digest != before
+
+
+def test_names_dtypes_shapes_and_extra_state_are_in_the_digest() -> None:
+    """Equal bytes under another name, dtype or shape, or beside another extra state, are other weights."""
+    tensors = [
+        {"a": torch.zeros(4)},
+        {"b": torch.zeros(4)},
+        {"a": torch.zeros(2, 2)},
+        {"a": torch.zeros(4, dtype=torch.int32)},
+        {"a": torch.zeros(4), "b": torch.zeros(0)},
+        {"a": torch.zeros(4), "x._extra_state": 1},
+        {"a": torch.zeros(4), "x._extra_state": 2},
+    ]
+    assert len({snapshot_weights(weights, 1).digest for weights in tensors}) == len(tensors)
+
+
+@pytest.mark.parametrize("form", ["state dict", "plain dict", "TensorDict", "reversed", "compiled"])
+def test_the_form_that_weights_come_in_does_not_change_their_digest(form: str) -> None:
+    """The same tensors under the same names are the same weights, in whatever order they are listed."""
+    module = net(1)
+    weights = dict(reversed(module.state_dict().items())) if form == "reversed" else FORMS[form](module)
+    assert snapshot_weights(weights, 1).digest == snapshot_weights(module, 1).digest
+
+
+def test_weights_from_a_file_have_the_digest_of_the_module_that_was_saved(tmp_path: Path) -> None:
+    """A result made from a weights file and one made from the live module can be recognized as the same policy's."""
+    module = net(1)
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
+    torch.save(module.state_dict(), tmp_path / "w.pt")
+    digests = {snapshot_weights(load_weights_file(tmp_path / name), 0).digest for name in ("w.safetensors", "w.pt")}
+    assert digests == {snapshot_weights(module, 0).digest}
+
+
+# ------------------------------------------------------------------------------ refused, and nothing changed
+
+
+def without(weights: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in weights.items() if name not in names}
+
+
+def changed(**tensors: Any) -> dict[str, Any]:
+    return fresh(1).state_dict() | {name.replace("__", "."): value for name, value in tensors.items()}
+
+
+MISFITS = {
+    "missing": (without(changed(), "body.0.weight"), "weights lack 'body.0.weight', which the policy has"),
+    "two missing": (without(changed(), "body.0.weight", "scalar"), "lack 'body.0.weight', 'scalar', which"),
+    "extra": (changed(body__9__weight=torch.zeros(1)), "weights have 'body.9.weight', which the policy lacks"),
+    "misshapen": (
+        changed(body__2__weight=torch.zeros(2, 5)),
+        "weights 'body.2.weight' have shape (2, 5), but the policy's have (2, 4)",
+    ),
+    "transposed": (changed(body__2__weight=torch.zeros(4, 2)), "have shape (4, 2), but the policy's have (2, 4)"),
+    "broadcastable": (changed(body__2__bias=torch.zeros(1)), "have shape (1,), but the policy's have (2,)"),
+    "other dtype": (
+        changed(frozen=torch.zeros(3, dtype=torch.float64)),
+        "weights 'frozen' are float64, but the policy's are float32: convert them first",
+    ),
+    "half": (changed(frozen=torch.zeros(3).half()), "are float16, but the policy's are float32"),
+    "no extra state": (without(changed(), "normalizer._extra_state"), "weights lack 'normalizer._extra_state'"),
+    "too much extra state": (
+        changed(body___extra_state={}),
+        "weights have 'body._extra_state', which the policy lacks",
+    ),
+    "nothing": ({}, "weights lack "),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_weights_that_do_not_fit_are_named_and_change_nothing(misfit: str) -> None:
+    """A missing, extra or misshapen tensor, or one of another dtype, is named; the policy keeps what it has."""
+    weights, message = MISFITS[misfit]
+    target = fresh(2)
+    before = state_of(target)
+    with pytest.raises(WeightsError) as caught:
+        apply_weights(snapshot_weights(weights, 1), target)
+    assert message in str(caught.value)
+    assert state_of(target) == before
+
+
+def test_many_missing_names_are_counted() -> None:
+    """A policy of another kind is not answered with a page of names."""
+    with pytest.raises(WeightsError, match=r"^weights lack .* and \d+ more, which the policy has$") as caught:
+        apply_weights(snapshot_weights({}, 1), fresh())
+    assert str(caught.value).count("'") == 10
+
+
+def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
+    """All or nothing holds too when a submodule refuses its extra state."""
+
+    class Picky(Normalizer):
+        def set_extra_state(self, state: Any) -> None:
+            raise ValueError("not mine")
+
+    target = nn.Sequential(nn.Linear(2, 2), Picky())
+    before = state_of(target)
+    with pytest.raises(Exception, match="not mine"):
+        apply_weights(snapshot_weights(randomized(nn.Sequential(nn.Linear(2, 2), Normalizer()), 3), 1), target)
+    assert state_of(target) == before
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (None, "weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, not NoneType"),
+        (3.5, "not float"),
+        ("policy.pt", "not str"),
+        ([torch.zeros(3)], "not list"),
+        (torch.zeros(3), "not Tensor"),
+        ({"a": np.zeros(3)}, "weights 'a' are a ndarray, not a tensor"),
+        ({"a": {"b": 3}}, "weights 'a.b' are a int, not a tensor"),
+        ({"a": None}, "weights 'a' are a NoneType, not a tensor"),
+    ],
+)
+def test_what_are_no_weights_is_refused(weights: Any, message: str) -> None:
+    """The message says what was given, and what would do."""
+    with pytest.raises(WeightsError) as caught:
+        snapshot_weights(weights, 1)
+    assert message in str(caught.value)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("weights", [lazy(), lazy().state_dict()], ids=["module", "state dict"])
+def test_uninitialized_weights_are_refused(weights: Any) -> None:
+    """A lazy layer that never ran has nothing to send; it is named."""
+    with pytest.raises(WeightsError, match=r"weights '0\.(weight|bias)' are uninitialized: run the module once"):
+        snapshot_weights(weights, 1)
+
+
+def test_a_lazy_policy_refuses_weights_by_name() -> None:
+    """A lazy layer that never ran has no shape to check against: that is said in our words."""
+    source = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with pytest.raises(WeightsError, match=r"'0\.(weight|bias)'"):
+        apply_weights(snapshot_weights(source, 1), lazy())
+
+
+# ------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth", "w"])
+def test_weights_files_are_read(tmp_path: Path, name: str) -> None:
+    """A safetensors file, and a torch file by any other name, give back the tensors that were saved."""
+    source, target = net(1), net(2)
+    save = safetensors.torch.save_file if name.endswith(".safetensors") else torch.save
+    save(source.state_dict(), tmp_path / name)
+    apply_weights(snapshot_weights(load_weights_file(str(tmp_path / name)), 0), target)
+    assert state_of(target) == state_of(source)
+
+
+def test_a_torch_file_with_extra_state_is_read(tmp_path: Path) -> None:
+    """A saved state dict comes back whole: normalizers keep their extra state in it."""
+    source, target = fresh(1), fresh(2)
+    torch.save(source.state_dict(), tmp_path / "w.pt")
+    apply_weights(snapshot_weights(load_weights_file(tmp_path / "w.pt"), 0), target)
+    assert target.normalizer.extra == source.normalizer.extra
+    assert torch.equal(target.body[0].weight, source.body[0].weight)
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def pickled(path: Path, value: Any) -> None:
+    path.write_bytes(pickle.dumps(value))
+
+
+def saved_the_old_way(path: Path, value: Any) -> None:
+    torch.save(value, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "policy.pkl"])
+@pytest.mark.parametrize("write", [pickled, lambda p, v: torch.save(v, p), saved_the_old_way])
+def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write: Any) -> None:
+    """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
+    trace = tmp_path / "trace"
+    path = tmp_path / name
+    write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
+    with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
+        load_weights_file(path)
+    assert str(path) in str(caught.value)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(Payload(trace)))
+    assert trace.exists()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("value", [nn.Linear(2, 2), {"weight": Path()}], ids=["module", "object"])
+@pytest.mark.parametrize("write", [pickled, lambda p, v: torch.save(v, p)])
+def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any, write: Any) -> None:
+    """The message for a harmless pickle says why it is refused, and how to save weights alone."""
+    path = tmp_path / "policy.pt"
+    write(path, value)
+    with pytest.raises(
+        ConfigError, match=r"holds pickled objects, .*safetensors\.torch\.save_file\(module\.state_dict"
+    ):
+        load_weights_file(path)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "text"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    """A file that is cut, empty or something else altogether is a ConfigError with its path."""
+    path = tmp_path / name
+    (safetensors.torch.save_file if name == "w.safetensors" else torch.save)(net(1).state_dict(), path)
+    whole = path.read_bytes()
+    noise = np.random.default_rng(0).bytes(2000)
+    path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise, "text": b"hello\n" * 50}[damage])
+    with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
+        load_weights_file(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """A path without a file, or to a folder, is a ConfigError with its path."""
+    for path in (tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(ConfigError, match=r"policy\.weights: there is no file") as caught:
+            load_weights_file(path)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{"state_dict": {"a": torch.zeros(1)}}, [torch.zeros(1)], torch.zeros(1), {"a": 3}])
+def test_a_file_must_hold_a_flat_mapping_of_tensors(tmp_path: Path, value: Any) -> None:
+    """A checkpoint with weights somewhere inside is refused: which of them are meant cannot be guessed."""
+    torch.save(value, tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match="must hold a flat mapping of names to tensors"):
+        load_weights_file(tmp_path / "checkpoint.pt")
+
+
+def test_a_snapshot_is_frozen() -> None:
+    """Whoever holds a snapshot holds one version for good."""
+    snapshot = snapshot_weights(OrderedDict(a=torch.zeros(1)), 5)
+    assert isinstance(snapshot, WeightsSnapshot)
+    with pytest.raises(AttributeError):
+        snapshot.version = 6  # type: ignore[misc]
