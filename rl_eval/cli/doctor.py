@@ -80,9 +80,7 @@ class _Report:
             self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
 
 
-def _examine(
-    report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool
-) -> None:
+def _examine(report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
     from rl_eval.cli.checks.finding import note, ok, problem
     from rl_eval.cli.checks.machine import check_address, check_machine

@@ -17,13 +17,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rl_eval.handle import EvalProgress
 from rl_eval.report.table import WIDTH, Line, Page, decimals, number, rich_page
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from rl_eval.config import EvalSettings
-    from rl_eval.handle import EvalProgress
 
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "NoDisplay", "make_display", "progress_line"]
 
@@ -118,7 +118,18 @@ class LiveDisplay:
 
         self._settings = settings
         self._said = "starting"
-        self._progress: EvalProgress | None = None
+        self._progress = EvalProgress(
+            num_episodes=settings.evaluation.num_episodes,
+            num_finished=0,
+            num_failed=0,
+            num_faults=0,
+            num_prefix=0,
+            mean_return=math.nan,
+            half_width=math.nan,
+            env_steps=0,
+            seconds=0.0,
+            num_runners=0,
+        )
         self._live: Live = Live(
             self._render(),
             console=console,
@@ -145,12 +156,10 @@ class LiveDisplay:
         self._live.stop()
 
     def _render(self) -> Group:
-        settings, progress = self._settings, self._progress
-        lines = [Line("", "", headline(settings))] if progress is None else progress_lines(progress, settings)
-        title, subtitle = names(settings)
-        page = rich_page(Page(title, subtitle, self._said, [lines]))
+        title, subtitle = names(self._settings)
+        page = rich_page(Page(title, subtitle, self._said, [progress_lines(self._progress, self._settings)]))
         # The last line stays empty for the ^C that a terminal echoes.
-        return Group(page, Text(""), Constrain(_bar(progress), WIDTH), Text(""))
+        return Group(page, Text(""), Constrain(_bar(self._progress), WIDTH), Text(""))
 
 
 # The words
@@ -195,10 +204,11 @@ def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]
     trouble = f"{progress.num_failed:,} failed   {_count(progress.num_faults, 'fault')}"
     runners = settings.runners.num_runners
     where = f"on {progress.num_runners} of {_count(runners, 'runner')}" if runners else "in this process"
+    rate = number(_rate(progress), 0) if progress.num_finished else ""
     return [
         Line("mean return", mean, over),
         Line("episodes", f"{progress.num_finished:,}", f"of {progress.num_episodes:,}   {trouble}"),
-        Line("speed", number(_rate(progress), 0) if progress.num_finished else "", f"env steps/s   {where}"),
+        Line("speed", rate, f"env steps/s   {where}" if rate else where),
     ]
 
 
@@ -219,18 +229,17 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _bar(progress: EvalProgress | None) -> Table:
+def _bar(progress: EvalProgress) -> Table:
     """Draw the bar, the time that passed and the time that is left if the rest goes as the part so far."""
-    done, total = (progress.num_finished, progress.num_episodes) if progress else (0, 1)
-    elapsed = clock_text(progress.seconds) if progress else "0:00"
-    left = f"about {clock_text(progress.seconds * (total - done) / done)} left" if progress and done else ""
+    done, total = progress.num_finished, progress.num_episodes
+    left = f"about {clock_text(progress.seconds * (total - done) / done)} left" if done else ""
     grid = Table.grid(expand=True, padding=(0, 3, 0, 0), pad_edge=False)
     grid.add_column(ratio=1)
     grid.add_column(justify="right")
     grid.add_column(justify="right")
     grid.add_column(justify="right", width=len("about 00:00 left"))
     bar = ProgressBar(total=total, completed=done, complete_style="cyan", finished_style="cyan")
-    grid.add_row(bar, f"{math.floor(100 * done / total)} %", elapsed, left)
+    grid.add_row(bar, f"{math.floor(100 * done / total)} %", clock_text(progress.seconds), left)
     return grid
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,31 +27,29 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.stats")
 _REFRESH_S: Final = 0.2
 _GRACE_S: Final = 2.0
 """How long SIGTERM lets a step finish: supervisors follow it with SIGKILL, some after three seconds."""
 
 
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, show_default=False, help=text)
+
+
 def run(
     config: ConfigPath,
     section: Section = None,
-    num_episodes: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Episodes to run.")] = None,
-    num_runners: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Ray actors; 0 is this process.")
-    ] = None,
-    num_envs_per_runner: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Environments in each runner.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", show_default=False, help="Root seed of the plan.")] = None,
-    address: Annotated[
-        str | None, typer.Option(metavar="A", show_default=False, help="Ray cluster; else RAY_ADDRESS, else a local one.")
-    ] = None,
+    num_episodes: Annotated[int | None, _option("N", "Episodes to run.")] = None,
+    num_runners: Annotated[int | None, _option("N", "Ray actors; 0 is this process.")] = None,
+    num_envs_per_runner: Annotated[int | None, _option("N", "Environments in each runner.")] = None,
+    seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
+    address: Annotated[str | None, _option("A", "Ray cluster; else RAY_ADDRESS, else a local one.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            help="Folder for result.json and episodes.parquet; by default out/ and the name of the config file. "
+        _option(
+            "DIR",
+            "Folder for result.json and episodes.parquet; by default out/ and the name of the config file. "
             "An earlier result in it is replaced.",
         ),
     ] = None,
@@ -104,7 +103,7 @@ def _watch(handle: EvalHandle, interruption: Interruption, display: Display) -> 
         if interruption.number is not None and cancelled is None:
             cancelled = time.monotonic()
             handle.cancel()
-            display.say("stopping; a second signal ends it at once")
+            display.say("stopping; a second signal gives the result up")
         if cancelled is not None and interruption.number == signal.SIGTERM and time.monotonic() - cancelled > _GRACE_S:
             raise Interrupted(interruption.number)
         _wait(handle)
@@ -116,8 +115,8 @@ def _wait(handle: EvalHandle) -> None:
     try:
         handle.result(_REFRESH_S)
     except TimeoutError:
-        import pyarrow.parquet
-        import scipy.stats  # noqa: F401
+        for module in _REPORT_NEEDS:
+            importlib.import_module(module)
 
 
 def _deliver(result: EvalResult, folder: Path, quiet: bool) -> None:

@@ -16,7 +16,9 @@ RAISING = {"attempt_rates": [0.5, 0.25]}
 FAULTS: tuple[dict[str, Any], ...] = ({}, RAISING, {"kill_episodes": [7]}, {"kill_episodes": [7, 13]})
 
 # All 20 pairs of runners and lanes; the fault walks along, so that each of its values meets each value of both.
-COVERING = [(r, lanes, FAULTS[(i + j) % len(FAULTS)]) for (i, r), (j, lanes) in product(enumerate(RUNNERS), enumerate(LANES))]
+COVERING = [
+    (r, lanes, FAULTS[(i + j) % len(FAULTS)]) for (i, r), (j, lanes) in product(enumerate(RUNNERS), enumerate(LANES))
+]
 QUICK = [(2, 16, FAULTS[3]), (3, 3, RAISING), (0, 8, RAISING)]
 
 
@@ -74,12 +76,14 @@ def test_an_impure_environment_breaks_the_fingerprint() -> None:
     """State that leaks across resets is not a function of the seed: the fingerprint depends on the layout, and says so."""
 
     def fingerprint(lanes: int, reuse: str) -> str:
-        config = EvalConfig.from_dict({
-            "environment": {"env": "rl_eval.testing:impure", "env_reuse": reuse},
-            "policy": {"policy": "rl_eval.testing:make_gru", "deterministic": False},
-            "runners": {"num_envs_per_runner": lanes},
-            "evaluation": {"num_episodes": 30},
-        })
+        config = EvalConfig.from_dict(
+            {
+                "environment": {"env": "rl_eval.testing:impure", "env_reuse": reuse},
+                "policy": {"policy": "rl_eval.testing:make_gru", "deterministic": False},
+                "runners": {"num_envs_per_runner": lanes},
+                "evaluation": {"num_episodes": 30},
+            }
+        )
         return evaluate(config).fingerprint
 
     assert fingerprint(1, "lane") != fingerprint(8, "lane")

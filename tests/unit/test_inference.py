@@ -1,0 +1,521 @@
+"""What a lane's action depends on: its own observations, state and noise, and nothing that happens in other rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.mlp import make_mlp
+from rl_eval.policies.module import ModulePolicy
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.runners.inference import BLOCK, Inference
+from rl_eval.testing import make_gru
+
+Array = npt.NDArray[Any]
+
+LANES = (1, 3, 8, 16, 24, 64)
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), spaces.Box(0, 255, (3, 3), np.uint8)))})
+
+
+def infer(
+    policy: Any,
+    lanes: int,
+    observations: gym.Space[Any] = OBSERVATIONS,
+    actions: gym.Space[Any] = ACTIONS,
+    *,
+    deterministic: bool = True,
+) -> Inference:
+    inference = Inference(policy, observations, actions, lanes, deterministic=deterministic, actions="none")
+    inference.probe()
+    return inference
+
+
+def network(seed: int = 0, actions: gym.Space[Any] = ACTIONS, *, deterministic: bool = True) -> ModulePolicy:
+    """Return a network of the usual size, with weights of its seed."""
+    torch.manual_seed(seed)
+    return ModulePolicy(make_mlp(OBSERVATIONS, actions), actions, deterministic)
+
+
+def pool(count: int) -> Array:
+    return np.random.default_rng(5).normal(size=(count, 4)).astype(np.float32)
+
+
+def act_once(inference: Inference, rows: dict[int, int], garbage: float = 0.0) -> dict[int, bytes]:
+    """Put pool row r on lane l for each l: r, with the row as its seed; return the bytes of each lane's action."""
+    inference.live[:] = False
+    for array in [inference.observations.arrays]:
+        array[:] = garbage
+    for lane, row in rows.items():
+        inference.begin(lane, 1000 + row)
+        inference.observations.write(lane, pool(200)[row])
+    actions, errors = inference.act()
+    assert not errors
+    return {lane: np.asarray(actions[lane]).tobytes() for lane in rows}
+
+
+# ------------------------------------------------------------------------------ rows are invariant
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_row_of_a_network_is_the_same_in_every_layout(lanes: int, deterministic: bool) -> None:
+    """To the last bit: alone or among others, on any lane, whatever the dead rows hold."""
+    inference = infer(network(deterministic=deterministic), lanes, deterministic=deterministic)
+    alone = infer(network(deterministic=deterministic), 1, deterministic=deterministic)
+    assert inference.numerics["reference"] == f"block of {BLOCK}"
+    expected = [act_once(alone, {0: row})[0] for row in range(lanes)]
+    shuffled = np.random.default_rng(lanes).permutation(lanes)
+    for rows in ({int(lane): int(row) for lane, row in enumerate(shuffled)}, {lanes - 1: 0}, {0: lanes - 1}):
+        for garbage in (0.0, 1e9, np.nan):
+            found = act_once(inference, rows, garbage)
+            assert found == {lane: expected[row] for lane, row in rows.items()}
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_logits_of_a_network_decide_alike_in_every_layout(lanes: int) -> None:
+    """The probe looks at the logits behind an argmax, so near ties fall the same way everywhere."""
+    discrete = spaces.Discrete(3)
+    inference = infer(network(actions=discrete), lanes, actions=discrete)
+    alone = infer(network(actions=discrete), 1, actions=discrete)
+    assert inference.numerics == alone.numerics
+    found = act_once(inference, {lane: lane for lane in range(lanes)}, 1e9)
+    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(lanes)}
+
+
+# ------------------------------------------------------------------------------ what the probe catches
+
+
+def total(observations: Array) -> Array:
+    """Two numbers per row that depend on that row alone."""
+    return np.stack([observations[:, :1].sum(1), observations.max(1)], 1).astype(np.float64)
+
+
+def plus_position(x: Array) -> Array:
+    return total(x) + np.arange(len(x))[:, None]
+
+
+def plus_a_little_position(x: Array) -> Array:
+    return total(x) + 1e-12 * np.arange(len(x))[:, None]
+
+
+def minus_mean(x: Array) -> Array:
+    return total(x) - total(x).mean(0)
+
+
+def plus_neighbour(x: Array) -> Array:
+    return total(x) + np.roll(total(x), 1, 0)
+
+
+def sorted_rows(x: Array) -> Array:
+    return np.sort(total(x), axis=0)
+
+
+def plus_size(x: Array) -> Array:
+    return total(x) + (len(x) > 1)
+
+
+DEPENDENT: dict[str, Callable[[Array], Array]] = {
+    function.__name__: function
+    for function in (plus_position, plus_a_little_position, minus_mean, plus_neighbour, sorted_rows)
+}
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_a_policy_that_depends_on_other_rows_is_computed_row_by_row(name: str, lanes: int) -> None:
+    """Position-dependent and cross-row operations are caught, and every lane gets the result of a batch of one."""
+    function = DEPENDENT[name]
+    inference = infer(CallablePolicy(function), lanes)
+    assert inference.numerics["reference"] == "row"
+    found = act_once(inference, {lane: lane for lane in range(lanes)}, 7.0)
+    assert found == {lane: function(pool(200)[lane : lane + 1])[0].tobytes() for lane in range(lanes)}
+
+
+def test_a_network_with_a_position_in_it_is_caught() -> None:
+    """A module that adds the row's index is caught like a function."""
+
+    class Positional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = make_mlp(OBSERVATIONS, spaces.Discrete(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.body(x)
+            return logits + 1e-6 * torch.arange(len(x))[:, None]
+
+    policy = ModulePolicy(Positional(), spaces.Discrete(2), True)
+    assert infer(policy, 8, actions=spaces.Discrete(2)).numerics["reference"] == "row"
+
+
+@pytest.mark.parametrize("position", range(0, 64, 7))
+def test_one_bad_position_is_enough(position: int) -> None:
+    """Every position is probed: within a block it forces rows, beyond it blocks, and lanes agree either way."""
+
+    def function(x: Array) -> Array:
+        return total(x) + (np.arange(len(x)) == position)[:, None]
+
+    inference = infer(CallablePolicy(function), 64)
+    assert inference.numerics["reference"] == ("row" if position < BLOCK else f"block of {BLOCK}")
+    found = act_once(inference, {lane: lane for lane in range(64)})
+    alone = infer(CallablePolicy(function), 1)
+    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(64)}
+
+
+def test_a_policy_that_depends_on_the_size_of_its_batch_gets_blocks() -> None:
+    """What every block of 16 computes is the definition: a batch of another size is not used."""
+    inference = infer(CallablePolicy(plus_size), 64)
+    assert inference.numerics["reference"] == f"block of {BLOCK}"
+
+    def sized(x: Array) -> Array:
+        return total(x) + len(x)
+
+    inference, alone = infer(CallablePolicy(sized), 64), infer(CallablePolicy(sized), 1)
+    assert inference.numerics == alone.numerics
+    found = act_once(inference, {lane: lane for lane in range(64)})
+    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(64)}
+
+
+def test_a_policy_may_refuse_made_up_observations() -> None:
+    """A policy that only knows real observations is computed row by row, where nothing needs proof."""
+
+    def picky(x: Array) -> Array:
+        if not (x == np.round(x)).all():
+            raise ValueError("these are no real observations")
+        return plus_position(x)
+
+    inference = infer(CallablePolicy(picky), 3)
+    assert inference.numerics["reference"] == "row"
+    for lane in range(3):
+        inference.begin(lane, lane)
+        inference.observations.write(lane, np.full(4, lane))
+    actions, errors = inference.act()
+    assert not errors
+    assert [actions[lane].tolist() for lane in range(3)] == [[0, 0], [1, 1], [2, 2]]
+
+
+# ------------------------------------------------------------------------------ the numerics key
+
+KEYED: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
+    "network": lambda seed: (network(seed), {}),
+    "sampled network": lambda seed: (network(seed, deterministic=False), {"deterministic": False}),
+    "logits": lambda seed: (network(seed, spaces.Discrete(3)), {"actions": spaces.Discrete(3)}),
+    "recurrent": lambda seed: (
+        make_gru(OBSERVATIONS, spaces.Discrete(3), seed=seed),
+        {"actions": spaces.Discrete(3)},
+    ),
+    "row": lambda seed: (CallablePolicy(lambda x: plus_position(x) + seed), {}),
+    "nested": lambda seed: (
+        CallablePolicy(lambda x: total(x["a"]) + x["b"][0][:, None] + x["b"][1].max((1, 2))[:, None] + seed),
+        {"observations": NESTED},
+    ),
+    "pair": lambda seed: (
+        CallablePolicy(lambda x: total(x[0]) + x[1].sum(1)[:, None] + seed),
+        {"observations": spaces.Tuple((OBSERVATIONS, spaces.MultiBinary(9)))},
+    ),
+}
+
+
+def key_of(name: str, lanes: int, seed: int = 0) -> dict[str, Any]:
+    policy, options = KEYED[name](seed)
+    return infer(policy, lanes, **options).numerics
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_the_key_does_not_depend_on_the_number_of_lanes(name: str) -> None:
+    """Runners of any layout have the same key for the same policy, so their results can be told to be equal."""
+    assert len({repr(key_of(name, lanes)) for lanes in LANES}) == 1
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_the_key_tells_other_weights_apart(name: str) -> None:
+    """The digest of the outputs is part of the key, whatever the policy's rows depend on."""
+    assert key_of(name, 3, seed=0)["outputs"]
+    assert key_of(name, 3, seed=0)["outputs"] != key_of(name, 3, seed=1)["outputs"]
+
+
+def test_the_key_names_the_machine() -> None:
+    """Instruction set, MKL mode, threads and torch's version are in the key; it is empty before the probe."""
+    inference = Inference(network(), OBSERVATIONS, ACTIONS, 2, deterministic=True, actions="none")
+    assert inference.numerics == {}
+    inference.probe()
+    assert set(inference.numerics) == {"reference", "outputs", "torch", "cpu_capability", "mkl_cbwr", "num_threads"}
+    first = dict(inference.numerics)
+    inference.probe()
+    assert inference.numerics == first
+
+
+def test_the_probe_leaves_no_trace() -> None:
+    """Lanes, observations, recurrent state and global random state are as they were before the probe."""
+    policy = Recurrent()
+    inference = infer(policy, 3)
+    inference.begin(1, 5)
+    inference.observations.write(1, np.ones(4))
+    inference.act()
+    torch.manual_seed(1)
+    before = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
+    inference.probe()
+    assert before == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
+    actions, _ = inference.act()
+    assert actions[1].tolist() == [2.0, 2.0]
+    assert inference.live.tolist()[:3] == [False, True, False]
+
+
+# ------------------------------------------------------------------------------ shapes
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 24])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda x: np.zeros((len(x) + 1, 2)), "shape (17, 2) for a batch of 16"),
+        (lambda x: np.zeros(len(x)), "shape (16,)"),
+        (lambda x: np.zeros((len(x), 3)), "shape (16, 3)"),
+        (lambda x: np.zeros((2, len(x))), "shape (2, 16)"),
+        (lambda x: np.zeros(2), "shape (2,)"),
+        (lambda x: None, "shape ()"),
+        (lambda x: {"action": np.zeros((len(x), 2))}, "shape ()"),
+        (lambda x: [[0.0, 1.0]] * (len(x) - 1) + [[0.0]], "is no array"),
+        (lambda x: np.array([["a", "b"]] * len(x)), "dtype <U1"),
+    ],
+)
+def test_a_wrong_shape_is_found_by_the_probe(returned: Any, message: str, lanes: int) -> None:
+    """Before any episode runs, actions that fit no observation are a PolicyError."""
+    inference = Inference(CallablePolicy(returned), OBSERVATIONS, ACTIONS, lanes, deterministic=True, actions="clip")
+    with pytest.raises(PolicyError) as caught:
+        inference.probe()
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("outputs", [lambda x: x[:, :3], lambda x: x[:, 0], lambda x: x[:1, :2], lambda x: x.sum()])
+def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, deterministic: bool) -> None:
+    """The same for a module, sampled or not."""
+
+    class Sliced(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = outputs(x)
+            return logits
+
+    policy = ModulePolicy(Sliced(), spaces.Discrete(2), deterministic)
+    inference = Inference(policy, OBSERVATIONS, spaces.Discrete(2), 3, deterministic=deterministic, actions="clip")
+    with pytest.raises(PolicyError, match=r"shape \("):
+        inference.probe()
+
+
+def test_sampling_without_a_distribution_is_found_by_the_probe() -> None:
+    """``deterministic=False`` for a module that returns Box actions alone is a ConfigError, not a fault per episode."""
+    policy = ModulePolicy(nn.Linear(4, 2), ACTIONS, False)
+    with pytest.raises(ConfigError, match=r"policy\.deterministic is False"):
+        infer(policy, 3, deterministic=False)
+
+
+def test_nested_observations_and_actions_pass() -> None:
+    """Dicts and tuples go in and come out as the spaces say, one action per lane."""
+    actions = spaces.Dict({"move": ACTIONS, "more": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))})
+
+    def function(x: Any) -> Any:
+        index = x["b"][0] % 3
+        return {"move": total(x["a"]), "more": (index, np.stack([index > 0, index > 1], 1))}
+
+    for lanes in (1, 3, 24):
+        inference = infer(CallablePolicy(function), lanes, NESTED, actions)
+        lane = lanes - 1
+        inference.begin(lane, 1)
+        inference.observations.write(lane, {"a": np.arange(4), "b": (5, np.zeros((3, 3), np.uint8))})
+        chosen, errors = inference.act()
+        assert not errors
+        assert actions.contains(chosen[lane])
+        assert chosen[lane]["move"].tolist() == [0, 3]
+        assert (chosen[lane]["more"][0], chosen[lane]["more"][1].tolist()) == (2, [1, 1])
+
+
+# ------------------------------------------------------------------------------ recurrent state
+
+
+class Recurrent:
+    """Counts its steps, and fails or returns NaN for observations of 666 or 667.
+
+    With ``in_place`` it writes into the state that it was given, with ``positional`` its rows depend on their place.
+    """
+
+    def __init__(self, *, in_place: bool = False, positional: bool = False, torch_state: bool = False) -> None:
+        self.in_place = in_place
+        self.positional = positional
+        self.torch_state = torch_state
+
+    def initial_state(self, batch_size: int) -> Any:
+        sums = np.zeros((batch_size, 2))
+        return {"sums": torch.from_numpy(sums) if self.torch_state else sums, "calls": np.zeros(batch_size, np.int64)}
+
+    def act(self, observations: Array, state: Any, live: Any, noise: Any) -> tuple[Array, Any]:
+        if self.in_place:
+            state["sums"] += total(observations) if not self.torch_state else torch.from_numpy(total(observations))
+            state["calls"] += 1
+        else:
+            addend = torch.from_numpy(total(observations)) if self.torch_state else total(observations)
+            state = {"sums": state["sums"] + addend, "calls": state["calls"] + 1}
+        if (observations[live] == 666).any():
+            raise ZeroDivisionError("666 is in the batch")
+        actions = np.array(state["sums"]) + 1000 * (state["calls"] - 1)[:, None]
+        if noise is not None:
+            actions = actions + noise.uniform(2)
+        if self.positional:
+            actions = actions + np.arange(len(actions))[:, None]
+        actions[(observations == 667).any(1)] = np.nan
+        return actions, state
+
+
+VARIANTS = {
+    "copying": {},
+    "in place": {"in_place": True},
+    "row by row": {"positional": True},
+    "row by row, in place": {"positional": True, "in_place": True},
+    "torch": {"torch_state": True},
+    "torch, in place": {"torch_state": True, "in_place": True},
+}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("lanes", [1, 3, 20])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_and_noise_belong_to_the_lane(variant: str, lanes: int, deterministic: bool) -> None:
+    """Through a random history of beginnings and ends, each lane acts as if it were alone in the world."""
+    rng = random.Random(lanes)
+    inference = infer(Recurrent(**VARIANTS[variant]), lanes, deterministic=deterministic)
+    model: dict[int, tuple[int, int, Array]] = {}
+    for turn in range(60):
+        for lane in range(lanes):
+            if lane in model and rng.random() < 0.2:
+                inference.end(lane)
+                del model[lane]
+            elif lane not in model and rng.random() < 0.5:
+                model[lane] = (rng.randrange(2**31), 0, np.zeros(2))
+                inference.begin(lane, model[lane][0])
+            observation = np.full(4, rng.randrange(1000), np.float32)
+            if lane in model and rng.random() < 0.1:
+                observation[2] = rng.choice([666, 667])
+            inference.observations.write(lane, observation)
+            if lane in model:
+                seed, steps, sums = model[lane]
+                model[lane] = (seed, steps + 1, sums + total(observation[None])[0])
+        actions, errors = inference.act()
+        assert set(errors) <= set(model)
+        for lane, (seed, steps, sums) in list(model.items()):
+            observation = inference.observations.arrays[lane]
+            if (observation >= 666).any() and observation[2] in (666, 667) and observation[0] != observation[2]:
+                assert isinstance(errors[lane], ZeroDivisionError if observation[2] == 666 else PolicyError)
+                inference.end(lane)
+                del model[lane]
+                continue
+            if (observation == 666).all() or (observation == 667).all():
+                assert lane in errors
+                inference.end(lane)
+                del model[lane]
+                continue
+            assert lane not in errors, (turn, errors)
+            expected = sums + 1000 * (steps - 1)
+            if not deterministic:
+                expected = expected + EpisodeNoise(np.array([seed]), np.array([steps - 1])).uniform(2)[0]
+            assert actions[lane].tobytes() == expected.tobytes(), (turn, lane)
+
+
+@pytest.mark.parametrize("lanes", [3, 24])
+def test_a_recurrent_network_is_the_same_in_every_layout(lanes: int) -> None:
+    """A GRU's action sequence on one lane, beside others, equals its sequence alone."""
+    discrete = spaces.Discrete(3)
+
+    def play(lanes: int, lane: int) -> list[int]:
+        inference = infer(make_gru(OBSERVATIONS, discrete), lanes, actions=discrete, deterministic=False)
+        chosen = []
+        for other in range(lanes):
+            inference.begin(other, 50 + other - lane)
+        for step in range(30):
+            for other in range(lanes):
+                inference.observations.write(other, pool(200)[step + abs(other - lane)])
+            actions, errors = inference.act()
+            assert not errors
+            chosen.append(int(actions[lane]))
+        return chosen
+
+    expected = play(1, 0)
+    assert set(expected) == {0, 1, 2}
+    assert play(lanes, 0) == play(lanes, lanes - 1) == expected
+
+
+# ------------------------------------------------------------------------------ one bad row
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("lanes", [1, 3, 20, 64])
+@pytest.mark.parametrize(("poison", "error"), [(666.0, ZeroDivisionError), (667.0, PolicyError)])
+def test_one_bad_row_costs_one_lane(variant: str, lanes: int, poison: float, error: type[Exception]) -> None:
+    """The policy's own error is told for its lane alone; the others act as without it, and advance once."""
+    bad = lanes // 2
+
+    def play(poisoned: bool) -> tuple[dict[int, list[Any]], dict[int, Exception]]:
+        inference = infer(Recurrent(**VARIANTS[variant]), lanes)
+        for lane in range(lanes):
+            inference.begin(lane, lane)
+        played: dict[int, list[Any]] = {lane: [] for lane in range(lanes) if lane != bad}
+        seen: dict[int, Exception] = {}
+        for step in range(4):
+            for lane in range(lanes):
+                value = poison if poisoned and (step, lane) == (1, bad) else step + 10 * lane
+                inference.observations.write(lane, np.full(4, value))
+            actions, errors = inference.act()
+            seen |= errors
+            for lane in played:
+                played[lane].append(actions[lane].tolist())
+            for lane in errors:
+                inference.end(lane)
+        return played, seen
+
+    undisturbed, no_errors = play(poisoned=False)
+    disturbed, errors = play(poisoned=True)
+    assert not no_errors
+    assert list(errors) == [bad]
+    assert type(errors[bad]) is error
+    assert disturbed == undisturbed
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 20])
+def test_a_policy_that_always_fails_fails_on_every_live_lane(lanes: int) -> None:
+    """Each live lane is told the original error; dead lanes are told nothing."""
+
+    def function(x: Array) -> Array:
+        raise ZeroDivisionError("always")
+
+    inference = infer(CallablePolicy(function), lanes)
+    inference.begin(0, 1)
+    _, errors = inference.act()
+    assert list(errors) == [0]
+    assert isinstance(errors[0], ZeroDivisionError)
+    for lane in range(lanes):
+        inference.begin(lane, 1)
+    _, errors = inference.act()
+    assert sorted(errors) == list(range(lanes))
+
+
+def test_an_action_outside_the_space_costs_its_lane_alone() -> None:
+    """A checked action is checked row by row."""
+    inference = infer(CallablePolicy(lambda x: x[:, 0].astype(int)), 5, actions=spaces.Discrete(3))
+    for lane in range(5):
+        inference.begin(lane, lane)
+        inference.observations.write(lane, np.full(4, lane))
+    actions, errors = inference.act()
+    assert sorted(errors) == [3, 4]
+    assert "action 4, which is outside Discrete(3)" in str(errors[4])
+    assert [int(actions[lane]) for lane in range(3)] == [0, 1, 2]

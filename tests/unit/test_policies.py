@@ -1,0 +1,628 @@
+"""How the user's object becomes a policy: what actions its outputs mean, and that the object itself is left alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import safetensors.numpy
+import torch
+from gymnasium import spaces
+from scipy import stats
+from torch import nn
+
+from rl_eval.config import EvalConfig, PolicySection
+from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.group import evaluate
+from rl_eval.policies import adapt_policy, import_attribute
+from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.mlp import MLPActor, make_mlp
+from rl_eval.policies.module import ModulePolicy
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.protocols import Policy
+from rl_eval.runners.spaces import ActionReader
+
+Array = npt.NDArray[Any]
+
+WEIGHTS = Path(__file__).parents[2] / "configs" / "weights"
+OBSERVATIONS = spaces.Box(-1, 1, (3,), np.float32)
+
+
+class Constant(nn.Module):
+    """Returns the same output for every row, or what a function of the batch makes."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.anchor = nn.Parameter(torch.zeros(1))
+        self._output = output
+
+    def forward(self, observations: Any) -> Any:
+        return self._output(observations) if callable(self._output) else self._output.expand(len(observations), -1)
+
+
+class Stateful:
+    """The least object that implements the protocol."""
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        return np.zeros(len(live), int), state
+
+
+def act(
+    module: nn.Module, space: gym.Space[Any], batch: int = 4, *, deterministic: bool = True, seed: int = 0
+) -> Array:
+    """Run a module as a policy, on rows of zeros whose episodes have consecutive seeds."""
+    policy = ModulePolicy(module, space, deterministic)
+    noise = None if deterministic else EpisodeNoise(np.arange(seed, seed + batch), np.zeros(batch, np.int64))
+    with torch.inference_mode():
+        actions, state = policy.act(np.zeros((batch, 3), np.float32), None, np.ones(batch, bool), noise)
+    assert state is None
+    checked: Array = ActionReader(space, "clip").read(actions, np.ones(batch, bool))
+    return checked
+
+
+def frequencies_fit(counts: Array, probabilities: Array) -> bool:
+    return bool(stats.chisquare(counts, probabilities * counts.sum()).pvalue > 1e-4)
+
+
+def softmax(logits: Any) -> Array:
+    weights = np.exp(np.asarray(logits, np.float64))
+    return np.asarray(weights / weights.sum())
+
+
+# ------------------------------------------------------------------------------ deterministic actions
+
+
+def test_discrete_actions_are_the_greatest_logit() -> None:
+    """The first greatest logit decides, counted from the space's start."""
+    logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 5.0, 1.0], [-3.0, -2.0, -1.0]])
+    module = Constant(lambda observations: logits)
+    assert act(module, spaces.Discrete(3), 3).tolist() == [1, 0, 2]
+    assert act(module, spaces.Discrete(3, start=10), 3).tolist() == [11, 10, 12]
+    assert act(module, spaces.Discrete(3, start=-1), 3).tolist() == [0, -1, 1]
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_multi_discrete_actions_are_read_part_by_part(start: int) -> None:
+    """The logits of the parts stand one behind the other, in the order of ``nvec``."""
+    space = spaces.MultiDiscrete([2, 3], start=[start, -start])
+    logits = torch.tensor([[0.0, 1.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 9.0]])
+    assert act(Constant(lambda observations: logits), space, 2).tolist() == [[1 + start, -start], [start, 2 - start]]
+
+
+def test_multi_discrete_actions_may_be_a_matrix() -> None:
+    """A matrix of parts is read row by row."""
+    space = spaces.MultiDiscrete([[2, 3], [2, 2]])
+    logits = torch.tensor([[0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]])
+    assert act(Constant(lambda observations: logits), space, 1).tolist() == [[[1, 2], [0, 1]]]
+
+
+def test_multi_binary_actions_are_the_positive_logits() -> None:
+    """A bit is set where its logit is above zero, in the shape of the space."""
+    logits = torch.tensor([[-1.0, 0.0, 1.0, 1e-9]])
+    assert act(Constant(logits), spaces.MultiBinary(4), 2).tolist() == [[0, 0, 1, 1]] * 2
+    assert act(Constant(logits), spaces.MultiBinary((2, 2)), 2).tolist() == [[[0, 0], [1, 1]]] * 2
+
+
+@pytest.mark.parametrize("with_std", [False, True])
+def test_box_actions_are_the_output_or_its_mean(with_std: bool) -> None:
+    """A module returns actions, or (mean, log_std), of which the mean is the mode."""
+    mean = torch.tensor([[0.25, -0.5]])
+    output = (lambda x: (mean.expand(len(x), 2), torch.ones(2))) if with_std else mean
+    assert act(Constant(output), spaces.Box(-1, 1, (2,)), 3).tolist() == [[0.25, -0.5]] * 3
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_box_actions_take_the_shape_of_the_space(shape: tuple[int, ...]) -> None:
+    """Flat outputs are laid into the space's shape, row by row."""
+    size = int(np.prod(shape))
+    module = Constant(lambda x: torch.arange(len(x) * size).reshape(len(x), size).float() / 100)
+    read = act(module, spaces.Box(-1, 1, shape, np.float64), 4)
+    assert read.shape == (4, *shape)
+    np.testing.assert_allclose(read.ravel(), np.arange(4 * size) / 100, rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------ sampled actions
+
+LOGITS = [1.0, 0.0, -2.0, 0.5]
+MANY = 20_000
+
+
+def test_discrete_samples_follow_the_softmax() -> None:
+    """Over 20000 episodes the frequencies are those of the softmax, from the space's start on."""
+    counts = np.bincount(
+        act(Constant(torch.tensor([LOGITS])), spaces.Discrete(4), MANY, deterministic=False), minlength=4
+    )
+    assert frequencies_fit(counts, softmax(LOGITS))
+    shifted = act(Constant(torch.tensor([LOGITS])), spaces.Discrete(4, start=5), MANY, deterministic=False)
+    assert (np.bincount(shifted - 5, minlength=4) == counts).all()
+
+
+def test_multi_discrete_samples_follow_the_softmax_of_each_part() -> None:
+    """Each part has its own distribution, and the parts are independent."""
+    logits = torch.tensor([[*LOGITS, 0.0, 1.0]])
+    drawn = act(Constant(logits), spaces.MultiDiscrete([4, 2]), MANY, deterministic=False)
+    joint = np.bincount(drawn[:, 0] * 2 + drawn[:, 1], minlength=8)
+    assert frequencies_fit(joint, np.outer(softmax(LOGITS), softmax([0.0, 1.0])).ravel())
+
+
+def test_multi_binary_samples_follow_the_sigmoid() -> None:
+    """Each bit is set with the sigmoid of its logit; huge logits are certain, and warn of nothing."""
+    logits = torch.tensor([[0.0, 1.0, -1.5, 1000.0, -1000.0]])
+    drawn = act(Constant(logits), spaces.MultiBinary(5), MANY, deterministic=False)
+    ones = drawn.sum(0)
+    assert (ones[3], ones[4]) == (MANY, 0)
+    for bit, logit in enumerate((0.0, 1.0, -1.5)):
+        probability = 1 / (1 + np.exp(-logit))
+        assert frequencies_fit(np.array([ones[bit], MANY - ones[bit]]), np.array([probability, 1 - probability]))
+
+
+@pytest.mark.parametrize("std_per_row", [False, True])
+def test_box_samples_follow_the_gaussian(std_per_row: bool) -> None:
+    """Samples are mean + exp(log_std) * standard normal, dimension by dimension, and independent of each other."""
+    mean, log_std = torch.tensor([0.5, -1.0]), torch.tensor([0.0, -1.0])
+    module = Constant(
+        lambda x: (mean.expand(len(x), 2), log_std.expand(len(x), 2) if std_per_row else log_std),
+    )
+    drawn = act(module, spaces.Box(-np.inf, np.inf, (2,), np.float64), MANY, deterministic=False)
+    standard = (drawn - mean.numpy()) / np.exp(log_std.numpy())
+    for dimension in range(2):
+        assert stats.kstest(standard[:, dimension], "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(standard.T)[0, 1]) < 5 / np.sqrt(MANY)
+
+
+def test_a_sample_depends_on_seed_and_step_alone() -> None:
+    """Wherever an episode stands in the batch, and whoever stands beside it, it draws the same action."""
+    module, space = Constant(torch.tensor([LOGITS])), spaces.Discrete(4)
+    together = act(module, space, 100, deterministic=False, seed=7)
+    alone = [int(act(module, space, 1, deterministic=False, seed=7 + row)[0]) for row in range(100)]
+    assert together.tolist() == alone
+    assert len(set(alone)) == 4
+
+
+def test_masked_actions_are_never_sampled() -> None:
+    """A logit of minus infinity is a probability of zero, at either end of the row."""
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
+    drawn = act(Constant(logits), spaces.Discrete(5), MANY, deterministic=False)
+    assert set(drawn.tolist()) == {1, 3}
+
+
+def test_large_logits_do_not_overflow() -> None:
+    """Only differences of logits matter, however large they are."""
+    small = act(Constant(torch.tensor([LOGITS])), spaces.Discrete(4), 1000, deterministic=False)
+    large = act(Constant(torch.tensor([LOGITS]).double() + 1e6), spaces.Discrete(4), 1000, deterministic=False)
+    assert (small == large).mean() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_modules_of_any_floating_dtype_act(dtype: torch.dtype, deterministic: bool) -> None:
+    """Observations are cast to the module's dtype, and outputs of any dtype are read."""
+    module = nn.Linear(3, 4).to(dtype)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.copy_(torch.tensor([0.0, 0.0, 9.0, 0.0]))
+    assert act(module, spaces.Discrete(4), 1, deterministic=deterministic, seed=3).tolist() == [2]
+
+
+# ------------------------------------------------------------------------------ what a module is called with
+
+
+class Recorder(nn.Module):
+    """Remembers what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.seen: Any = None
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        self.seen = observations
+        return torch.zeros(2, 2)
+
+
+def record(observations: Any, **attributes: Any) -> Recorder:
+    module = Recorder()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    ModulePolicy(module, spaces.Discrete(2), True).act(observations, None, np.ones(2, bool), None)
+    return module
+
+
+def test_floating_observations_are_cast_to_the_modules_dtype_and_others_are_not() -> None:
+    """A float64 module gets float64; images and indices keep their integers; the structure stays."""
+    seen = record({"a": np.ones((2, 3), np.float32), "b": (np.ones((2, 4), np.uint8), np.ones(2, np.int64))}).seen
+    assert seen["a"].dtype == torch.float64
+    assert (seen["b"][0].dtype, seen["b"][1].dtype) == (torch.uint8, torch.int64)
+    assert seen["b"][0].shape == (2, 4)
+
+
+@pytest.mark.parametrize(("declared", "expected"), [(torch.float32, torch.float32), (None, torch.float16)])
+def test_a_module_may_declare_its_observation_dtype(declared: Any, expected: torch.dtype) -> None:
+    """``observation_dtype`` wins over the parameters' dtype; None keeps the space's own."""
+    assert record(np.ones((2, 3), np.float16), observation_dtype=declared).seen.dtype == expected
+
+
+def test_a_module_is_put_into_eval_mode() -> None:
+    """Dropout and batch statistics are off while a policy is evaluated."""
+    module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).train()
+    ModulePolicy(module, spaces.Discrete(2), True)
+    assert not any(part.training for part in module.modules())
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(2), spaces.MultiDiscrete([2]), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,))],
+    ids=lambda space: type(space).__name__,
+)
+@pytest.mark.parametrize("value", [np.nan, [np.nan, 0.0]], ids=["all", "one"])
+def test_nan_is_the_policys_fault(value: Any, space: gym.Space[Any], deterministic: bool) -> None:
+    """A NaN in what the module computes is told as that, never read as an action."""
+    row = torch.tensor(value).expand(2)
+    output = (lambda x: (row.expand(len(x), 2), torch.zeros(2))) if isinstance(space, spaces.Box) else row[None]
+    with pytest.raises(PolicyError, match="the module's output is NaN: "):
+        act(Constant(output), space, 3, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("log_std", [np.nan, np.inf])
+def test_a_spread_that_is_no_number_is_the_policys_fault(log_std: float) -> None:
+    """A log_std that is NaN or infinite gives no action either."""
+    module = Constant(lambda x: (torch.zeros(len(x), 2), torch.full((2,), log_std)))
+    with pytest.raises(PolicyError, match="which is not finite"):
+        act(module, spaces.Box(-1, 1, (2,)), 3, deterministic=False)
+
+
+@pytest.mark.parametrize("logits", [[np.inf, 0.0], [0.0, np.inf], [-np.inf, -np.inf]])
+def test_infinite_logits_cannot_be_sampled_from(logits: list[float]) -> None:
+    """A logit of plus infinity, or minus infinity everywhere, is no distribution: the policy's fault, not action 0."""
+    with pytest.raises(PolicyError):
+        act(Constant(torch.tensor([logits])), spaces.Discrete(2), 3, deterministic=False)
+
+
+def test_nan_in_rows_that_are_not_live_does_not_matter() -> None:
+    """Dead lanes hold garbage, and what the module makes of it is nobody's fault."""
+    policy = ModulePolicy(Constant(lambda x: torch.tensor([[np.nan, 0.0], [0.0, 1.0]])), spaces.Discrete(2), True)
+    actions, _ = policy.act(np.zeros((2, 3), np.float32), None, np.array([False, True]), None)
+    assert actions[1] == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (3, 2, 1), (3, 1), ()])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(2),
+        spaces.MultiDiscrete([2]),
+        spaces.MultiBinary(2),
+        spaces.Box(-1, 1, (2,)),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_outputs_of_another_shape_are_the_policys_fault(
+    space: gym.Space[Any], shape: tuple[int, ...], deterministic: bool
+) -> None:
+    """The message says what came and what was due."""
+    flat = (3, 2, 1)
+    if shape == flat and isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        shape = (3, 2, 2)
+    output = (lambda x: (torch.zeros(shape), torch.zeros(()))) if isinstance(space, spaces.Box) else None
+    module = Constant(output or (lambda x: torch.zeros(shape)))
+    with pytest.raises(PolicyError, match=r"returned .* of shape \("):
+        act(module, space, 3, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("output", "space"),
+    [
+        (lambda x: None, spaces.Discrete(2)),
+        (lambda x: np.zeros((len(x), 2)), spaces.Discrete(2)),
+        (lambda x: (torch.zeros(len(x), 2), torch.zeros(2)), spaces.Discrete(2)),
+        (lambda x: {"mean": torch.zeros(len(x), 2)}, spaces.Box(-1, 1, (2,))),
+        (lambda x: (torch.zeros(len(x), 2),) * 3, spaces.Box(-1, 1, (2,))),
+    ],
+)
+def test_what_a_module_returns_must_be_readable(output: Any, space: gym.Space[Any]) -> None:
+    """Anything but a tensor, or a pair of them for a Box, is the policy's fault, by the name of its type."""
+    with pytest.raises(PolicyError, match=r"the module returned \w+, but for .* it must return a tensor"):
+        act(Constant(output), space)
+
+
+def test_sampling_needs_a_distribution() -> None:
+    """A module that returns Box actions alone cannot be sampled from: the message names the key and both remedies."""
+    with pytest.raises(ConfigError, match=r"policy\.deterministic is False, but .* return a tuple \(mean, log_std\)"):
+        act(Constant(torch.zeros(1, 2)), spaces.Box(-1, 1, (2,)), deterministic=False)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple((spaces.Discrete(2),))])
+def test_a_module_cannot_be_read_as_nested_actions(space: gym.Space[Any]) -> None:
+    """For nested action spaces the message points at the protocol."""
+    with pytest.raises(ConfigError, match=r"cannot be read as actions of .*: implement rl_eval\.Policy"):
+        ModulePolicy(nn.Linear(3, 2), space, True)
+
+
+# ------------------------------------------------------------------------------ which adapter
+
+
+def adapt(policy: Any, action_space: gym.Space[Any] | None = None, **section: Any) -> Policy:
+    return adapt_policy(PolicySection(policy=policy, **section), OBSERVATIONS, action_space or spaces.Discrete(2))
+
+
+def test_a_callable_gets_the_batch_of_observations() -> None:
+    """A plain function maps a numpy batch to actions; its state is None."""
+    policy = adapt(lambda observations: observations[:, 0] > 0)
+    assert isinstance(policy, CallablePolicy)
+    actions, state = policy.act(np.array([[1.0], [-1.0]]), None, np.ones(2, bool), None)
+    assert (actions.tolist(), state) == ([True, False], None)
+
+
+def test_a_policy_is_taken_as_it_is() -> None:
+    """An object with ``act`` is used itself, and the module that it names is put on its device in eval mode."""
+    candidate = Stateful()
+    assert adapt(candidate) is candidate
+    assert adapt(candidate, deterministic=False) is candidate
+    candidate.module = nn.Dropout().train()  # type: ignore[attr-defined]
+    assert adapt(candidate) is candidate
+    assert not candidate.module.training  # type: ignore[attr-defined]
+
+
+def test_a_module_with_act_is_its_own_policy() -> None:
+    """An nn.Module that implements the protocol is not wrapped."""
+
+    class Acting(nn.Module):
+        def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+            return np.zeros(len(live), int), state
+
+    candidate = Acting().train()
+    assert adapt(candidate, spaces.Dict({"a": spaces.Discrete(2)})) is candidate
+    assert not candidate.training
+
+
+def make_with_spaces(observation_space: Any, action_space: Any, size: int = 3) -> Any:
+    candidate = Stateful()
+    candidate.args = (observation_space, action_space, size)  # type: ignore[attr-defined]
+    return candidate
+
+
+def make_without_spaces(size: int = 3) -> Any:
+    candidate = Stateful()
+    candidate.args = (size,)  # type: ignore[attr-defined]
+    return candidate
+
+
+def make_with_one_space(*, action_space: Any) -> Any:
+    candidate = Stateful()
+    candidate.args = (action_space,)  # type: ignore[attr-defined]
+    return candidate
+
+
+def make_nothing() -> None:
+    return None
+
+
+def make_broken() -> Any:
+    raise OSError("no such file")
+
+
+def make_function() -> Any:
+    return lambda observations: np.zeros(len(observations), int)
+
+
+class Namespace:
+    """Holds a factory."""
+
+    make = staticmethod(make_without_spaces)
+
+
+def test_a_factory_gets_the_spaces_that_it_asks_for_and_the_kwargs() -> None:
+    """Parameters called ``observation_space`` and ``action_space`` are filled in; others come from the config."""
+    space = spaces.Discrete(2)
+
+    def args(name: str, **kwargs: Any) -> Any:
+        return adapt(f"{__name__}:{name}", space, policy_kwargs=kwargs).args  # type: ignore[attr-defined]
+
+    assert args("make_with_spaces") == (OBSERVATIONS, space, 3)
+    assert args("make_with_spaces", size=5) == (OBSERVATIONS, space, 5)
+    assert args("make_with_spaces", observation_space="mine") == ("mine", space, 3)
+    assert args("make_with_one_space") == (space,)
+    assert args("make_without_spaces") == (3,)
+    assert args("Namespace.make", size=4) == (4,)
+
+
+def test_what_a_factory_makes_is_adapted() -> None:
+    """A factory may make a module, a callable or a policy."""
+    assert isinstance(adapt("rl_eval.policies.mlp:make_mlp", policy_kwargs={"hidden": [8]}), ModulePolicy)
+    assert isinstance(adapt(f"{__name__}:make_function"), CallablePolicy)
+
+
+@pytest.mark.parametrize(
+    ("section", "fragments"),
+    [
+        ({"policy": None}, ["policy.policy is missing", "evaluate(config, policy)"]),
+        ({"policy": "make_policy"}, ["policy.policy is 'make_policy'", '"module:attr"']),
+        ({"policy": "no_such_module:make"}, ["policy.policy is 'no_such_module:make'", "No module named"]),
+        ({"policy": f"{__name__}:no_such"}, ["which cannot be imported", "no_such"]),
+        ({"policy": f"{__name__}:WEIGHTS"}, ["which is not callable"]),
+        ({"policy": f"{__name__}:make_nothing"}, ["None", "neither a module, nor callable, nor a Policy"]),
+        ({"policy": 3}, ["policy.policy is 3", "neither a module, nor callable, nor a Policy"]),
+        (
+            {"policy": f"{__name__}:make_without_spaces", "policy_kwargs": {"sise": 3}},
+            ["cannot be built", "unexpected keyword argument 'sise'"],
+        ),
+        ({"policy": Stateful(), "policy_kwargs": {"size": 3}}, ["policy.policy_kwargs are for a"]),
+        ({"policy": len, "deterministic": False}, ["policy.deterministic is False", "plain callable", "noise"]),
+        (
+            {"policy": f"{__name__}:make_function", "deterministic": False},
+            ["policy.deterministic is False", "plain callable"],
+        ),
+    ],
+)
+def test_what_cannot_be_a_policy_is_a_config_error(section: dict[str, Any], fragments: list[str]) -> None:
+    """A missing or wrong path, an object that cannot act, and kwargs or sampling without a use, are named."""
+    with pytest.raises(ConfigError) as caught:
+        adapt(**section)
+    assert all(fragment in str(caught.value) for fragment in fragments), str(caught.value)
+
+
+def test_what_a_factory_raises_is_not_disguised() -> None:
+    """The factory's own error passes."""
+    with pytest.raises(OSError, match="no such file"):
+        adapt(f"{__name__}:make_broken")
+
+
+@pytest.mark.parametrize("path", ["", ":", "json", "json:", ":dumps", "json:dumps.no", "no_such.module:x", "json:nope"])
+def test_a_wrong_path_names_its_key(path: str) -> None:
+    """Whatever is wrong with a path, the message starts with the key it was given for."""
+    with pytest.raises(ConfigError) as caught:
+        import_attribute("section.key", path)
+    assert str(caught.value).startswith(f"section.key is {path!r}")
+
+
+# ------------------------------------------------------------------------------ the caller's module
+
+
+def state_of(module: nn.Module) -> Any:
+    """Return everything about a module and about this process that an evaluation could disturb."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return (
+        [(id(tensor), tensor.detach().clone().tolist(), tensor.requires_grad) for tensor in tensors],
+        [None if tensor.grad is None else tensor.grad.tolist() for tensor in tensors],
+        [(name, part.training) for name, part in module.named_modules()],
+        random.getstate(),
+        repr(np.random.get_state()),  # noqa: NPY002
+        torch.get_rng_state().tolist(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def test_the_callers_module_is_left_alone() -> None:
+    """An evaluation in this process changes no weight, mode, gradient or random state of the trainer's."""
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).train()
+    module[3].eval()
+    module[0].bias.requires_grad_(False)
+    module(torch.ones(3, 4)).sum().backward()
+    before = copy.deepcopy(state_of(module))
+    config = EvalConfig().environment("CartPole-v1").policy(deterministic=False).evaluation(num_episodes=5)
+    first, second = (evaluate(config, module) for _ in range(2))
+    assert state_of(module) == before
+    assert first.fingerprint == second.fingerprint
+
+
+def test_training_can_go_on_afterwards() -> None:
+    """The module that was evaluated can be trained at once: nothing of it became an inference tensor."""
+    module = nn.Linear(4, 2)
+    evaluate(EvalConfig().environment("CartPole-v1").policy(module).evaluation(num_episodes=2))
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    assert not any(parameter.is_inference() for parameter in module.parameters())
+
+
+# ------------------------------------------------------------------------------ the shipped network
+
+
+def forward(weights: dict[str, Array], observations: Array) -> Array:
+    """Compute the network from its documentation, with numpy in float64."""
+    hidden = observations.astype(np.float64)
+    if "obs_mean" in weights:
+        hidden = np.clip((hidden - weights["obs_mean"]) / np.sqrt(weights["obs_var"] + 1e-8), -10, 10)
+    for layer in ("body.0", "body.2"):
+        hidden = np.tanh(hidden @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"])
+    return np.asarray(hidden @ weights["head.weight"].T + weights["head.bias"])
+
+
+def load(name: str, observation_space: Any, action_space: Any, **kwargs: Any) -> tuple[MLPActor, dict[str, Array]]:
+    weights = safetensors.numpy.load_file(WEIGHTS / name)
+    module = make_mlp(observation_space, action_space, **kwargs)
+    module.load_state_dict({key: torch.from_numpy(value) for key, value in weights.items()})
+    return module, weights
+
+
+@pytest.mark.parametrize("name", ["cartpole_ppo_early.safetensors", "cartpole_ppo_final.safetensors"])
+def test_the_cartpole_network_is_what_its_documentation_says(name: str) -> None:
+    """Logits equal a computation by hand, and so do the actions."""
+    observation_space, action_space = gym.make("CartPole-v1").observation_space, spaces.Discrete(2)
+    module, weights = load(name, observation_space, action_space)
+    observations = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    expected = forward(weights, observations)
+    with torch.inference_mode():
+        logits = module(torch.from_numpy(observations)).numpy()
+        actions, _ = ModulePolicy(module, action_space, True).act(observations, None, np.ones(500, bool), None)
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
+    decided = np.abs(expected[:, 0] - expected[:, 1]) > 1e-3
+    assert (actions == expected.argmax(1))[decided].all()
+    assert 0 < actions.mean() < 1
+    assert decided.mean() > 0.9
+
+
+def test_the_hopper_network_is_what_its_documentation_says() -> None:
+    """The normalizer works in float64, the mean equals a computation by hand, and samples add exp(log_std) * noise."""
+    pytest.importorskip("mujoco")
+    env = gym.make("Hopper-v5")
+    module, weights = load(
+        "hopper_ppo_final.safetensors", env.observation_space, env.action_space, normalize_observations=True
+    )
+    assert module.obs_mean.dtype == torch.float64
+    observations = np.random.default_rng(0).normal(size=(200, 11)) * 5
+    expected = forward(weights, observations)
+    live = np.ones(200, bool)
+    seeds, steps = np.arange(200), np.full(200, 17)
+    with torch.inference_mode():
+        mean, _ = ModulePolicy(module, env.action_space, True).act(observations, None, live, None)
+        given = EpisodeNoise(seeds, steps)
+        sampled, _ = ModulePolicy(module, env.action_space, False).act(observations, None, live, given)
+    np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-4)
+    noise = EpisodeNoise(seeds, steps).normal(3)
+    np.testing.assert_allclose(sampled, mean + np.exp(weights["log_std"].astype(np.float64)) * noise, rtol=1e-6)
+    assert mean.shape == sampled.shape == (200, 3)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
+@pytest.mark.parametrize("hidden", [(), (5,), (5, 6, 7)])
+def test_the_network_has_the_layers_that_were_asked_for(hidden: tuple[int, ...], activation: str) -> None:
+    """Widths and activation follow the arguments; no hidden layer is a linear policy."""
+    module = make_mlp(spaces.Box(-1, 1, (2, 3)), spaces.Discrete(4), hidden=list(hidden), activation=activation)
+    observations = torch.randn(10, 2, 3, generator=torch.Generator().manual_seed(0))
+    x = observations.reshape(10, 6)
+    for layer in range(len(hidden)):
+        x = getattr(torch.nn.functional, activation)(nn.functional.linear(x, *module.body[2 * layer].parameters()))
+    expected = nn.functional.linear(x, module.head.weight, module.head.bias)
+    assert torch.equal(module(observations), expected)
+    assert [module.body[2 * i].out_features for i in range(len(hidden))] == list(hidden)
+
+
+def test_the_network_reads_any_box_and_acts_in_any_box() -> None:
+    """Images are flattened; a Box of any shape gets one mean and one log_std per number."""
+    module = make_mlp(spaces.Box(0, 255, (4, 4, 3), np.uint8), spaces.Box(-1, 1, (2, 2)))
+    mean, log_std = module(torch.zeros(5, 4, 4, 3, dtype=torch.uint8))
+    assert (tuple(mean.shape), tuple(log_std.shape)) == ((5, 4), (4,))
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "kwargs", "message"),
+    [
+        (spaces.Discrete(3), spaces.Discrete(2), {}, "make_mlp reads Box observations, not Discrete(3)"),
+        (spaces.Dict({"a": OBSERVATIONS}), spaces.Discrete(2), {}, "make_mlp reads Box observations, not Dict"),
+        (OBSERVATIONS, spaces.MultiBinary(2), {}, "make_mlp acts in Discrete and Box spaces, not in MultiBinary(2)"),
+        (OBSERVATIONS, spaces.Tuple((spaces.Discrete(2),)), {}, "not in Tuple"),
+        (OBSERVATIONS, spaces.Discrete(2), {"activation": "tnah"}, "did you mean 'tanh'?"),
+    ],
+)
+def test_the_network_refuses_what_it_cannot_do(
+    observation_space: Any, action_space: Any, kwargs: dict[str, Any], message: str
+) -> None:
+    """Other spaces and unknown activations are ConfigErrors that say what would do."""
+    with pytest.raises(ConfigError) as caught:
+        make_mlp(observation_space, action_space, **kwargs)
+    assert message in str(caught.value)
