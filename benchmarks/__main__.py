@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; the exit status is 0 even where contenders fail, which the table then says."""
     args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds, so that contenders are ended
     started = datetime.now(UTC).isoformat(timespec="seconds")
     if args.name == "startup":
         rows = startup.measure(1 if args.quick else args.repeat, _say)

@@ -71,14 +71,16 @@ class Evaluation(Job):
         self._numerics: dict[str, Any] = {}
         self._totals: dict[str, float] = defaultdict(float)
         self._started = self._ended = 0.0
+        """When the first runner took part, and when it was over."""
         self._most_runners = 0
+        self._losses_before = 0
 
     # ------------------------------------------------------------------ the job
 
     def start(self, fleet: Fleet, now: float) -> None:
         """See :class:`Job`."""
         self._fleet = fleet
-        self._started = now
+        self._losses_before = fleet.losses
         self._fleet_size = max(1, fleet.expected())
         self._schedule = Schedule(self._plan, self._fleet_size)
         for member in fleet.ready():
@@ -87,6 +89,7 @@ class Evaluation(Job):
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
         assert self._fleet is not None
+        self._started = self._started or now
         self._most_runners = max(self._most_runners, len(self._fleet.ready()))
         self._obey(self._schedule.handle(RunnerJoined(member.incarnation, self._settings.runners.lanes)), None, now)
 
@@ -244,7 +247,7 @@ class Evaluation(Job):
             status=status,
             reason=reason,
             timing=Timing(
-                wall_seconds=self._ended - self._started,
+                wall_seconds=self._ended - (self._started or self._ended),
                 env_steps=int(self._totals["env_steps"]),
                 reset_seconds=self._totals["reset_seconds"],
                 step_seconds=self._totals["step_seconds"],
@@ -252,7 +255,7 @@ class Evaluation(Job):
                 num_runners=self._most_runners if self._settings.runners.num_runners else 0,
             ),
             provenance=provenance(self._settings, self._weights, self._numerics)
-            | {"runner_restarts": self._fleet.restarts},
+            | {"runners_lost": self._fleet.losses - self._losses_before},
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=tuple(sorted(self._mismatches)),
         )
@@ -286,11 +289,7 @@ def _status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Any,
         return ("partial" if table.completed.any() else "failed"), reason
     if not failed:
         return "complete", ""
-    first = next(
-        str(faults[-1])
-        for index, faults in sorted(table.faults.items())
-        if table.rows["outcome"][index] == Outcome.FAILED
-    )
-    reason = f"{failed} of {len(table)} episodes failed; first: {first}"
+    first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))
+    reason = f"{failed} of {len(table)} episodes failed; first: {table.faults[first][-1]}"
     allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
     return ("failed" if failed > allowed or failed == len(table) else "partial"), reason

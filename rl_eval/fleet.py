@@ -53,6 +53,8 @@ class Fleet:
         self.members: dict[int, Member] = {}
         self.restarts = 0
         """Replacements over the fleet's lifetime."""
+        self.losses = 0
+        """Runners lost over the fleet's lifetime."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
         self._weights: Any = None
@@ -133,6 +135,7 @@ class Fleet:
     def lose(self, member: Member, why: BaseException, now: float) -> None:
         """Give a member up, and replace it later if the budget allows."""
         self._remove(member)
+        self.losses += 1
         self.last_loss = why
         if self._consecutive < self._settings.fault_tolerance.max_runner_restarts:
             delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._consecutive)
@@ -157,8 +160,8 @@ class Fleet:
         limit = self._settings.runners.runner_start_timeout_s
         if not self.ever_ready and self._founded is not None and now - self._founded > limit:
             raise RunnerStartError(
-                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. Ask for "
-                "less, free or add resources, or wait longer"
+                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. "
+                "Ask for less, free or add resources, or wait longer"
             )
         for due in [item for item in self._due if item[0] <= now]:
             self._due.remove(due)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-
 import sys
 import threading
 from collections.abc import Callable
@@ -160,7 +159,7 @@ class EvalRunnerGroup:
             ConfigError: ``count`` is below 1, or the group runs in this process.
         """
         self._check_resizable("remove_runners", count)
-        self._in_driver(lambda now: self._driver.forget(self._fleet.shrink(count)))
+        self._in_driver(lambda _: self._driver.forget(self._fleet.shrink(count)))
 
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group and the sums of its runners'."""

@@ -38,7 +38,6 @@ class EvalHandle:
     """A running evaluation: a future that also tells its progress.
 
     Args:
-        weights_version: Version of the weights that it evaluates, as far as known when submitted.
         progress: Called for :meth:`progress`.
         cancel: Called for :meth:`cancel`.
     """

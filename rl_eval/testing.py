@@ -251,6 +251,6 @@ def make_dict_policy(observation_space: gym.Space[Any]) -> Any:
         cart, rest = observations["body"]
         lean = rest[:, 1] + 0.01 * cart[:, 0]
         picture = observations["camera"].reshape(len(lean), -1).mean(1) * 1e-5
-        return (lean + picture * (2 * observations["side"] - 1) > 0).astype(np.int64)
+        return np.asarray(lean + picture * (2 * observations["side"] - 1) > 0, np.int64)
 
     return act

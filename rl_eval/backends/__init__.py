@@ -19,7 +19,7 @@ def pickled(value: Any) -> bytes:
         ConfigError: It cannot be pickled.
     """
     try:
-        return cloudpickle.dumps(value)
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise ConfigError(
             f"the environment or the policy cannot be sent to a runner, because pickling failed: {error}. Give it as "

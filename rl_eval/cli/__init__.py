@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli.compare import compare
-from rl_eval.cli.doctor import doctor
+from rl_eval.cli import compare, doctor, run
 from rl_eval.cli.exits import COMPARE_CODES, DOCTOR_CODES, RUN_CODES
-from rl_eval.cli.run import run
 
 __all__ = ["app", "main"]
 
@@ -25,9 +23,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run)
-app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare)
-app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor)
+app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run.run)
+app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
+app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ __all__ = ["CallablePolicy"]
 
 @final
 class CallablePolicy:
-    """A stateless policy around a function of observations.
+    r"""A stateless policy around a function of observations.
 
     Args:
         function: Maps a batch in the structure of the observation space (leaves of shape

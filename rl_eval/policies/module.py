@@ -149,7 +149,7 @@ def _categorical(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int
     weights = np.exp(wide - wide.max(1, keepdims=True))
     cdf = weights.cumsum(1)
     passed = (cdf < noise.uniform(1) * cdf[:, -1:]).sum(1)
-    return np.minimum(passed, logits.shape[1] - 1, dtype=np.int64)
+    return np.asarray(np.minimum(passed, logits.shape[1] - 1), np.int64)
 
 
 def _bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:

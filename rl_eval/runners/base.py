@@ -191,7 +191,7 @@ class EvalRunner(abc.ABC):
                 self._free(lane)
 
     def _expire(self) -> None:
-        """End the attempts that outlived their wall-clock limit; called between steps, looks every tenth of a second."""
+        """End the attempts that outlived their wall-clock limit; looks every tenth of a second, between steps."""
         limit = self.settings.fault_tolerance.episode_timeout_s
         now = perf_counter()
         if limit is None or now < self._next_expiry:
@@ -391,8 +391,8 @@ class EvalRunner(abc.ABC):
             except _CAUGHT as error:
                 if attempt == attempts:
                     raise EnvError(
-                        f"the environment {self.settings.environment.env!r} cannot be constructed ({attempts} attempts): "
-                        f"{type(error).__name__}: {error}"
+                        f"the environment {self.settings.environment.env!r} cannot be constructed "
+                        f"({attempts} attempts): {type(error).__name__}: {error}"
                     ) from error
         self._lanes[0].attach(env)
         return env.observation_space, env.action_space

@@ -172,7 +172,8 @@ class ActionReader:
         shape = (len(live), *(leaf.shape or ()))
         if array.shape != shape:
             raise PolicyError(
-                f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, but {leaf} needs {shape}"
+                f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
+                f"but {leaf} needs {shape}"
             )
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)

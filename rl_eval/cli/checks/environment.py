@@ -74,7 +74,7 @@ class _Examination:
                 return
             if self._faults:
                 yield warning(
-                    f"{len(self._faults)} attempts raised before one did not; the last: {self._faults[-1]}",
+                    f"attempts that raised before one did not: {len(self._faults)}; the last: {self._faults[-1]}",
                     "repair it, or let retries hide it: the result says how often it happened",
                 )
             yield from self._compare(reference)

@@ -16,8 +16,9 @@ from rl_eval.config import EvalSettings
 __all__ = ["check_address", "check_machine"]
 
 _TESTED: Final[dict[str, tuple[tuple[int, int], tuple[int, int]]]] = {
+    "Python": ((3, 11), (3, 11)),
     "gymnasium": ((1, 2), (1, 4)),
-    "numpy": ((1, 26), (2, 4)),
+    "numpy": ((2, 4), (2, 4)),
     "ray": ((2, 60), (2, 60)),
     "tensordict": ((0, 14), (0, 15)),
     "torch": ((2, 13), (2, 13)),
@@ -32,7 +33,8 @@ def check_machine() -> Iterator[Finding]:
     versions = {name: _version(name) for name in _TESTED}
     odd = {name: finding for name, version in versions.items() if (finding := _judge(name, version))}
     packages = [f"{name} {version}" for name, version in versions.items() if name not in odd]
-    yield ok(", ".join([f"Python {platform.python_version()}", *packages]))
+    if packages:
+        yield ok(", ".join(packages))
     yield from odd.values()
 
 
@@ -71,6 +73,8 @@ def _judge(name: str, version: str | None) -> Finding | None:
 
 
 def _version(name: str) -> str | None:
+    if name == "Python":
+        return platform.python_version()
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,0 +1,602 @@
+"""The command line: which config runs, what is printed where, which files and which exit code are left behind."""
+
+import io
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+import rl_eval
+from rl_eval.cli import app
+from rl_eval.cli import run as run_module
+from rl_eval.cli.exits import ExitCode, code_of, reported
+from rl_eval.cli.output import claim_folder, default_folder
+from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
+from rl_eval.cli.settings import read_settings
+from rl_eval.cli.signals import Interrupted, Interruption
+from rl_eval.config import EvalConfig
+from rl_eval.errors import (
+    ComparisonError,
+    ConfigError,
+    EnvError,
+    EvalError,
+    PolicyError,
+    RunnerStartError,
+    WeightsError,
+)
+from rl_eval.handle import EvalProgress
+from rl_eval.result import EvalResult
+
+HEAVY = {"torch", "ray", "gymnasium", "scipy"}
+
+TOYS = '''
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+
+class Count(gym.Env):
+    """Ten to nineteen steps; a step is worth 1 if action 1 is taken."""
+
+    def __init__(self, pause_s=0.0, flag=None, fail=False):
+        self.observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.pause_s, self.flag, self.fail, self.episodes = pause_s, flag, fail, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        if self.flag and self.episodes == 3:
+            Path(self.flag).touch()
+        self.length, self.steps = int(self.np_random.integers(10, 20)), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.pause_s)
+        if self.fail:
+            raise RuntimeError("the simulator broke")
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), float(action), self.steps >= self.length, False, {}
+
+
+def count(context):
+    return Count(**context)
+
+
+def ones():
+    return lambda observations: np.ones(len(observations), np.int64)
+
+
+def alternate():
+    return lambda observations: (observations[:, 0] % 2).astype(np.int64)
+
+
+def broken():
+    raise RuntimeError("a bug of the factory")
+'''
+
+CONFIG = {
+    "environment": {"env": "cli_toys:count"},
+    "policy": {"policy": "cli_toys:ones"},
+    "runners": {"num_runners": 0, "num_envs_per_runner": 4},
+    "evaluation": {"num_episodes": 30, "seed": 0},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a config and the module that it names."""
+    (tmp_path / "cli_toys.py").write_text(TOYS)
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def call(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def environment():
+    here = str(Path(rl_eval.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": here, "TERM": "xterm", "COLUMNS": "80"}
+
+
+def start(*args, **streams):
+    command = [sys.executable, "-m", "rl_eval", *map(str, args)]
+    return subprocess.Popen(command, env=environment(), **streams)
+
+
+def progress(**changes):
+    values = {
+        "num_episodes": 200, "num_finished": 120, "num_failed": 0, "num_faults": 0, "num_prefix": 118,
+        "mean_return": 439.25, "half_width": 12.1, "env_steps": 50_000, "seconds": 10.0, "num_runners": 2,
+    }  # fmt: skip
+    return EvalProgress(**{**values, **changes})
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["run", "--help"], ["compare", "--help"], ["doctor", "--help"], ["--version"], ["run"]]
+)
+def test_help_imports_nothing_heavy(args):
+    code = (
+        "import sys\n"
+        "from rl_eval.cli import main\n"
+        f"sys.argv = ['rl-eval', *{args!r}]\n"
+        "try:\n    main()\n"
+        f"finally:\n    print('heavy:', sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert "heavy: []" in done.stdout, done.stderr
+
+
+def test_version():
+    assert call("--version").output == f"rl-eval {rl_eval.__version__}\n"
+
+
+def test_help_of_run_explains_every_exit_code():
+    text = call("run", "--help").output
+    for code in [*ExitCode, 130, 143]:
+        assert f"  {int(code)} " in text or f" {int(code)} by" in text
+
+
+def test_help_fits_80_columns():
+    for command in ([], ["run"], ["compare"], ["doctor"]):
+        assert max(map(len, call(*command, "--help").output.splitlines())) <= 80
+
+
+def test_main_module_is_the_console_script():
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_eval", "--version"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("rl-eval ")
+
+
+# Which config runs
+
+
+def test_flags_and_set_win_over_the_file(folder):
+    settings = read_settings(
+        folder / "toy.yaml", None, ["evaluation.seed=7"], {"evaluation.seed": 3, "evaluation.num_episodes": 5}
+    )
+    assert (settings.evaluation.seed, settings.evaluation.num_episodes) == (7, 5)
+
+
+def test_flags_that_are_not_given_change_nothing(folder):
+    settings = read_settings(folder / "toy.yaml", None, None, {"evaluation.num_episodes": None})
+    assert settings.evaluation.num_episodes == 30
+
+
+def test_set_reads_yaml_and_reaches_into_mappings(folder):
+    assignments = [
+        "environment.env_kwargs={a: 1, deep: {b: 2}}",
+        "environment.env_kwargs.deep.c=[1, x]",
+        "policy.weights=null",
+    ]
+    settings = read_settings(folder / "toy.yaml", None, assignments)
+    assert settings.environment.env_kwargs == {"a": 1, "deep": {"b": 2, "c": [1, "x"]}}
+    assert settings.policy.weights is None
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("evaluation.num_episodes", "KEY=VALUE"),
+        ("evaluation.num_episodez=3", "did you mean 'num_episodes'?"),
+        ("num_episodes=3", "unknown config key 'num_episodes'"),
+        ("evaluation.num_episodes={", "not valid YAML"),
+        ("evaluation.seed.x=1", "evaluation.seed is {'x': 1}"),
+        ("nowhere.at.all=1", "unknown config key 'nowhere.at'"),
+    ],
+)
+def test_bad_assignments_name_the_key(folder, assignment, words):
+    outcome = call("run", "toy.yaml", "--set", assignment)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert words in outcome.stderr
+
+
+def test_section_selects_a_part_of_a_larger_file(folder):
+    (folder / "large.yaml").write_text(yaml.safe_dump({"lr": 0.1, "test": {"easy": CONFIG}}))
+    outcome = call("run", "large.yaml", "--section", "test.easy", "--quiet")
+    assert outcome.exit_code == 0, outcome.output
+    assert (folder / "out" / "large-test.easy" / "result.json").is_file()
+
+
+# Files
+
+
+def test_a_run_leaves_result_and_episodes(folder):
+    outcome = call("run", "toy.yaml", "--num-episodes", 12, "--seed", 5)
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.endswith("saved in out/toy: result.json, episodes.parquet\n")
+    result = EvalResult.load("out/toy")
+    assert (result.status, len(result.plan), result.plan.seed) == ("complete", 12, 5)
+    assert str(result) in outcome.stdout
+    described = json.loads(Path("out/toy/result.json").read_text())
+    assert described["fingerprint"] == result.fingerprint
+    assert described["provenance"]["config"]["evaluation"]["num_episodes"] == 12
+
+
+def test_the_layout_does_not_change_the_fingerprint(folder):
+    for lanes in (1, 7):
+        assert call("run", "toy.yaml", "--num-envs-per-runner", lanes, "--output", f"lanes{lanes}").exit_code == 0
+    assert EvalResult.load("lanes1").fingerprint == EvalResult.load("lanes7").fingerprint
+
+
+def test_an_earlier_result_is_replaced(folder):
+    for episodes in (3, 4):
+        assert call("run", "toy.yaml", "--num-episodes", episodes, "-q").exit_code == 0
+    assert len(EvalResult.load("out/toy").plan) == 4
+
+
+@pytest.mark.parametrize("name", ["result.json", "episodes.parquet"])
+def test_foreign_files_are_not_overwritten(folder, name):
+    (folder / "mine").mkdir()
+    (folder / "mine" / name).write_text('{"my": "data"}')
+    outcome = call("run", "toy.yaml", "--output", "mine")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "choose another folder" in outcome.stderr
+    assert (folder / "mine" / name).read_text() == '{"my": "data"}'
+
+
+def test_an_impossible_output_folder_is_refused_before_anything_runs(folder):
+    (folder / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be created"):
+        claim_folder(folder / "file" / "below")
+
+
+def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EvalResult, "save", full)
+    outcome = call("run", "toy.yaml")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "mean return" in outcome.stdout
+    assert "No space left on device" in outcome.stderr
+
+
+def test_default_folder():
+    assert default_folder(Path("a/b/cart.yaml"), None) == Path("out/cart")
+    assert default_folder(Path("cart.yaml"), "evaluation") == Path("out/cart-evaluation")
+
+
+# What is printed
+
+
+def test_quiet_is_one_line(folder):
+    outcome = call("run", "toy.yaml", "--quiet")
+    assert outcome.stderr == ""
+    (line,) = outcome.stdout.splitlines()
+    assert line.startswith("complete: mean return 13.7667 (95 % interval 12.7")
+    assert line.endswith("30 of 30 episodes")
+
+
+def test_without_a_terminal_there_is_plain_text(folder):
+    done = start("run", "toy.yaml", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0
+    assert "\x1b" not in out + err
+    assert out.startswith("cli_toys:count")
+    assert max(map(len, out.splitlines())) <= 80
+    assert err == "cli_toys:count: 30 episodes, seed 0, 4 environments in this process\n"
+
+
+def test_on_a_terminal_there_is_a_live_display(folder):
+    ours, theirs = pty.openpty()
+    done = start("run", "toy.yaml", stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:
+        pass
+    text = shown.decode()
+    assert done.wait(120) == 0
+    assert "starting" in text
+    assert "complete" in text
+    assert "\x1b[" in text
+
+
+def test_lines_come_now_and_then():
+    times = iter([0.0, 1.0, 4.9, 5.0, 5.0, 6.0, 10.0, 10.0])
+    console = Console(record=True, width=200, highlight=False, file=io.StringIO())
+    settings = EvalConfig().environment("CartPole-v1").runners(num_runners=2).build()
+    display = LineDisplay(settings, console, interval_s=5.0, clock=lambda: next(times))
+    for _ in range(5):
+        display.update(progress())
+    first, *lines = console.export_text().splitlines()
+    assert first == "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each"
+    assert len(lines) == 2
+
+
+def test_progress_line_says_everything():
+    assert progress_line(progress(num_faults=1, num_failed=3), 2) == (
+        "120 of 200 episodes, mean return 439.2 ± 12.1 over the first 118, 5,000 steps/s, 2 of 2 runners, 1 fault, "
+        "3 failed, 0:10"
+    )
+    empty = progress(num_finished=0, num_prefix=0, mean_return=math.nan, half_width=math.nan, env_steps=0, seconds=0.0)
+    assert progress_line(empty, 0) == "0 of 200 episodes, 0 faults, 0:00"
+
+
+def test_mean_text():
+    assert mean_text(progress(mean_return=math.nan)) == ""
+    assert mean_text(progress(mean_return=7.0, half_width=math.nan)) == "7"
+    assert mean_text(progress(mean_return=500.0, half_width=0.0)) == "500"
+    assert mean_text(progress(mean_return=0.12345, half_width=0.01)) == "0.1235 ± 0.0100"
+
+
+def test_clock_text():
+    assert [clock_text(seconds) for seconds in (0, 7.4, 59.6, 723, 3600)] == [
+        "0:00",
+        "0:07",
+        "1:00",
+        "12:03",
+        "1:00:00",
+    ]
+
+
+def test_live_display_shows_progress_and_cleans_up():
+    console = Console(force_terminal=True, width=100, file=io.StringIO(), record=True)
+    settings = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(num_runners=2).build()
+    display = LiveDisplay(settings, console)
+    display.update(progress())
+    display.say("stopping")
+    display.close()
+    display.close()
+    text = console.export_text()
+    for words in (
+        "starting",
+        "running",
+        "stopping",
+        "439.2 ± 12.1",
+        "of 200",
+        "on 2 of 2 runners",
+        "60 %",
+        "about 0:07 left",
+    ):
+        assert words in text
+
+
+# Exit codes
+
+
+def test_partial_is_1(folder):
+    assignments = ["environment.env=rl_eval.testing:flaky", "environment.env_kwargs.attempt_rates=[0.5]"]
+    assignments += ["environment.env_kwargs.env=two_length", "fault_tolerance.max_attempts_per_episode=1"]
+    outcome = call("run", "toy.yaml", *[part for text in assignments for part in ("--set", text)])
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "InjectedFault" in outcome.stdout
+    assert EvalResult.load("out/toy").status == "partial"
+
+
+def test_failed_is_3_and_is_saved(folder):
+    outcome = call("run", "toy.yaml", "--set", "environment.env_kwargs.fail=true", "-q")
+    assert outcome.exit_code == ExitCode.FAILED
+    assert outcome.stdout.startswith("failed: 0 of 30 episodes; 30 of 30 episodes failed; first:")
+    assert "the simulator broke" in outcome.stdout
+    assert EvalResult.load("out/toy").status == "failed"
+
+
+def test_an_environment_that_cannot_be_built_is_3(folder):
+    outcome = call("run", "toy.yaml", "--set", "environment.env_kwargs.nonsense=1")
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "cannot be constructed" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere.yaml"], "there is no config file 'nowhere.yaml'"),
+        (["toy.yaml", "--section", "x"], "has no section 'x'"),
+        (["toy.yaml", "--num-runners", "-1"], "runners.num_runners is -1"),
+        (["toy.yaml", "--address", "host:1"], "runners.address is 'host:1'"),
+        (["toy.yaml", "--set", "policy.weights=none.pt"], "there is no file 'none.pt'"),
+        (["toy.yaml", "--set", "policy.policy=cli_toys:nothing"], "cannot be imported"),
+        (["toy.yaml", "--set", "environment.env=CartPole-v99"], "environment.env is 'CartPole-v99'"),
+    ],
+)
+def test_usage_errors_are_2_and_one_line(folder, args, words):
+    outcome = call("run", *args, "--quiet")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert outcome.stdout == ""
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+
+
+def test_weights_that_do_not_fit_are_2(folder):
+    import torch
+
+    torch.save({"weight": torch.zeros(1)}, "weights.pt")
+    args = ["--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set", "policy.weights=weights.pt"]
+    outcome = call("run", "toy.yaml", *args, "-q")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert outcome.stderr.startswith("error: weights lack 'body.0.bias'")
+
+
+def test_an_unexpected_error_shows_its_traceback(folder):
+    outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken")
+    assert outcome.exit_code == ExitCode.BUG
+    assert "Traceback" in outcome.stderr
+    assert "RuntimeError: a bug of the factory" in outcome.stderr
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_debug_shows_the_traceback_of_any_error(folder, monkeypatch, how):
+    if how == "variable":
+        monkeypatch.setenv("RL_EVAL_DEBUG", "1")
+    outcome = call("run", "nowhere.yaml", *(["--debug"] if how == "flag" else []))
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "Traceback" in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (WeightsError("x"), 2),
+        (ComparisonError("x"), 2),
+        (EnvError("x"), 3),
+        (PolicyError("x"), 3),
+        (EvalError("x"), 3),
+        (RunnerStartError("x"), 4),
+    ],
+)
+def test_every_error_has_its_code(error, code):
+    assert code_of(error) == code
+
+
+def test_errors_are_one_line(capfd):
+    import typer
+
+    with pytest.raises(typer.Exit), reported(debug=False):
+        raise ConfigError("a message\n   of two lines")
+    assert capfd.readouterr().err == "error: a message of two lines\n"
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_what_has_finished(folder, number):
+    assignments = ["environment.env_kwargs={pause_s: 0.01, flag: third}", "evaluation.num_episodes=1000000"]
+    args = [part for text in assignments for part in ("--set", text)]
+    process = start("run", "toy.yaml", *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not Path("third").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    result = EvalResult.load("out/toy")
+    assert result.status == "partial"
+    assert result.aggregates.count > 0
+    assert str(result) in out
+    assert "stopping" in err
+
+
+def test_a_signal_before_the_evaluation_ends_the_command():
+    with Interruption(), pytest.raises(Interrupted) as caught:
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+
+
+def test_during_the_evaluation_the_first_signal_is_noted_and_the_second_ends_it():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption() as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+    assert interruption.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupted_command_says_so(capfd):
+    import typer
+
+    with pytest.raises(typer.Exit) as caught, reported(debug=False):
+        raise Interrupted(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert "interrupted" in capfd.readouterr().err
+
+
+def test_sigterm_does_not_wait_for_a_step_that_hangs(monkeypatch):
+    class Hanging:
+        cancelled = False
+
+        def done(self):
+            return False
+
+        def progress(self):
+            return progress()
+
+        def cancel(self):
+            self.cancelled = True
+
+        def result(self, timeout_s=None):
+            raise TimeoutError
+
+    monkeypatch.setattr(run_module, "_GRACE_S", 0.0)
+    interruption = Interruption()
+    interruption.number = signal.SIGTERM
+    handle = Hanging()
+    with pytest.raises(Interrupted):
+        run_module._watch(handle, interruption, _Said())
+    assert handle.cancelled
+
+
+class _Said:
+    def update(self, progress):
+        pass
+
+    def say(self, text):
+        pass
+
+    def close(self):
+        pass
+
+
+# Comparing
+
+
+@pytest.fixture
+def two_results(folder):
+    for policy in ("ones", "alternate"):
+        call("run", "toy.yaml", "-q", "--set", f"policy.policy=cli_toys:{policy}", "--output", policy)
+    return folder
+
+
+def test_compare_shows_the_difference(two_results):
+    outcome = call("compare", "alternate", "ones/result.json")
+    assert outcome.exit_code == 0, outcome.output
+    assert "b returns more than a" in " ".join(outcome.stdout.split())
+
+
+def test_compare_as_json(two_results):
+    outcome = call("compare", "ones", "alternate", "--json")
+    compared = json.loads(outcome.stdout)
+    assert compared["num_pairs"] == 30
+    assert compared["difference"]["mean"] < 0
+
+
+def test_compare_refuses_other_episodes(two_results):
+    call("run", "toy.yaml", "-q", "--seed", 1, "--output", "other")
+    outcome = call("compare", "ones", "other")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "not about the same episodes" in outcome.stderr
+
+
+def test_compare_refuses_what_is_no_result(two_results):
+    outcome = call("compare", "ones", "nowhere")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "does not exist" in outcome.stderr
+
+
+def test_compare_imports_neither_torch_nor_ray(two_results):
+    code = (
+        "import sys\nfrom rl_eval.cli import main\n"
+        "sys.argv = ['rl-eval', 'compare', 'ones', 'alternate']\n"
+        "try:\n    main()\n"
+        "finally:\n    print('heavy:', sorted({'torch', 'ray'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert "heavy: []" in done.stdout, done.stderr

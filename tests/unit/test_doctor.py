@@ -1,0 +1,452 @@
+"""What ``rl-eval doctor`` finds: each environment or policy below is wrong in one way, and it names that one."""
+
+import random
+import socket
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rl_eval.cli import app
+from rl_eval.cli.checks import machine
+from rl_eval.cli.checks.environment import check_environment
+from rl_eval.cli.checks.episodes import Moment, first_difference, sample_actions
+from rl_eval.cli.checks.machine import check_address, check_machine
+from rl_eval.cli.checks.policy import check_policy
+from rl_eval.config import EvalConfig
+
+
+class Good(gym.Env):
+    """Ends after 30 steps; its observations and rewards are what ``draw`` returns."""
+
+    def __init__(self, space=None):
+        self.observation_space = gym.spaces.Box(-10.0, 100.0, (2,), np.float32) if space is None else space
+        self.action_space = gym.spaces.Discrete(2)
+        self.closed = False
+
+    def draw(self):
+        return float(self.np_random.random())
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.steps, self.draw()], np.float32)
+
+    def step(self, action):
+        self.steps += 1
+        return self.observe(), self.draw(), self.steps >= 30, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+class Unseeded(Good):
+    def draw(self):
+        return random.random()
+
+
+class SeedsNumpy(Good):
+    def reset(self, *, seed=None, options=None):
+        np.random.seed(seed)  # noqa: NPY002
+        return super().reset(seed=seed)
+
+    def draw(self):
+        return float(np.random.random())  # noqa: NPY002
+
+
+class SharesGenerator(Good):
+    shared = None
+
+    def reset(self, *, seed=None, options=None):
+        type(self).shared = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+    def draw(self):
+        return float(self.shared.random())
+
+
+class Remembers(Good):
+    def __init__(self):
+        super().__init__()
+        self.wear = 0.0
+
+    def draw(self):
+        self.wear += 0.125
+        return self.wear
+
+
+class WastesRandomNumbers(Good):
+    def step(self, action):
+        random.random()
+        return super().step(action)
+
+
+class Misshapen(Good):
+    def observe(self):
+        return np.zeros(3, np.float32)
+
+
+class Breaks(Good):
+    def step(self, action):
+        raise RuntimeError("the simulator broke")
+
+
+class BreaksOnFirstAttempt(Good):
+    def begin_episode(self, index, seed, attempt):
+        self.attempt = attempt
+
+    def step(self, action):
+        if self.attempt == 1:
+            raise RuntimeError("a hiccup")
+        return super().step(action)
+
+
+class BreaksOnClose(Good):
+    def close(self):
+        raise RuntimeError("too late")
+
+
+def settings_of(env, *, lanes=4, **sections):
+    config = EvalConfig().environment(lambda context: env()).runners(num_envs_per_runner=lanes)
+    for section, values in sections.items():
+        getattr(config, section)(**values)
+    return config.build()
+
+
+def examine(env, **sections):
+    return list(check_environment(settings_of(env, **sections)))
+
+
+def examine_policy(made, env=Good, **sections):
+    sections.setdefault("policy", {})
+    sections["policy"]["policy"] = made
+    return list(check_policy(settings_of(env, **sections)))
+
+
+def worst(findings):
+    """The text of the one problem; else of all warnings."""
+    problems = [finding.text for finding in findings if finding.level == "problem"]
+    assert len(problems) <= 1, problems
+    return problems[0] if problems else [finding.text for finding in findings if finding.level == "warning"]
+
+
+def texts(findings, level):
+    return " | ".join(finding.text for finding in findings if finding.level == level)
+
+
+@pytest.fixture(autouse=True)
+def keep_global_generators():
+    """Some of the environments above use them on purpose."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+
+
+# The environment
+
+
+def test_nothing_is_wrong_with_a_good_environment():
+    findings = examine(Good, evaluation={"max_episode_steps": 50})
+    assert [finding.level for finding in findings] == ["ok"] * 6 + ["note"]
+    assert "30 steps compared" in texts(findings, "ok")
+
+
+def test_gymnasium_environments_are_good():
+    config = EvalConfig().environment("CartPole-v1").build()
+    findings = list(check_environment(config))
+    assert {finding.level for finding in findings} == {"ok", "note"}
+    assert "after 500 steps at the latest (the environment's own limit)" in texts(findings, "ok")
+
+
+def test_a_limit_of_steps_is_missed():
+    findings = examine(Good)
+    (text,) = worst(findings)
+    assert text.startswith("no limit of steps is known")
+    assert "only fault_tolerance.episode_timeout_s=3600 stops it" in text
+    findings = examine(Good, fault_tolerance={"episode_timeout_s": None})
+    assert "nothing stops it" in worst(findings)[0]
+
+
+def test_a_time_limit_among_the_wrappers_is_found():
+    class Limited(gym.Wrapper):
+        def __init__(self):
+            super().__init__(gym.wrappers.TimeLimit(Good(), 17))
+
+    findings = examine(Limited)
+    assert "after 17 steps at the latest" in texts(findings, "ok")
+    assert "(17 steps compared)" in texts(findings, "ok")
+
+
+def test_unseeded_random_numbers_are_a_problem():
+    findings = examine(Unseeded)
+    assert worst(findings) == "equal seeds and actions give different episodes, first in the observation after reset"
+    assert "reset() and step() change the global state of random" in texts(findings, "warning")
+
+
+@pytest.mark.parametrize("env", [SeedsNumpy, SharesGenerator])
+def test_environments_that_disturb_each_other_are_a_problem(env):
+    assert worst(examine(env)) == (
+        "environments in one process disturb each other: stepped in turn, they differ in the observation in step 1"
+    )
+
+
+def test_disturbance_is_only_a_warning_with_one_environment_per_process():
+    assert "disturb each other" in texts(examine(SharesGenerator, lanes=1), "warning")
+
+
+def test_seeding_a_global_generator_is_a_warning():
+    assert "reset() and step() change the global state of numpy.random" in texts(examine(SeedsNumpy), "warning")
+
+
+def test_drawing_from_a_global_generator_to_no_effect_is_a_warning():
+    findings = examine(WastesRandomNumbers)
+    assert "step() changes the global state of random, which other code shares" in worst(findings)
+
+
+def test_memory_of_former_episodes_is_a_problem():
+    assert worst(examine(Remembers)).startswith("an environment remembers its former episodes: a new one differs in")
+
+
+def test_memory_does_no_harm_with_a_new_environment_per_episode():
+    config = EvalConfig().environment(lambda context: Remembers(), env_reuse="episode").build()
+    findings = list(check_environment(config))
+    assert "env_reuse: episode takes care of it" in texts(findings, "note")
+    assert not texts(findings, "problem")
+
+
+def test_a_constructor_that_raises_is_a_problem():
+    def explode():
+        raise ValueError("no licence")
+
+    (finding,) = examine(explode)
+    assert (finding.level, finding.text) == ("problem", "the constructor raised ValueError: no licence")
+
+
+def test_a_space_that_cannot_be_batched_is_a_problem():
+    (finding,) = examine(lambda: Good(gym.spaces.Text(5)))
+    assert finding.level == "problem"
+    assert "cannot batch" in finding.text
+
+
+def test_observations_outside_the_contract_are_a_problem():
+    assert "observation has shape (3,)" in worst(examine(Misshapen))
+
+
+def test_an_environment_that_always_raises_is_a_problem():
+    assert worst(examine(Breaks)) == "every attempt of an episode raised; the last: RuntimeError: the simulator broke"
+
+
+def test_an_environment_that_a_retry_saves_is_a_warning():
+    findings = examine(BreaksOnFirstAttempt)
+    assert "attempts that raised before one did not: 1; the last: RuntimeError: a hiccup" in worst(findings)
+    assert "equal episodes (30 steps compared)" in texts(findings, "ok")
+
+
+def test_a_broken_close_is_survived():
+    assert not texts(examine(BreaksOnClose), "problem")
+
+
+def test_every_environment_is_closed():
+    built = []
+
+    def build():
+        built.append(Good())
+        return built[-1]
+
+    examine(build)
+    assert len(built) > 2
+    assert all(env.closed for env in built)
+
+
+def test_nested_spaces_are_named_without_their_bounds():
+    space = gym.spaces.Dict(
+        {"a": gym.spaces.Box(0, 255, (2, 2), np.uint8), "b": gym.spaces.Tuple([gym.spaces.Discrete(3)])}
+    )
+    (first, *_) = examine(lambda: Good(space))
+    assert "{a: Box(2, 2) of uint8, b: (Discrete(3))}" in first.text
+
+
+# Comparing episodes
+
+
+def test_first_difference_names_the_place():
+    moment = Moment(3, {"a": np.zeros(2), "b": 1}, 0.5, False, False)
+    assert first_difference([moment], [moment]) == ""
+    assert first_difference([moment], [moment._replace(observation={"a": np.ones(2), "b": 1})]) == (
+        "the observation in step 3"
+    )
+    assert first_difference([moment], [moment._replace(reward=0.25)]) == "the reward in step 3: 0.5 and 0.25"
+    assert first_difference([moment], [moment._replace(truncated=True)]) == "the end of the episode in step 3"
+    nan = moment._replace(reward=float("nan"), observation=np.array([np.nan]))
+    assert first_difference([nan], [nan]) == ""
+
+
+def test_made_up_actions_leave_the_environment_alone():
+    space = gym.spaces.Discrete(1000, seed=3)
+    actions = sample_actions(space)
+    assert actions == sample_actions(space)
+    assert space.sample() == gym.spaces.Discrete(1000, seed=3).sample()
+
+
+# The policy
+
+
+def zeros(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+def test_a_plain_function_is_fine():
+    findings = examine_policy(zeros)
+    assert {finding.level for finding in findings} == {"ok", "note"}
+    assert "has no weights to set" in texts(findings, "ok")
+    assert "one forward pass for all 4 environments" in texts(findings, "ok")
+    assert "policy.deterministic: false would not work" in texts(findings, "note")
+
+
+def module():
+    import torch
+
+    return torch.nn.Linear(2, 2)
+
+
+def test_a_module_can_sample_too_and_lacks_weights():
+    findings = examine_policy(module())
+    assert "policy.deterministic: false would work too" in texts(findings, "note")
+    assert "policy.weights is not set" in texts(findings, "warning")
+
+
+def test_weights_that_fit(tmp_path):
+    import torch
+
+    torch.save(module().state_dict(), tmp_path / "fit.pt")
+    findings = examine_policy(module(), policy={"weights": str(tmp_path / "fit.pt")})
+    assert "weights fit: 2 tensors" in texts(findings, "ok")
+
+
+def test_weights_that_do_not_fit_are_a_problem(tmp_path):
+    import torch
+
+    torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "unfit.pt")
+    assert "have shape (3, 2)" in worst(examine_policy(module(), policy={"weights": str(tmp_path / "unfit.pt")}))
+
+
+def test_actions_outside_the_space_are_a_problem():
+    findings = examine_policy(lambda observations: zeros(observations) + 7)
+    assert "cannot act: PolicyError: the policy returned action 7" in worst(findings)
+
+
+def test_actions_of_the_wrong_shape_are_a_problem():
+    assert "of shape (16, 3)" in worst(examine_policy(lambda observations: np.zeros((len(observations), 3), int)))
+
+
+def test_a_policy_that_raises_is_a_problem():
+    def explode(observations):
+        raise KeyError("layer")
+
+    assert "KeyError" in worst(examine_policy(explode))
+
+
+def test_rows_that_depend_on_their_batch_are_a_warning():
+    def mixes_rows(observations):
+        return (observations[:, 1] > observations[:, 1].mean()).astype(np.int64)
+
+    assert "each environment has its own forward pass" in texts(examine_policy(mixes_rows), "warning")
+
+
+def test_no_policy_is_a_problem():
+    assert "policy.policy is missing" in worst(list(check_policy(settings_of(Good))))
+
+
+# The machine
+
+
+def test_versions_outside_the_tested_ones_are_a_warning(monkeypatch):
+    versions = {"Python": "3.11.7", "gymnasium": "0.29.1", "numpy": "2.4.6", "ray": "2.60.0", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(machine, "_version", versions.get)
+    findings = list(check_machine())
+    assert "gymnasium 0.29.1 is not among the tested versions (1.2 to 1.4)" in texts(findings, "warning")
+    assert texts(findings, "problem") == "tensordict is not installed"
+    assert texts(findings, "ok") == "Python 3.11.7, numpy 2.4.6, ray 2.60.0, torch 2.13.0+cpu"
+
+
+def test_ray_addresses(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def find(address):
+        settings = settings_of(Good, runners={"num_runners": 2, "address": address})
+        (finding,) = check_address(settings)
+        return finding.level, finding.text
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert find(f"127.0.0.1:{port}")[0] == "ok"
+        assert find(f"ray://127.0.0.1:{port}")[0] == "ok"
+    level, text = find(f"127.0.0.1:{port}")
+    assert (level, "nothing answers" in text) == ("problem", True)
+    assert find(None)[0] == find("auto")[0] == "note"
+
+
+def test_ray_is_not_needed_in_this_process():
+    (finding,) = check_address(settings_of(Good))
+    assert finding.level == "ok"
+
+
+# The command
+
+MODULE = """
+import numpy as np
+
+def make():
+    return lambda observations: np.zeros(len(observations), np.int64)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "doctor_toys.py").write_text(MODULE)
+    config = {"environment": {"env": "CartPole-v1"}, "policy": {"policy": "doctor_toys:make"}}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def call(*args):
+    return CliRunner().invoke(app, ["doctor", *args])
+
+
+def test_doctor_is_0_without_problems(folder):
+    outcome = call("toy.yaml")
+    assert outcome.exit_code == 0, outcome.output
+    assert [line for line in outcome.stdout.splitlines() if line and not line.startswith(" ")][:-1] == [
+        "machine", "config", "environment", "policy", "ray",
+    ]  # fmt: skip
+    assert outcome.stdout.splitlines()[-1].startswith("0 problems, ")
+    assert all(len(line) <= 80 and line == line.rstrip() for line in outcome.stdout.splitlines())
+
+
+def test_doctor_is_2_with_a_problem_and_goes_on(folder):
+    outcome = call("toy.yaml", "--set", "environment.env=rl_eval.testing:impure")
+    assert outcome.exit_code == 2
+    assert "remembers its former episodes" in " ".join(outcome.stdout.split())
+    assert "acts in the environment" in outcome.stdout
+
+
+def test_doctor_stops_at_a_config_that_cannot_work(folder):
+    outcome = call("toy.yaml", "--set", "policy.weigths=x")
+    assert outcome.exit_code == 2
+    assert "did you mean 'weights'?" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].startswith("1 problem, ")
+
+
+def test_doctor_does_not_try_a_policy_without_an_environment(folder):
+    outcome = call("toy.yaml", "--set", "environment.env=CartPole-v77")
+    assert outcome.exit_code == 2
+    assert "not checked, since a policy is built for an environment" in outcome.stdout

@@ -1,0 +1,1392 @@
+"""How leases become records: the same ones in every layout, through every fault, within every budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from torch import nn
+
+from rl_eval.config import EvalConfig
+from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Lease, Outcome, RunReport
+from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, WeightsError
+from rl_eval.plan import EpisodePlan
+from rl_eval.policies.mlp import make_mlp
+from rl_eval.protocols import EnvContext
+from rl_eval.runners import (
+    EvalRunner,
+    SingleAgentEvalRunner,
+    VectorEvalRunner,
+    base,
+    lane,
+    runner_class,
+    single_agent,
+    vector,
+)
+from rl_eval.testing import dict_observation, impure, make_dict_policy, make_gru
+from rl_eval.weights import load_weights_file, snapshot_weights
+
+Array = npt.NDArray[Any]
+
+LAYOUTS = [("single_agent", 1), ("vector", 1), ("vector", 3), ("vector", 8)]
+layouts = pytest.mark.parametrize(("kind", "lanes"), LAYOUTS)
+kinds = pytest.mark.parametrize(("kind", "lanes"), [("single_agent", 1), ("vector", 3)])
+
+WEIGHTS = Path(__file__).parents[2] / "configs" / "weights"
+EPISODES = 20
+
+
+# ------------------------------------------------------------------------------ a small world
+
+
+class Walk(gym.Env[Any, Any]):
+    """Episodes of 2 to 24 steps; every number in them depends on the seed and on the actions so far."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self.steps = self.length = 0
+        self.position = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.position = 0, 0.0
+        self.length = int(self.np_random.integers(2, 25))
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.steps += 1
+        self.position += float(self.np_random.normal()) * (int(action) - 1)
+        over = self.steps >= self.length
+        kind = self.length % 3
+        info = {"speed": self.position / self.steps, "is_success": self.position > 0}
+        return self.observation(), self.position, over and kind != 1, over and kind != 0, info
+
+    def observation(self) -> Array:
+        return np.array([self.steps, self.position, self.np_random.normal()], np.float32)
+
+
+def walk(context: EnvContext) -> Walk:
+    return Walk()
+
+
+def steer(observations: Array) -> Array:
+    """Choose actions for Walk, from its random part."""
+    return (np.abs(observations[:, 2]) * 7).astype(np.int64) % 3
+
+
+class Endless(Walk):
+    """Never ends, except for seeds that it is told."""
+
+    def __init__(self, short: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.short = set(short)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        self.length = 2 if seed in self.short else 10**9
+        return result
+
+
+class Ticking(gym.Wrapper[Any, Any, Any, Any]):
+    """Moves a clock by ten milliseconds per step."""
+
+    def __init__(self, env: gym.Env[Any, Any], clock: list[float], seconds: float = 0.01) -> None:
+        super().__init__(env)
+        self.clock = clock
+        self.seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        self.clock[0] += self.seconds
+        return super().step(action)
+
+
+Trouble = Callable[[int, int], "tuple[str, int] | None"]
+
+
+class Troubled(gym.Wrapper[Any, Any, Any, Any]):
+    """Does something wrong at a step that depends on (episode, attempt); step 0 is the reset."""
+
+    def __init__(self, env: gym.Env[Any, Any], trouble: Trouble, log: list[Any] | None = None) -> None:
+        super().__init__(env)
+        self.trouble = trouble
+        self.log = [] if log is None else log
+        self.log.append(("construct", id(self)))
+        self.due: tuple[str, int] | None = None
+        self.steps = 0
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self.due = self.trouble(index, attempt)
+        self.log.append(("begin", index, seed, attempt))
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.steps = 0
+        observation, info = self.env.reset(**kwargs)
+        self.log.append(("reset", id(self), kwargs.get("seed")))
+        if self.due is not None and self.due[1] == 0:
+            return self.spoil(observation, 0.0, False, False, info)[:2]
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        result = self.env.step(action)
+        if self.due is not None and self.due[1] == self.steps:
+            return self.spoil(*result)
+        return result
+
+    def spoil(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> Any:
+        what = self.due[0] if self.due else ""
+        if what == "raise":
+            raise ZeroDivisionError(f"step {self.steps} went wrong")
+        if what == "exit":
+            raise SystemExit(3)
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        if what == "four":
+            return observation, reward, terminated, info
+        changes = {
+            "nan observation": (np.full_like(observation, np.nan), reward),
+            "long observation": (np.zeros(9), reward),
+            "no observation": (None, reward),
+            "nan reward": (observation, np.nan),
+            "infinite reward": (observation, np.inf),
+            "text reward": (observation, "much"),
+            "no reward": (observation, None),
+        }
+        return *changes[what], terminated, truncated, info
+
+    def close(self) -> None:
+        self.log.append(("close", id(self)))
+        super().close()
+
+
+def troubled(trouble: Trouble, log: list[Any] | None = None) -> Callable[[EnvContext], gym.Env[Any, Any]]:
+    return lambda context: Troubled(Walk(), trouble, log)
+
+
+def calm(index: int, attempt: int) -> None:
+    return None
+
+
+def make(
+    env: Any = walk, policy: Any = steer, kind: Any = "vector", lanes: int = 1, index: int = 0, **changes: Any
+) -> EvalRunner:
+    """Build a runner; changes are dotted keys with ``__`` for the dot."""
+    config = EvalConfig().environment(env).policy(policy).runners(runner=kind, num_envs_per_runner=lanes)
+    for key, value in changes.items():
+        config.set(key.replace("__", "."), value)
+    settings = config.build()
+    return runner_class(settings.runners.runner)(settings, index, None)
+
+
+def leases_of(count: int, seed: int = 0, runner: int = 0) -> list[Lease]:
+    return [Lease(spec.index, spec.seed, 1, runner) for spec in EpisodePlan(count, seed)]
+
+
+def collect(table: EpisodeTable, report: RunReport) -> None:
+    table.fill(report.rows, report.infos)
+    for fault in report.faults:
+        table.add_fault(fault)
+
+
+def play(
+    runner: EvalRunner,
+    leases: int | list[Lease] = EPISODES,
+    *,
+    seed: int = 0,
+    budget_s: float = 10.0,
+    calls: int = 1000,
+) -> EpisodeTable:
+    """Run episodes to their end, in at most so many calls; each index must be recorded exactly once."""
+    given = leases_of(leases, seed) if isinstance(leases, int) else leases
+    table = EpisodeTable(max(lease.index for lease in given) + 1, runner.settings.evaluation.info_keys)
+    recorded: list[int] = []
+    report = runner.run(given, budget_s)
+    for _ in range(calls):
+        recorded += report.rows["index"].tolist()
+        collect(table, report)
+        if len(recorded) >= len(given):
+            break
+        report = runner.run((), budget_s)
+    assert sorted(recorded) == sorted(lease.index for lease in given)
+    return table
+
+
+def undisturbed(**changes: Any) -> str:
+    return play(make(**changes)).fingerprint()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Replace the runners' clock by one that the test moves."""
+    now = [1000.0]
+    for module in (base, vector, single_agent, lane):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    return now  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------ exactly N, and the same everywhere
+
+
+@layouts
+@pytest.mark.parametrize("count", [1, 2, 7, EPISODES])
+def test_n_leases_are_n_records(kind: str, lanes: int, count: int) -> None:
+    """Every lease becomes one record with its index and its seed, whatever the number of lanes."""
+    table = play(make(kind=kind, lanes=lanes), count, seed=3)
+    plan = EpisodePlan(count, 3)
+    assert [record.index for record in table] == list(range(count))
+    assert [record.seed for record in table] == plan.seeds.tolist()
+    assert all(record.outcome == "completed" and record.attempts == 1 and not record.faults for record in table)
+
+
+@layouts
+def test_records_are_those_of_a_plain_loop(kind: str, lanes: int) -> None:
+    """Anyone can replay an episode: reset with its seed, act, sum. Every column comes out the same."""
+    env = Walk()
+    for record in play(make(kind=kind, lanes=lanes, evaluation__gamma=0.9)):
+        observation, _ = env.reset(seed=record.seed)
+        rewards, info, terminated, truncated, successes = [], {}, False, False, []
+        while not (terminated or truncated):
+            action = np.int64(steer(observation[None])[0])
+            observation, reward, terminated, truncated, info = env.step(action)
+            rewards.append(reward)
+            successes.append(info["is_success"])
+        assert record.episode_return == sum(rewards)
+        assert record.discounted_return == pytest.approx(
+            float(np.sum(0.9 ** np.arange(len(rewards)) * rewards)), rel=1e-12
+        )
+        assert (record.length, record.terminated, record.truncated) == (len(rewards), terminated, truncated)
+        assert (record.success_once, record.success_at_end) == (any(successes), successes[-1])
+
+
+def cartpole_policy() -> nn.Module:
+    env = gym.make("CartPole-v1")
+    module = make_mlp(env.observation_space, env.action_space)
+    module.load_state_dict(load_weights_file(WEIGHTS / "cartpole_ppo_early.safetensors"))
+    return module
+
+
+@layouts
+def test_cartpole_is_the_same_as_a_plain_loop(kind: str, lanes: int) -> None:
+    """A trained network's returns are those of the textbook's loop, in every layout."""
+    table = play(make("CartPole-v1", cartpole_policy(), kind, lanes), 6, seed=5)
+    env, module = gym.make("CartPole-v1"), cartpole_policy()
+    for record in table:
+        observation, _ = env.reset(seed=record.seed)
+        total, over = 0.0, False
+        while not over:
+            with torch.inference_mode():
+                action = int(module(torch.from_numpy(observation[None])).argmax())
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            over = terminated or truncated
+        assert record.episode_return == record.length == total
+    assert len({record.length for record in table}) > 1
+
+
+def untrained() -> nn.Module:
+    torch.manual_seed(0)
+    env = gym.make("CartPole-v1")
+    return make_mlp(env.observation_space, env.action_space)
+
+
+WORLDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "walk": dict,
+    "nested observations": lambda: {"env": dict_observation, "policy": make_dict_policy(spaces.Discrete(2))},
+    "recurrent and sampled": lambda: {
+        "env": "CartPole-v1",
+        "policy": make_gru(gym.make("CartPole-v1").observation_space, spaces.Discrete(2)),
+        "policy__deterministic": False,
+    },
+    "sampled network": lambda: {
+        "env": "CartPole-v1",
+        "policy": untrained(),
+        "policy__deterministic": False,
+    },
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_fingerprint_is_the_same_in_every_layout(world: str) -> None:
+    """Lanes, runner and the order of the leases leave no trace in the outcome columns."""
+    fingerprints = set()
+    for kind, lanes in LAYOUTS:
+        table = play(make(kind=kind, lanes=lanes, **WORLDS[world]()))
+        fingerprints.add(table.fingerprint())
+    backwards = play(make(lanes=3, **WORLDS[world]()), leases_of(EPISODES)[::-1])
+    assert fingerprints == {backwards.fingerprint()}
+    assert len(set(backwards.rows["episode_return"])) > EPISODES / 3
+
+
+def test_hopper_with_sampled_actions_is_the_same_in_every_layout() -> None:
+    """MuJoCo, a frozen normalizer and a sampled Gaussian: the floats have the same bits in every layout."""
+    pytest.importorskip("mujoco")
+    weights = snapshot_weights(load_weights_file(WEIGHTS / "hopper_ppo_final.safetensors"), 0)
+    fingerprints = set()
+    for kind, lanes in [("single_agent", 1), ("vector", 3)]:
+        runner = make(
+            "Hopper-v5",
+            "rl_eval.policies.mlp:make_mlp",
+            kind,
+            lanes,
+            policy__policy_kwargs={"normalize_observations": True},
+            policy__deterministic=False,
+            evaluation__max_episode_steps=100,
+        )
+        runner.set_weights(weights)
+        fingerprints.add(play(runner, 4).fingerprint())
+    assert len(fingerprints) == 1
+
+
+def test_an_impure_environment_is_not_the_same_in_every_layout() -> None:
+    """The law above can fail: state that leaks across resets shows in the fingerprint, unless nothing is reused."""
+
+    def fingerprints(reuse: str) -> set[str]:
+        options = {"env": impure, "policy": cartpole_policy(), "environment__env_reuse": reuse}
+        limit = {"evaluation__max_episode_steps": 20}
+        return {
+            play(make(kind=k, lanes=n, **options, **limit)).fingerprint() for k, n in [("vector", 1), ("vector", 3)]
+        }
+
+    assert len(fingerprints("lane")) == 2
+    assert len(fingerprints("episode")) == 1
+
+
+# ------------------------------------------------------------------------------ faults of the environment
+
+
+def seeded(what: str) -> Trouble:
+    """Half of first and a quarter of second attempts go wrong, at a step (0 is the reset) of their own."""
+
+    def trouble(index: int, attempt: int) -> tuple[str, int] | None:
+        rng = np.random.default_rng((index, attempt))
+        rate = {1: 0.5, 2: 0.25}.get(attempt, 0.0)
+        return (what, int(rng.integers(0, 2))) if rng.random() < rate else None
+
+    return trouble
+
+
+@layouts
+@pytest.mark.parametrize("what", ["raise", "exit", "nan observation", "long observation", "no observation"])
+def test_a_fault_repeats_the_same_episode(kind: str, lanes: int, what: str) -> None:
+    """Whatever the environment does wrong, the episode is retried with its seed, and the table is as if nothing was."""
+    trouble = seeded(what)
+    table = play(make(troubled(trouble), kind=kind, lanes=lanes))
+    assert table.fingerprint() == undisturbed()
+    for record in table:
+        due = list(takewhile(lambda one: one is not None, (trouble(record.index, attempt) for attempt in (1, 2, 3))))
+        assert record.attempts == len(due) + 1
+        assert [fault.attempt for fault in record.faults] == list(range(1, len(due) + 1))
+        assert [fault.step for fault in record.faults] == [0 if what in ("raise", "exit") else one[1] for one in due]
+    assert {record.attempts for record in table} == {1, 2, 3}
+
+
+@layouts
+def test_the_original_error_survives(kind: str, lanes: int) -> None:
+    """A fault tells episode, seed, attempt, place, step, runner, type, message and the end of the traceback."""
+
+    def trouble(index: int, attempt: int) -> tuple[str, int] | None:
+        return ("raise", 2) if (index, attempt) == (4, 1) else ("raise", 0) if (index, attempt) == (4, 2) else None
+
+    table = play(make(troubled(trouble), kind=kind, lanes=lanes, index=7))
+    first, second = table.record(4).faults
+    assert set(table.faults) == {4}
+    for fault in (first, second):
+        assert (fault.index, fault.seed, fault.culprit) == (4, EpisodePlan(EPISODES)[4].seed, "env")
+        assert (fault.error_type, fault.runner) == ("ZeroDivisionError", 7)
+        assert fault.node
+        assert fault.seconds >= 0
+        assert "raise ZeroDivisionError(" in fault.traceback
+    assert (first.attempt, first.phase, first.step, first.message) == (1, "step", 1, "step 2 went wrong")
+    assert (second.attempt, second.phase, second.step, second.message) == (2, "reset", 0, "step 0 went wrong")
+    assert str(first).startswith(
+        f"episode 4 (seed {first.seed}), attempt 1, runner 7: env failed in step after 1 steps"
+    )
+    assert table.record(4).attempts == 3
+
+
+@layouts
+@pytest.mark.parametrize("step", [0, 2])
+def test_when_attempts_run_out_the_record_says_failed(kind: str, lanes: int, step: int) -> None:
+    """A failed episode has no return and no length, all its faults, and leaves the others as they are."""
+
+    def trouble(index: int, attempt: int) -> tuple[str, int] | None:
+        return ("raise", step) if index in (0, 5) else None
+
+    table = play(make(troubled(trouble), kind=kind, lanes=lanes))
+    clean = play(make())
+    for record in table:
+        if record.index in (0, 5):
+            assert (record.outcome, record.attempts, record.length) == ("failed", 3, 0)
+            assert math.isnan(record.episode_return)
+            assert math.isnan(record.discounted_return)
+            assert (record.terminated, record.truncated, record.success_once, record.success_at_end) == (
+                False,
+                False,
+                None,
+                None,
+            )
+            assert [fault.attempt for fault in record.faults] == [1, 2, 3]
+        else:
+            assert record.episode_return == clean.record(record.index).episode_return
+            assert not record.faults
+
+
+@kinds
+@pytest.mark.parametrize("step", [0, 1])
+def test_attempts_are_bounded_and_not_recursive(kind: str, lanes: int, step: int) -> None:
+    """An environment that always fails is tried exactly as often as configured, even 2000 times."""
+    log: list[Any] = []
+    environment = troubled(lambda index, attempt: ("raise", step) if index == 1 else None, log)
+    table = play(make(environment, kind=kind, lanes=lanes, fault_tolerance__max_attempts_per_episode=2000), 3)
+    assert table.rows["attempts"].tolist() == [1, 2000, 1]
+    assert table.rows["outcome"].tolist() == [Outcome.COMPLETED, Outcome.FAILED, Outcome.COMPLETED]
+    assert [fault.attempt for fault in table.faults[1]] == list(range(1, 2001))
+    assert [entry[3] for entry in log if entry[:2] == ("begin", 1)] == list(range(1, 2001))
+
+
+@layouts
+def test_attempts_charged_elsewhere_count(kind: str, lanes: int) -> None:
+    """A lease that starts at its second attempt has one attempt less, and its record says which one it was."""
+    seed = EpisodePlan(2)[1].seed
+    runner = make(troubled(lambda index, attempt: ("raise", 1) if attempt < 3 else None), kind=kind, lanes=lanes)
+    record = play(runner, [Lease(1, seed, 2, 0)]).record(1)
+    assert (record.attempts, [fault.attempt for fault in record.faults]) == (3, [2])
+    runner = make(troubled(lambda index, attempt: ("raise", 1)), kind=kind, lanes=lanes)
+    record = play(runner, [Lease(1, seed, 2, 0)]).record(1)
+    assert (record.outcome, [fault.attempt for fault in record.faults]) == ("failed", [2, 3])
+
+
+@layouts
+def test_only_the_environment_that_failed_is_rebuilt(kind: str, lanes: int) -> None:
+    """One fault closes one environment and builds one; the others live on."""
+    log: list[Any] = []
+    trouble: Trouble = lambda index, attempt: ("raise", 1) if index % 4 == 0 and attempt == 1 else None  # noqa: E731
+    table = play(make(troubled(trouble, log), kind=kind, lanes=lanes))
+    built = [entry[1] for entry in log if entry[0] == "construct"]
+    closed = [entry[1] for entry in log if entry[0] == "close"]
+    faults = sum(len(record.faults) for record in table)
+    assert faults == EPISODES / 4
+    assert len(built) == lanes + faults
+    assert len(closed) == faults
+
+
+class Unreliable:
+    """Builds environments; some constructions raise."""
+
+    def __init__(self, fails: Callable[[int], bool], error: type[BaseException] = OSError) -> None:
+        self.calls = 0
+        self.fails = fails
+        self.error = error
+
+    def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
+        self.calls += 1
+        if self.fails(self.calls):
+            raise self.error("the port is taken")
+        return Walk()
+
+
+@layouts
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_a_constructor_that_raises_sometimes_is_survived(kind: str, lanes: int, error: type[BaseException]) -> None:
+    """Construction is part of the attempt: it is charged, told, and tried again."""
+    factory = Unreliable(lambda call: call % 3 != 0, error)
+    options = {"environment__env_reuse": "episode", "fault_tolerance__max_attempts_per_episode": 5}
+    table = play(make(factory, kind=kind, lanes=lanes, **options))
+    assert table.fingerprint() == undisturbed()
+    faults = [fault for record in table for fault in record.faults]
+    assert {(fault.phase, fault.culprit, fault.step) for fault in faults} == {("construct", "env", 0)}
+    assert {(fault.error_type, fault.message) for fault in faults} == {(error.__name__, "the port is taken")}
+    assert len(faults) >= EPISODES
+
+
+def test_a_constructor_that_always_raises_is_told_with_its_error() -> None:
+    """The runner itself cannot be built: the error names the environment, the attempts and the cause."""
+    factory = Unreliable(lambda call: True)
+    with pytest.raises(EnvError, match=r"cannot be constructed \(4 attempts\): OSError: the port is taken") as caught:
+        make(factory, fault_tolerance__max_attempts_per_episode=4)
+    assert factory.calls == 4
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "Unreliable" in str(caught.value)
+
+
+def test_a_configuration_error_is_not_tried_again() -> None:
+    """What trying again cannot cure is told at once, as it is."""
+    factory = Unreliable(lambda call: True, ConfigError)
+    with pytest.raises(ConfigError, match=r"^the port is taken$"):
+        make(factory)
+    assert factory.calls == 1
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("what", "error_type", "message"),
+    [
+        ("nan observation", "EnvError", "the observation has a NaN"),
+        ("long observation", "EnvError", "observation has shape (9,)"),
+        ("no observation", "EnvError", "observation has shape () and dtype object"),
+        ("nan reward", "EnvError", "reward was not a finite number"),
+        ("infinite reward", "EnvError", "reward was not a finite number"),
+        ("text reward", "ValueError", "could not convert string to float: 'much'"),
+        ("no reward", "TypeError", "float() argument must be"),
+        ("four", "ValueError", "not enough values to unpack (expected 5, got 4)"),
+        ("raise", "ZeroDivisionError", "step 1 went wrong"),
+        ("exit", "SystemExit", "3"),
+    ],
+)
+def test_what_breaks_the_contract_of_a_step_is_the_environments_fault(
+    kind: str, lanes: int, what: str, error_type: str, message: str
+) -> None:
+    """NaN, shapes, rewards and tuples that no step may return cost the environment an attempt, with a clear message."""
+
+    def trouble(index: int, attempt: int) -> tuple[str, int] | None:
+        return (what, 1) if (index, attempt) == (2, 1) else None
+
+    table = play(make(troubled(trouble), kind=kind, lanes=lanes))
+    assert table.fingerprint() == undisturbed()
+    (fault,) = table.record(2).faults
+    assert (fault.culprit, fault.error_type, fault.phase) == ("env", error_type, "step")
+    assert message in fault.message
+    assert table.record(2).attempts == 2
+
+
+@layouts
+@pytest.mark.parametrize("what", ["nan observation", "long observation", "no observation", "raise", "exit"])
+def test_what_breaks_the_contract_of_a_reset_is_the_environments_fault(kind: str, lanes: int, what: str) -> None:
+    """The first observation is checked like the others, before the policy sees it."""
+    trouble: Trouble = lambda index, attempt: (what, 0) if (index, attempt) == (2, 1) else None  # noqa: E731
+    table = play(make(troubled(trouble), kind=kind, lanes=lanes))
+    assert table.fingerprint() == undisturbed()
+    (fault,) = table.record(2).faults
+    assert (fault.culprit, fault.phase, fault.step) == ("env", "reset", 0)
+
+
+def test_a_policy_never_sees_a_nan_observation() -> None:
+    """What the environment spoiled is not forwarded, in any row."""
+    seen: list[bool] = []
+
+    def watch(observations: Array) -> Array:
+        seen.append(bool(np.isnan(observations).any()))
+        return steer(np.nan_to_num(observations))
+
+    play(make(troubled(seeded("nan observation")), watch, lanes=3))
+    assert seen
+    assert not any(seen)
+
+
+@layouts
+def test_a_close_that_raises_is_survived(kind: str, lanes: int) -> None:
+    """No episode pays for a broken close(); it is counted."""
+
+    class Clinging(Troubled):
+        def close(self) -> None:
+            raise SystemExit(1)
+
+    def environment(context: EnvContext) -> Clinging:
+        return Clinging(Walk(), lambda index, attempt: ("raise", 1) if attempt == 1 else None)
+
+    runner = make(environment, kind=kind, lanes=lanes)
+    table = play(runner)
+    assert table.fingerprint() == undisturbed()
+    assert {len(record.faults) for record in table} == {1}
+    assert runner.get_metrics()["close_errors"] == EPISODES
+    runner.stop()
+    assert runner.get_metrics()["close_errors"] == EPISODES + min(lanes, EPISODES)
+
+
+@layouts
+@pytest.mark.parametrize("step", [0, 1])
+def test_an_interrupt_is_not_swallowed(kind: str, lanes: int, step: int) -> None:
+    """Ctrl-C is the user's, not the environment's fault: it passes at once and no attempt is charged."""
+    runner = make(troubled(lambda index, attempt: ("interrupt", step)), kind=kind, lanes=lanes)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(leases_of(5), 10.0)
+    with pytest.raises(KeyboardInterrupt):
+        make(Unreliable(lambda call: True, KeyboardInterrupt), kind=kind, lanes=lanes)
+    assert runner.get_metrics()["faults"] == 0
+
+
+# ------------------------------------------------------------------------------ faults of the policy
+
+
+def spoiled(what: Any) -> Callable[[Array], Array]:
+    """Return a policy that acts like ``steer``, but wrongly wherever Walk's position is beyond 3."""
+
+    def act(observations: Array) -> Array:
+        actions = steer(observations).astype(float if isinstance(what, float) else int)
+        actions[observations[:, 1] > 3] = what
+        return actions
+
+    return act
+
+
+@layouts
+@pytest.mark.parametrize(("what", "message"), [(3, "action 3, which is outside Discrete(3)"), (-1, "action -1, which")])
+def test_an_action_outside_the_space_is_the_policys_fault(kind: str, lanes: int, what: int, message: str) -> None:
+    """It costs that episode an attempt, the same in every layout, and the environment is not rebuilt for it."""
+    log: list[Any] = []
+    table = play(make(troubled(calm, log), spoiled(what), kind, lanes))
+    clean = play(make())
+    failed = {record.index for record in table if record.outcome == "failed"}
+    assert 0 < len(failed) < EPISODES
+    for record in table:
+        if record.index in failed:
+            assert {(fault.culprit, fault.phase, fault.error_type) for fault in record.faults} == {
+                ("policy", "act", "PolicyError")
+            }
+            assert message in record.faults[0].message
+            assert [fault.attempt for fault in record.faults] == [1, 2, 3]
+            assert len({fault.step for fault in record.faults}) == 1
+        else:
+            assert record.episode_return == clean.record(record.index).episode_return
+            assert not record.faults
+    assert sum(entry[0] == "construct" for entry in log) == lanes
+
+
+@layouts
+def test_a_nan_action_is_the_policys_fault(kind: str, lanes: int) -> None:
+    """A Box action that is not a number costs its episode the attempts, and no other one."""
+
+    class Steered(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(-1, 1, (1,), np.float64)  # type: ignore[assignment]
+
+        def step(self, action: Any) -> Any:
+            assert np.isfinite(action).all()
+            self.action_space = spaces.Discrete(3)
+            result = super().step(int(action[0] > 0) * 2)
+            self.action_space = spaces.Box(-1, 1, (1,), np.float64)  # type: ignore[assignment]
+            return result
+
+    def act(observations: Array) -> Array:
+        return np.where(observations[:, 1:2] > 3, np.nan, np.sign(observations[:, 2:3])).astype(np.float64)
+
+    tables = [play(make(lambda context: Steered(), act, k, n)) for k, n in {(kind, lanes), ("vector", 1)}]
+    faults = [fault for record in tables[0] for fault in record.faults]
+    assert faults
+    assert all(fault.culprit == "policy" and "which is not finite" in fault.message for fault in faults)
+    assert tables[0].fingerprint() == tables[-1].fingerprint()
+    assert {record.outcome for record in tables[0]} == {"completed", "failed"}
+
+
+@layouts
+def test_an_exception_of_the_policy_is_told_as_its_own(kind: str, lanes: int) -> None:
+    """The policy's error keeps its type and message, and hits the episodes that it would hit alone."""
+
+    def act(observations: Array) -> Array:
+        walked = (observations[:, 0] >= 1) & (observations[:, 0] == np.round(observations[:, 0]))
+        if (walked & (observations[:, 1] > 3)).any():
+            raise ZeroDivisionError("too far")
+        return steer(observations)
+
+    table = play(make(walk, act, kind, lanes))
+    alone = play(make(walk, act, "single_agent"))
+    assert [record.outcome for record in table] == [record.outcome for record in alone]
+    assert table.fingerprint() == alone.fingerprint()
+    faults = [fault for record in table for fault in record.faults]
+    assert {(fault.culprit, fault.error_type, fault.message) for fault in faults} == {
+        ("policy", "ZeroDivisionError", "too far")
+    }
+    assert {record.outcome for record in table} == {"completed", "failed"}
+
+
+@layouts
+def test_a_wrong_shape_is_told_before_any_episode_runs(kind: str, lanes: int) -> None:
+    """A policy whose actions can fit no observation is an error of the call, not a fault per episode."""
+    log: list[Any] = []
+    runner = make(troubled(calm, log), lambda observations: np.zeros((len(observations), 2), int), kind, lanes)
+    with pytest.raises(
+        PolicyError, match=r"action of shape \(16, 2\) for a batch of 16, but Discrete\(3\) needs \(16,\)"
+    ):
+        runner.run(leases_of(3))
+    assert not [entry for entry in log if entry[0] == "reset"]
+
+
+@layouts
+def test_sampling_without_a_distribution_is_told_before_any_episode_runs(kind: str, lanes: int) -> None:
+    """``deterministic=False`` that cannot be honoured is a ConfigError of the call."""
+    log: list[Any] = []
+
+    class Boxed(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(-1, 1, (1,))  # type: ignore[assignment]
+
+    environment = lambda context: Troubled(Boxed(), calm, log)  # noqa: E731
+    runner = make(environment, nn.Linear(3, 1), kind, lanes, policy__deterministic=False)
+    with pytest.raises(ConfigError, match=r"policy\.deterministic is False"):
+        runner.run(leases_of(3))
+    assert not [entry for entry in log if entry[0] == "reset"]
+
+
+# ------------------------------------------------------------------------------ what a record holds
+
+
+def limited(steps: int) -> Callable[[EnvContext], gym.Env[Any, Any]]:
+    return lambda context: TimeLimit(Endless(), steps)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("env_limit", "our_limit", "length", "by"),
+    [
+        (7, None, 7, "environment"),
+        (7, 5, 5, "max_episode_steps"),
+        (5, 5, 5, "environment"),
+        (5, 7, 5, "environment"),
+        (1, 1, 1, "environment"),
+        (9, 1, 1, "max_episode_steps"),
+    ],
+)
+def test_who_cut_an_episode_short(
+    kind: str, lanes: int, env_limit: int, our_limit: int | None, length: int, by: str
+) -> None:
+    """Our limit marks episodes truncated by us; when both limits fall on one step, the environment's flag wins."""
+    table = play(make(limited(env_limit), kind=kind, lanes=lanes, evaluation__max_episode_steps=our_limit), 4)
+    for record in table:
+        assert (record.length, record.terminated, record.truncated, record.truncated_by) == (length, False, True, by)
+
+
+class Flags(Walk):
+    """Ends after three steps, with the flags that its seed selects."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        over = self.steps == 3
+        return observation, reward, over and self.length % 3 != 1, over and self.length % 3 != 0, info
+
+
+@kinds
+@pytest.mark.parametrize("limit", [None, 3, 100])
+def test_both_flags_are_recorded(kind: str, lanes: int, limit: int | None) -> None:
+    """Terminated, truncated, and both at once are told apart, also on the step of our own limit."""
+    table = play(make(lambda context: Flags(), kind=kind, lanes=lanes, evaluation__max_episode_steps=limit))
+    env = Flags()
+    seen = set()
+    for record in table:
+        env.reset(seed=record.seed)
+        flags = (env.length % 3 != 1, env.length % 3 != 0)
+        assert (record.terminated, record.truncated) == flags
+        assert record.truncated_by == ("environment" if flags[1] else None)
+        seen.add(flags)
+    assert len(seen) == 3
+
+
+@kinds
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+def test_the_discounted_return_is_the_discounted_sum(kind: str, lanes: int, gamma: float) -> None:
+    """Sum of gamma**t * reward; with gamma 1 it is the return itself, with gamma 0 the first reward."""
+    rewards: dict[int, list[float]] = {}
+
+    class Recording(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.log = rewards[seed or 0] = []
+            return super().reset(seed=seed)
+
+        def step(self, action: Any) -> Any:
+            result = super().step(action)
+            self.log.append(result[1])
+            return result
+
+    for record in play(make(lambda context: Recording(), kind=kind, lanes=lanes, evaluation__gamma=gamma)):
+        mine = np.array(rewards[record.seed])
+        expected = float(np.sum(gamma ** np.arange(len(mine)) * mine))
+        assert record.discounted_return == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert record.episode_return == sum(rewards[record.seed])
+        if gamma == 1.0:
+            assert record.discounted_return == record.episode_return
+
+
+class Reporting(Walk):
+    """Reports the infos that a test gives it, one per step."""
+
+    def __init__(self, infos: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.infos = infos
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_ = super().step(action)
+        return observation, reward, self.steps == len(self.infos), False, self.infos[self.steps - 1]
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("infos", "once", "at_end"),
+    [
+        ([{}, {}], None, None),
+        ([{"is_success": False}, {"is_success": False}], False, False),
+        ([{"is_success": True}, {"is_success": False}], True, False),
+        ([{"is_success": False}, {"is_success": True}], True, True),
+        ([{"is_success": True}, {}], True, True),
+        ([{"success": np.bool_(True)}, {"success": 0.0}], True, False),
+        ([{"success": 1}, {"success": 1}], True, True),
+        ([{}, {"is_success": False, "success": True}], False, False),
+        ([{"is_success": None}, {"is_success": None}], None, None),
+    ],
+)
+def test_success_is_recorded_once_and_at_the_end(
+    kind: str, lanes: int, infos: list[dict[str, Any]], once: bool | None, at_end: bool | None
+) -> None:
+    """``is_success`` or ``success``: whether it was ever true, and its last value; None if it was never reported."""
+    for record in play(make(lambda context: Reporting(infos), kind=kind, lanes=lanes), 4):
+        assert (record.success_once, record.success_at_end) == (once, at_end)
+        assert record.success is record.success_at_end
+
+
+@layouts
+def test_info_scalars_are_recorded_on_request(kind: str, lanes: int) -> None:
+    """The last value of each key as a float, NaN where it was never reported, whatever the order of finishing."""
+    infos: list[dict[str, Any]] = [{"a": 1, "b": np.float32(0.5)}, {"a": np.array(7)}, {"other": "text"}]
+    runner = make(lambda context: Reporting(infos), kind=kind, lanes=lanes, evaluation__info_keys=("a", "b", "c"))
+    for record in play(runner, 9):
+        assert list(record.info) == ["a", "b", "c"]
+        assert (record.info["a"], record.info["b"]) == (7.0, 0.5)
+        assert math.isnan(record.info["c"])
+    speeds = play(make(kind=kind, lanes=lanes, evaluation__info_keys=("speed",)))
+    alone = play(make(evaluation__info_keys=("speed",)))
+    assert speeds.infos.tobytes() == alone.infos.tobytes()
+    assert len(set(speeds.infos[:, 0])) == EPISODES
+
+
+@kinds
+def test_info_belongs_to_the_attempt_that_counts(kind: str, lanes: int) -> None:
+    """What a failed attempt reported is forgotten: info, success and sums start anew."""
+
+    class Once(Troubled):
+        def step(self, action: Any) -> Any:
+            *result, _ = super().step(action)
+            return *result, {"is_success": True, "a": 1.0} if self.due else {}
+
+    def environment(context: EnvContext) -> Once:
+        return Once(Walk(), lambda index, attempt: ("raise", 2) if attempt == 1 else None)
+
+    for record in play(make(environment, kind=kind, lanes=lanes, evaluation__info_keys=("a",))):
+        assert record.success_once is None
+        assert math.isnan(record.info["a"])
+        assert len(record.faults) == 1
+
+
+@kinds
+def test_an_info_that_is_no_scalar_is_the_environments_fault(kind: str, lanes: int) -> None:
+    """A requested key that holds text is told with the original error."""
+    runner = make(lambda context: Reporting([{"a": "fast"}]), kind=kind, lanes=lanes, evaluation__info_keys=("a",))
+    for record in play(runner, 3):
+        assert record.outcome == "failed"
+        assert "could not convert string to float: 'fast'" in record.faults[0].message
+
+
+@layouts
+def test_seconds_and_steps_are_counted(kind: str, lanes: int, clock: list[float]) -> None:
+    """Reset, step and inference seconds add up to what the environment and the policy took."""
+
+    class Slow(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            clock[0] += 0.5
+            return super().reset(seed=seed)
+
+        def step(self, action: Any) -> Any:
+            clock[0] += 0.25
+            return super().step(action)
+
+    def slow(observations: Array) -> Array:
+        clock[0] += 0.125
+        return steer(observations)
+
+    runner = make(lambda context: Slow(), slow, kind, lanes)
+    table = EpisodeTable(EPISODES)
+    report = runner.run(leases_of(EPISODES), 1e9)
+    totals = dict.fromkeys(("env_steps", "reset_seconds", "step_seconds", "inference_seconds"), 0.0)
+    calls = 0
+    while True:
+        collect(table, report)
+        calls += 1
+        for name in totals:
+            totals[name] += getattr(report, name)
+        if table.filled.all():
+            break
+        report = runner.run((), 1e9)
+    for record in table:
+        assert record.reset_seconds == pytest.approx(0.5)
+        assert record.step_seconds == pytest.approx(0.25 * record.length)
+        assert record.inference_seconds > 0
+    assert totals["env_steps"] == table.rows["length"].sum()
+    assert totals["reset_seconds"] == pytest.approx(0.5 * EPISODES)
+    assert totals["step_seconds"] == pytest.approx(0.25 * totals["env_steps"])
+    assert totals["inference_seconds"] == pytest.approx(float(table.rows["inference_seconds"].sum()), rel=1e-5)
+
+
+@layouts
+def test_wasted_steps_are_counted_as_executed(kind: str, lanes: int) -> None:
+    """Steps of failed attempts are in the report's steps and in no record's length."""
+    trouble: Trouble = lambda index, attempt: ("raise", 2) if attempt == 1 else None  # noqa: E731
+    runner = make(troubled(trouble), kind=kind, lanes=lanes)
+    steps = 0
+    table = EpisodeTable(EPISODES)
+    report = runner.run(leases_of(EPISODES), 10.0)
+    while not table.filled.all():
+        collect(table, report)
+        steps += report.env_steps
+        report = runner.run((), 10.0)
+    assert steps == table.rows["length"].sum() + EPISODES
+    assert runner.get_metrics() == {"episodes": EPISODES, "faults": EPISODES, "env_steps": steps, "close_errors": 0}
+
+
+# ------------------------------------------------------------------------------ budgets
+
+
+@layouts
+@pytest.mark.parametrize("budget_s", [0.0, 1e-9, 1e-4])
+def test_any_budget_gets_the_work_done(kind: str, lanes: int, budget_s: float) -> None:
+    """However small the budget, every call with work to do makes progress, and nothing is lost between calls."""
+    assert play(make(kind=kind, lanes=lanes), budget_s=budget_s).fingerprint() == undisturbed()
+
+
+@layouts
+def test_faults_between_small_budgets_change_nothing(kind: str, lanes: int) -> None:
+    """The same through faults: a sweep that is left in the middle goes on where it was."""
+    runner = make(troubled(seeded("raise")), kind=kind, lanes=lanes)
+    assert play(runner, budget_s=1e-5, calls=5000).fingerprint() == undisturbed()
+
+
+@layouts
+def test_a_call_ends_with_its_budget(kind: str, lanes: int, clock: list[float]) -> None:
+    """The budget is checked after every step: ten steps of 10 ms fit into 100 ms, whatever the number of lanes."""
+
+    runner = make(lambda context: Ticking(Endless(), clock), kind=kind, lanes=lanes)
+    runner.run(leases_of(20), 0.1)
+    for _ in range(5):
+        before = clock[0]
+        report = runner.run((), 0.1)
+        assert clock[0] - before == pytest.approx(0.1, abs=0.0101)
+        assert not len(report.rows)
+        assert len(report.progress) == lanes
+
+
+@layouts
+def test_slow_resets_count_against_the_budget(kind: str, lanes: int, clock: list[float]) -> None:
+    """A reset that outlives the budget ends the call; the next one goes on, until every lane runs."""
+
+    class Slow(Endless):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            clock[0] += 1.0
+            return super().reset(seed=seed)
+
+    runner = make(lambda context: Slow(), kind=kind, lanes=lanes)
+    live = []
+    report = runner.run(leases_of(20), 0.1)
+    for _ in range(lanes):
+        live.append(len(report.progress))
+        clock[0] += 1e-6
+        report = runner.run((), 1e-6 if kind == "single_agent" else 0.1) if len(report.progress) < lanes else report
+    assert live == list(range(1, lanes + 1))
+
+
+@layouts
+def test_slow_steps_end_a_call_in_the_middle_of_a_sweep(kind: str, lanes: int, clock: list[float]) -> None:
+    """With steps longer than the budget, every call does one: lanes take turns, none starves."""
+
+    runner = make(lambda context: Ticking(Endless(), clock, 1.0), kind=kind, lanes=lanes)
+    report = runner.run(leases_of(20), 0.1)
+    for _ in range(3 * lanes):
+        report = runner.run((), 0.1)
+    steps = [progress.step for progress in report.progress]
+    assert len(steps) == lanes
+    assert max(steps) - min(steps) <= 1
+    assert sum(steps) == 3 * lanes + 1
+
+
+def test_a_runner_without_work_returns_at_once() -> None:
+    """No leases, no steps, no rows: an idle call does not wait for its budget."""
+    for kind, lanes in LAYOUTS:
+        report = make(kind=kind, lanes=lanes).run((), 1e9)
+        assert (len(report.rows), report.env_steps, report.progress, report.faults) == (0, 0, (), ())
+
+
+def test_half_the_lanes_idle_is_reason_to_report_early(clock: list[float]) -> None:
+    """A runner that finished half of its lanes' episodes asks for more before its budget ends."""
+    plan = EpisodePlan(4)
+    runner = make(lambda context: Endless(plan.seeds[:2].tolist()), lanes=4)
+    report = runner.run(leases_of(4), 1e9)
+    assert sorted(report.rows["index"].tolist()) == [0, 1]
+    assert sorted(progress.index for progress in report.progress) == [2, 3]
+
+
+@layouts
+def test_progress_names_every_live_lane(kind: str, lanes: int, clock: list[float]) -> None:
+    """Index, attempt and step of each live episode, so that a silent one can be named."""
+    trouble: Trouble = lambda index, attempt: ("raise", 1) if attempt == 1 and index == 0 else None  # noqa: E731
+    runner = make(lambda context: Troubled(Ticking(Endless(), clock), trouble), kind=kind, lanes=lanes)
+    report = runner.run(leases_of(20), 0.005 + 0.02 * lanes)
+    assert sorted(progress.index for progress in report.progress) == list(range(lanes))
+    attempts = {progress.index: progress.attempt for progress in report.progress}
+    assert attempts == {index: 2 if index == 0 else 1 for index in range(lanes)}
+    assert [progress.step for progress in report.progress] in ([2] * lanes, [1, *[2] * (lanes - 1)], [1, 3, *[2] * 6])
+
+
+# ------------------------------------------------------------------------------ time limits of an attempt
+
+
+@layouts
+def test_an_attempt_that_outlives_its_limit_is_charged(kind: str, lanes: int, clock: list[float]) -> None:
+    """``episode_timeout_s`` is checked between steps; the fault's culprit is the timeout, and others go on."""
+    seeds = EpisodePlan(EPISODES).seeds.tolist()
+
+    short = [seed for index, seed in enumerate(seeds) if index != 3]
+    log: list[Any] = []
+    options = {"fault_tolerance__episode_timeout_s": 5.0, "fault_tolerance__max_attempts_per_episode": 2}
+    runner = make(
+        lambda context: Troubled(Ticking(Endless(short), clock), calm, log), kind=kind, lanes=lanes, **options
+    )
+    table = play(runner)
+    assert [record.index for record in table if record.outcome == "failed"] == [3]
+    assert [fault.attempt for fault in table.record(3).faults] == [1, 2]
+    for fault in table.record(3).faults:
+        assert (fault.culprit, fault.phase, fault.error_type) == ("timeout", "run", "EpisodeTimeout")
+        assert "longer than fault_tolerance.episode_timeout_s=5" in fault.message
+        assert 5.0 < fault.seconds < 5.0 + 0.1 + 0.01 * (lanes + 1)
+        assert fault.step > 0
+    assert set(table.faults) == {3}
+    assert sum(entry[0] == "close" for entry in log) == 2
+
+
+@kinds
+def test_without_a_limit_an_attempt_may_take_its_time(kind: str, lanes: int, clock: list[float]) -> None:
+    """None switches the limit off."""
+
+    environment = lambda context: Ticking(Walk(), clock, 1e6)  # noqa: E731
+    runner = make(environment, kind=kind, lanes=lanes, fault_tolerance__episode_timeout_s=None)
+    assert play(runner).fingerprint() == undisturbed()
+
+
+# ------------------------------------------------------------------------------ reclaim, abort, weights
+
+
+@layouts
+def test_only_what_has_not_started_is_given_back(kind: str, lanes: int, clock: list[float]) -> None:
+    """Of the indices that the group wants back, those still queued are returned; live ones run on."""
+    runner = make(lambda context: Ticking(Endless(), clock), kind=kind, lanes=lanes)
+    runner.run(leases_of(lanes + 3), 0.05)
+    report = runner.run((), 0.0, reclaim=[0, lanes, lanes + 2, 999])
+    assert sorted(report.returned) == [lanes, lanes + 2]
+    assert sorted(progress.index for progress in report.progress) == list(range(lanes))
+    assert runner.run((), 0.0, reclaim=[lanes]).returned == ()
+    assert runner.run((), 0.0, reclaim=[lanes + 1]).returned == (lanes + 1,)
+
+
+@layouts
+def test_what_was_given_back_is_not_run(kind: str, lanes: int) -> None:
+    """Returned leases leave no record; the others all do."""
+    runner = make(kind=kind, lanes=lanes)
+    report = runner.run(leases_of(EPISODES), 0.0)
+    recorded = report.rows["index"].tolist()
+    report = runner.run((), 0.0, reclaim=list(range(EPISODES - 5, EPISODES)))
+    assert sorted(report.returned) == list(range(EPISODES - 5, EPISODES))
+    recorded += report.rows["index"].tolist()
+    while report.progress or len(report.rows):
+        report = runner.run((), 10.0)
+        recorded += report.rows["index"].tolist()
+    assert sorted(recorded) == list(range(EPISODES - 5))
+
+
+@layouts
+@pytest.mark.parametrize("world", ["walk", "recurrent and sampled"])
+def test_after_an_abort_the_next_evaluation_is_clean(kind: str, lanes: int, world: str, clock: list[float]) -> None:
+    """An abort drops queue and live lanes; nothing of them reaches the records that follow."""
+    ticking = lambda context: Ticking(Walk() if world == "walk" else gym.make("CartPole-v1"), clock)  # noqa: E731
+    runner = make(kind=kind, lanes=lanes, **WORLDS[world]() | {"env": ticking})
+    early = runner.run(leases_of(EPISODES, seed=9), 0.5)
+    assert early.progress
+    report = runner.run((), 0.0, (), True)
+    done = set(early.rows["index"].tolist())
+    assert set(report.returned) | done == set(range(EPISODES))
+    assert len(report.returned) == EPISODES - len(done)
+    assert (report.progress, len(report.rows)) == ((), 0)
+    assert play(runner).fingerprint() == play(make(**WORLDS[world]())).fingerprint()
+
+
+@layouts
+def test_an_abort_in_the_middle_of_a_sweep_leaves_nothing_behind(kind: str, lanes: int, clock: list[float]) -> None:
+    """Actions chosen before the abort are not taken after it."""
+
+    runner = make(lambda context: Ticking(Walk(), clock, 1.0), kind=kind, lanes=lanes)
+    runner.run(leases_of(EPISODES, seed=9), 0.1)
+    for _ in range(lanes // 2):
+        assert runner.run((), 0.1).progress
+    table = EpisodeTable(EPISODES)
+    report = runner.run(leases_of(EPISODES), 1e9, (), True)
+    for _ in range(EPISODES):
+        collect(table, report)
+        if table.filled.all():
+            break
+        report = runner.run((), 1e9)
+    assert table.fingerprint() == undisturbed()
+
+
+def weighted(bias: list[float]) -> nn.Module:
+    """A policy for Walk that always prefers the same action."""
+    module = nn.Linear(3, 3)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.copy_(torch.tensor(bias))
+    return module
+
+
+@layouts
+def test_weights_decide_and_their_version_is_on_every_record(kind: str, lanes: int) -> None:
+    """After ``set_weights`` the policy acts with them, and the records say so."""
+    runner = make(walk, weighted([1.0, 0.0, 0.0]), kind, lanes)
+    first = play(runner)
+    assert {record.weights_version for record in first} == {0}
+    assert runner.get_weights_version() == 0
+    assert runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)) == 12
+    second = play(runner)
+    assert {record.weights_version for record in second} == {12}
+    assert runner.get_weights_version() == 12
+    assert [r.episode_return for r in second] == [-r.episode_return for r in first]
+
+
+@layouts
+def test_new_weights_have_a_new_key(kind: str, lanes: int) -> None:
+    """The probe is repeated after ``set_weights``, since its outputs are part of the numerics key."""
+    runner = make(walk, weighted([1.0, 0.0, 0.0]), kind, lanes)
+    before = runner.run(leases_of(1), 10.0).numerics
+    runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12))
+    after = runner.run(leases_of(1), 10.0).numerics
+    assert before["outputs"] != after["outputs"]
+    assert {**before, "outputs": 0} == {**after, "outputs": 0}
+    assert before["device"] == "cpu"
+
+
+@layouts
+def test_weights_are_refused_while_an_episode_is_live(kind: str, lanes: int, clock: list[float]) -> None:
+    """No episode sees two versions: the refusal changes nothing, and after an abort they are accepted."""
+    runner = make(lambda context: Ticking(Endless(), clock), weighted([1.0, 0.0, 0.0]), kind, lanes)
+    assert runner.run(leases_of(1), 0.01).progress
+    other = snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)
+    with pytest.raises(EvalError, match="drain or abort"):
+        runner.set_weights(other)
+    assert runner.get_weights_version() == 0
+    runner.run((), 0.0, (), True)
+    assert runner.set_weights(other) == 12
+
+
+def test_weights_that_do_not_fit_leave_version_and_policy() -> None:
+    """A refusal is a refusal: version and results stay."""
+    runner = make(walk, weighted([1.0, 0.0, 0.0]))
+    before = play(runner).fingerprint()
+    with pytest.raises(WeightsError, match="which the policy has"):
+        runner.set_weights(snapshot_weights({"other": torch.zeros(3)}, 5))
+    assert runner.get_weights_version() == 0
+    assert play(runner).fingerprint() == before
+
+
+def test_a_policy_without_weights_says_so() -> None:
+    """A plain function has nothing to set."""
+    with pytest.raises(WeightsError, match=r"has no weights to set: give it as an nn\.Module"):
+        make().set_weights(snapshot_weights({"a": torch.zeros(1)}, 1))
+
+
+# ------------------------------------------------------------------------------ environments and their episodes
+
+
+@layouts
+def test_lanes_keep_their_environment(kind: str, lanes: int) -> None:
+    """By default an environment is built once per lane, and serves all its episodes."""
+    log: list[Any] = []
+    play(make(troubled(calm, log), kind=kind, lanes=lanes))
+    assert sum(entry[0] == "construct" for entry in log) == lanes
+    assert not [entry for entry in log if entry[0] == "close"]
+
+
+@layouts
+def test_env_reuse_episode_builds_one_environment_per_episode(kind: str, lanes: int) -> None:
+    """No environment object is reset twice, and each but the last is closed before the next is built."""
+    log: list[Any] = []
+    runner = make(troubled(seeded("raise"), log), kind=kind, lanes=lanes, environment__env_reuse="episode")
+    table = play(runner)
+    assert table.fingerprint() == undisturbed()
+    alive: set[int] = set()
+    resets: dict[int, int] = {}
+    for entry in log:
+        if entry[0] == "construct":
+            alive.add(entry[1])
+            resets[entry[1]] = 0
+            assert len(alive) <= lanes
+        elif entry[0] == "reset":
+            resets[entry[1]] += 1
+            assert resets[entry[1]] == 1
+        elif entry[0] == "close":
+            alive.remove(entry[1])
+    runner.stop()
+
+
+@layouts
+def test_an_episode_aware_environment_is_told_before_each_reset(kind: str, lanes: int) -> None:
+    """``begin_episode`` gets index, seed and attempt, also under gymnasium's wrappers."""
+    log: list[Any] = []
+    trouble: Trouble = lambda index, attempt: ("raise", 1) if (index, attempt) == (3, 1) else None  # noqa: E731
+
+    def environment(context: EnvContext) -> gym.Env[Any, Any]:
+        return TimeLimit(gym.wrappers.OrderEnforcing(Troubled(Walk(), trouble, log)), 100)
+
+    play(make(environment, kind=kind, lanes=lanes))
+    plan = EpisodePlan(EPISODES)
+    told = [entry[1:] for entry in log if entry[0] == "begin"]
+    assert sorted(told) == sorted([(spec.index, spec.seed, 1) for spec in plan] + [(3, plan[3].seed, 2)])
+    pairs = [(entry, following) for entry, following in pairwise(log) if entry[0] == "begin"]
+    assert all(following[0] == "reset" and following[2] == entry[2] for entry, following in pairs)
+
+
+@layouts
+def test_lanes_know_where_they_are(kind: str, lanes: int) -> None:
+    """The context holds runner, lane and number of runners, for ports and folders."""
+    seen = []
+
+    def environment(context: EnvContext) -> Walk:
+        seen.append((context.runner_index, context.lane_index, context.num_runners, dict(context)))
+        return Walk()
+
+    config = {"environment__env_kwargs": {"port": 3}, "runners__num_runners": 4}
+    play(make(environment, kind=kind, lanes=lanes, index=2, **config))
+    assert seen == [(2, number, 4, {"port": 3}) for number in range(lanes)]
+
+
+@layouts
+def test_actions_reach_the_environment_inside_its_space(kind: str, lanes: int) -> None:
+    """A Box action arrives with the space's dtype and inside its bounds; the policy's batch stays its own."""
+    received: list[Array] = []
+
+    class Boxed(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = self.action_space
+            self.action_space = spaces.Box(-1, 1, (2,), np.float32)  # type: ignore[assignment]
+
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action)
+            received.append(action.copy())
+            action[:] = 77
+            self.action_space, box = self.inner, self.action_space
+            result = super().step(1)
+            self.action_space = box
+            return result
+
+    constant = np.tile(np.array([5.0, -0.25], np.float32), (64, 1))
+    play(make(lambda context: Boxed(), lambda observations: constant[: len(observations)], kind, lanes))
+    assert all(action.tolist() == [1.0, -0.25] for action in received)
+    assert (constant == np.array([5.0, -0.25], np.float32)).all()
+
+
+@layouts
+def test_stop_closes_every_environment_once(kind: str, lanes: int) -> None:
+    """After ``stop`` nothing is open; stopping again does no harm."""
+    log: list[Any] = []
+    runner = make(troubled(calm, log), kind=kind, lanes=lanes)
+    play(runner)
+    runner.stop()
+    runner.stop()
+    built = sorted(entry[1] for entry in log if entry[0] == "construct")
+    assert sorted(entry[1] for entry in log if entry[0] == "close") == built
+
+
+# ------------------------------------------------------------------------------ the class
+
+
+@layouts
+def test_a_runner_answers_about_itself(kind: str, lanes: int) -> None:
+    """Spaces, health, ping and a function that is applied to it."""
+    runner = make(kind=kind, lanes=lanes, index=3)
+    assert runner.get_spaces() == (Walk().observation_space, spaces.Discrete(3))
+    assert runner.ping() == "pong"
+    runner.assert_healthy()
+    assert runner.apply(lambda it: it.runner_index) == 3
+    assert runner.get_metrics() == {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+
+
+class Textbook(EvalRunner):
+    """A user's own runner: one lane, and a loop that pays no attention to the budget."""
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        self._accept(leases, reclaim, abort)
+        lane = self._lanes[0]
+        while lane.lease is not None or self._queue:
+            if lane.lease is None and not self._begin(lane):
+                continue
+            actions, errors = self._inference.act()
+            if errors:
+                raise errors[0]
+            self._try_env_step(lane, actions[0])
+        return self._report()
+
+    def make_policy(self, policy: Any = None) -> Any:
+        self.made = True
+        return super().make_policy(policy)
+
+
+class Unfinished(EvalRunner):
+    """Lacks ``run``."""
+
+
+@pytest.mark.parametrize("kind", [Textbook, f"{__name__}:Textbook"], ids=["class", "path"])
+def test_a_users_own_runner_has_the_same_table(kind: Any) -> None:
+    """A subclass decides the order of steps; faults, sums and records come with the base class."""
+    runner = make(troubled(seeded("raise")), kind=kind)
+    assert type(runner) is Textbook
+    assert runner.made
+    assert play(runner).fingerprint() == undisturbed()
+
+
+@pytest.mark.parametrize(
+    ("selected", "message"),
+    [
+        ("vectr", "runners.runner is 'vectr': did you mean 'vector'?"),
+        ("x", "known: single_agent, vector"),
+        ("no_such_module:Runner", "runners.runner is 'no_such_module:Runner', which cannot be imported"),
+        (f"{__name__}:NoSuchRunner", "which cannot be imported"),
+        (f"{__name__}:Unfinished", "which is not a concrete subclass of rl_eval.EvalRunner"),
+        (EvalRunner, "which is not a concrete subclass"),
+        (f"{__name__}:Walk", "which is not a concrete subclass"),
+        (f"{__name__}:walk", "which is not a concrete subclass"),
+        (int, "which is not a concrete subclass"),
+    ],
+)
+def test_a_runner_that_cannot_be_is_a_config_error(selected: Any, message: str) -> None:
+    """An unknown name suggests the nearest; what is no concrete runner is refused by name."""
+    with pytest.raises(ConfigError) as caught:
+        runner_class(selected)
+    assert message in str(caught.value)
+
+
+def test_the_built_in_runners_have_names() -> None:
+    """``vector`` and ``single_agent`` select the classes that the package exports."""
+    assert runner_class("vector") is VectorEvalRunner
+    assert runner_class("single_agent") is SingleAgentEvalRunner
+    assert runner_class("rl_eval:VectorEvalRunner") is VectorEvalRunner
+
+
+def test_records_and_faults_can_be_sent() -> None:
+    """A report is plain arrays and values: it survives pickling bit by bit."""
+    import pickle
+
+    report = make(troubled(seeded("raise")), lanes=3).run(leases_of(EPISODES), 10.0)
+    again = pickle.loads(pickle.dumps(report))
+    assert again.rows.tobytes() == report.rows.tobytes()
+    assert again.faults == report.faults
+    assert all(isinstance(fault, Fault) for fault in again.faults)
+    table = EpisodeTable(EPISODES)
+    table.fill(again.rows)
+    assert all(isinstance(record, EpisodeRecord) for record in table)
