@@ -11,7 +11,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; the exit status is 0 even where contenders fail, which the table then says."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds, so that contenders are ended
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if args.name == "startup":
         rows = startup.measure(1 if args.quick else args.repeat, _say)
     else:
-        rows = _measure(_cells(args), Interpreters(args.peers_python), 1 if args.quick else args.repeat)
+        cells = [cell for cell in _cells(args) if re.search(args.only, cell.label)]
+        if not cells:
+            raise SystemExit(f"--only {args.only}: no contender of {args.name} matches")
+        rows = _measure(cells, Interpreters(args.peers_python.absolute()), 1 if args.quick else args.repeat)
     table.show(_TABLES[args.name](rows))
     if args.json is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
@@ -93,7 +96,7 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
     else:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
-    return [cell for cell in cells if re.search(args.only, cell.label)]
+    return cells
 
 
 def _measure(cells: Sequence[Cell], interpreters: Interpreters, repeat: int) -> list[Row]:

@@ -106,6 +106,8 @@ class Evaluation(Job):
             NumericsMismatch: The runner computes floats in another way than the others.
             EvalError: The runner used other weights.
         """
+        if self.done:
+            return  # The result is out, and with it the table.
         report: RunReport = value
         self._check_origin(member, report)
         for fault in report.faults:

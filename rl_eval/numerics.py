@@ -7,14 +7,16 @@ torch loads, so they are set where a process starts, and never in a process that
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 __all__ = ["reproducible_environment"]
 
 
 def reproducible_environment() -> dict[str, str]:
-    """Return the variables to start a runner's process with."""
-    return {"MKL_CBWR": f"{_instruction_set()},STRICT", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    """Return the variables to start a runner's process with; an ``MKL_CBWR`` that the user exported stays."""
+    mode = os.environ.get("MKL_CBWR") or f"{_instruction_set()},STRICT"
+    return {"MKL_CBWR": mode, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _instruction_set() -> str:

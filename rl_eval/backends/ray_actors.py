@@ -127,7 +127,7 @@ def _connect(section: RunnersSection) -> bool:
         return False
     address = section.address or os.environ.get("RAY_ADDRESS")
     if not address:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="WARNING")
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         return True
     try:
         _knock(address)

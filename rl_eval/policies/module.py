@@ -77,8 +77,8 @@ class ModulePolicy:
         return self._read(output, log_std, None if self._deterministic else noise), None
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
-        inputs = tree.map_structure(self._tensor, observations)
-        result = self.module(inputs)
+        flat = type(observations) is np.ndarray
+        result = self.module(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
         if isinstance(result, torch.Tensor):
             return result.cpu().numpy(), None
         if isinstance(result, tuple) and len(result) == 2 and isinstance(self._space, gym.spaces.Box):

@@ -69,6 +69,8 @@ class EvalRunner(abc.ABC):
         self._inference_clock = 0.0
         self._totals = {"env_steps": 0, "reset_seconds": 0.0, "step_seconds": 0.0, "inference_seconds": 0.0}
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+        self._under_way = (0, 0.0)
+        """Steps of the live attempts, and their seconds, that earlier reports have counted."""
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
@@ -82,6 +84,7 @@ class EvalRunner(abc.ABC):
             deterministic=settings.policy.deterministic,
             actions=settings.policy.actions,
         )
+        self._write_observation = self._inference.observations.write
 
     # ------------------------------------------------------------------ to override
 
@@ -188,6 +191,7 @@ class EvalRunner(abc.ABC):
         for lane in self._lanes:
             if lane.lease is not None:
                 self._returned.append(lane.lease.index)
+                self._waste(lane)
                 self._free(lane)
 
     def _expire(self) -> None:
@@ -237,7 +241,7 @@ class EvalRunner(abc.ABC):
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
             observation, _ = lane.reset(seed=lane.lease.seed)
-            self._inference.observations.write(lane.index, observation)
+            self._write_observation(lane.index, observation)
         except _CAUGHT as error:
             self._fault(lane, "env", phase, error)
             return False
@@ -264,7 +268,7 @@ class EvalRunner(abc.ABC):
             if terminated or truncated or lane.length >= self._max_steps:
                 self._finish(lane, bool(terminated), bool(truncated))
                 return False
-            self._inference.observations.write(lane.index, observation)
+            self._write_observation(lane.index, observation)
         except _CAUGHT as error:
             if self._fault(lane, "env", "step", error):
                 self._retry(lane)
@@ -312,16 +316,21 @@ class EvalRunner(abc.ABC):
             )
         )
         self._lifetime["faults"] += 1
-        self._totals["env_steps"] += lane.length
+        self._waste(lane)
         self._inference.end(lane.index)
         if culprit != "policy":
             self._close(lane)
         if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
-            lane.length = 0
+            lane.length, lane.step_seconds = 0, 0.0
             self._write_row(lane, Outcome.FAILED, False, Truncation.NONE)
             return False
         lane.attempt += 1
         return True
+
+    def _waste(self, lane: Lane) -> None:
+        """Count the steps of an attempt that has no record."""
+        self._totals["env_steps"] += lane.length
+        self._totals["step_seconds"] += lane.step_seconds
 
     def _reject_nan(self) -> None:
         """Charge the environments whose observation is NaN, before the policy sees it."""
@@ -358,16 +367,18 @@ class EvalRunner(abc.ABC):
 
     def _report(self) -> RunReport:
         """Hand over everything since the last report."""
+        live = [lane for lane in self._lanes if lane.lease is not None]
+        under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
         totals = self._totals
         report = RunReport(
             rows=np.array(self._rows, ROW),
             infos=np.array(self._infos, np.float64).reshape(len(self._rows), len(self._info_keys)),
             faults=tuple(self._faults),
-            progress=tuple(lane.progress() for lane in self._lanes if lane.lease is not None),
+            progress=tuple(lane.progress() for lane in live),
             returned=tuple(self._returned),
-            env_steps=int(totals["env_steps"]),
+            env_steps=int(totals["env_steps"]) + under_way[0] - self._under_way[0],
             reset_seconds=totals["reset_seconds"],
-            step_seconds=totals["step_seconds"],
+            step_seconds=totals["step_seconds"] + under_way[1] - self._under_way[1],
             inference_seconds=totals["inference_seconds"],
             weights_version=self._weights_version,
             numerics=self._inference.numerics,
@@ -375,6 +386,7 @@ class EvalRunner(abc.ABC):
         self._lifetime["env_steps"] += report.env_steps
         self._rows, self._infos, self._faults, self._returned = [], [], [], []
         self._totals = dict.fromkeys(totals, 0)
+        self._under_way = under_way
         return report
 
     # ------------------------------------------------------------------ construction

@@ -33,7 +33,8 @@ def construct_env(
     env, kwargs = section.env, section.env_kwargs
     if isinstance(env, str) and _GYMNASIUM_ID.fullmatch(env):
         try:
-            return gym.make(env, **kwargs)
+            # Runners check what an environment returns themselves; the checker would cost a call per step.
+            return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) else env

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.errors import PolicyError
+from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
@@ -189,6 +189,7 @@ class Inference:
         """Find out which rows may share a forward pass, and write the numerics key.
 
         Raises:
+            ConfigError: The policy cannot act as configured.
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
         with _inference_mode():
@@ -208,9 +209,11 @@ class Inference:
         try:
             reference = self._reference(observations, pool)
             if not self._invariant(observations, garbage, reference, BLOCK, rng):
-                return "row", _digest(self._outputs(observations, np.array([0]), [1]))
+                return "row", _digest(self._outputs(observations, np.array([0]), [0]))
             digest = _digest(reference[:BLOCK])
             whole = self._invariant(observations, garbage, reference, self._rows, rng)
+        except ConfigError:
+            raise
         except Exception:
             # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
             return "row", ""
@@ -222,7 +225,7 @@ class Inference:
         state = None if self._fresh_state is None else _slice(self._copy(self._fresh_state), slice(0, BLOCK))
         try:
             actions, _ = self._policy.act(observations, state, live, noise)
-        except PolicyError:
+        except (ConfigError, PolicyError):
             raise
         except Exception:
             return

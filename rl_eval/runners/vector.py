@@ -73,6 +73,8 @@ class VectorEvalRunner(EvalRunner):
         for row, error in errors.items():
             if self._fault(self._lanes[row], "policy", "act", error):
                 self._retry(self._lanes[row])
+        if len(live) == len(self._lanes) and not errors:
+            return zip(live, actions, strict=False)
         return iter([(lane, actions[lane.index]) for lane in live if lane.index not in errors])
 
     def _step(self, deadline: float) -> float:

@@ -1,0 +1,74 @@
+"""What a runner asks of its node, and gets."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.errors import RunnerStartError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(
+        num_cpus=4,
+        num_gpus=1,
+        resources={"simulator": 2},
+        labels={"zone": "lab"},
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield
+    ray.shutdown()
+
+
+def config(**runners: Any) -> EvalConfig:
+    return (
+        EvalConfig()
+        .environment("CartPole-v1")
+        .policy("rl_eval.testing:make_gru")
+        .runners(num_runners=2, num_envs_per_runner=2, **runners)
+        .evaluation(num_episodes=10)
+    )
+
+
+def test_runners_get_what_they_ask_for() -> None:
+    """CPUs, a fraction of a GPU, custom resources, a node's label and a runtime environment reach the actor."""
+    asked = config(
+        num_cpus_per_runner=0.5,
+        num_gpus_per_runner=0.25,
+        custom_resources_per_runner={"simulator": 1},
+        label_selector={"zone": "lab"},
+        runtime_env={"env_vars": {"SIMULATOR_HOME": "/somewhere"}},
+    )
+
+    def look(runner: Any) -> tuple[dict[str, Any], str | None, str | None]:
+        import os
+
+        import ray
+
+        resources = ray.get_runtime_context().get_assigned_resources()
+        return resources, os.environ.get("SIMULATOR_HOME"), os.environ.get("OMP_NUM_THREADS")
+
+    with EvalRunnerGroup(asked) as group:
+        assert group.evaluate().status == "complete"
+        seen = group.foreach_runner(look)
+    for resources, home, threads in seen:
+        assert (resources["CPU"], resources["GPU"], resources["simulator"]) == (0.5, 0.25, 1.0)
+        assert (home, threads) == ("/somewhere", "1")
+
+
+def test_a_label_that_no_node_has() -> None:
+    """The error names the label."""
+    with pytest.raises(RunnerStartError, match=r"labelled \{'zone': 'moon'\}"):
+        evaluate(config(label_selector={"zone": "moon"}, runner_start_timeout_s=3))
+
+
+def test_fewer_resources_than_runners() -> None:
+    """Where only some runners fit, those do the work."""
+    result = evaluate(config(num_cpus_per_runner=3))
+    assert result.status == "complete"
+    assert len({record.runner for record in result.episodes}) == 1

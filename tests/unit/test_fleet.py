@@ -1,0 +1,385 @@
+"""When a runner is given up, when it is replaced, and when there is no hope left; by a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_eval.backends import Call, Reply
+from rl_eval.config import EvalConfig
+from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
+from rl_eval.fleet import Fleet, Member
+
+LOST = RunnerLost("runner process lost")
+
+
+class FakeBackend:
+    """Writes down what it is asked to do; the test decides what is answered."""
+
+    def __init__(self) -> None:
+        self.spawned: list[tuple[int, int]] = []
+        self.killed: list[int] = []
+        self.called: list[tuple[Any, ...]] = []
+
+    def spawn(self, runner: int, index: int) -> None:
+        self.spawned.append((runner, index))
+
+    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+        self.called.append((runner, method, *args, tag))
+
+    def publish(self, value: Any) -> tuple[Any, Any]:
+        return value, value
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        return []
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def kill(self, runner: int) -> None:
+        self.killed.append(runner)
+
+    def shortage(self) -> str:
+        return "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free"
+
+    def stop(self) -> None:
+        pass
+
+
+class World:
+    """A fleet, its backend, and the time."""
+
+    def __init__(self, runners: int = 2, **changes: Any) -> None:
+        config = EvalConfig().environment("CartPole-v1").runners(num_runners=runners)
+        for key, value in changes.items():
+            config.set(key.replace("__", "."), value)
+        self.backend = FakeBackend()
+        self.fleet = Fleet(self.backend, config.build())
+        self.now = 100.0
+
+    def grow(self, count: int = 2) -> World:
+        self.fleet.grow(count, self.now)
+        return self
+
+    def member(self, index: int) -> Member:
+        return next(member for member in self.fleet.members.values() if member.index == index)
+
+    def started(self, *indices: int) -> World:
+        for index in indices:
+            self.answer(index, "start", tag=0)
+            self.fleet.start_answered(self.member(index), self.now)
+        return self
+
+    def answer(self, index: int, method: str = "run", tag: int = 1) -> Member | None:
+        return self.fleet.answered(Reply(Call(self.member(index).incarnation, method, tag)), self.now)
+
+    def call(self, index: int, method: str = "run", tag: int = 1) -> None:
+        self.fleet.call(self.member(index), method, tag=tag, now=self.now)
+
+    def lose(self, index: int) -> None:
+        self.fleet.lose(self.member(index), LOST, self.now)
+
+    def wait(self, seconds: float) -> list[tuple[int, BaseException]]:
+        self.now += seconds
+        return [(member.index, why) for member, why in self.fleet.tick(self.now)]
+
+    def until_spawn(self, limit_s: float = 60.0) -> float:
+        """Wait until the next replacement; return how long it took."""
+        before, spawned = self.now, len(self.backend.spawned)
+        while len(self.backend.spawned) == spawned and self.now - before < limit_s:
+            self.wait(0.125)
+        return self.now - before
+
+
+# ------------------------------------------------------------------------------ growing and shrinking
+
+
+def test_every_position_gets_an_incarnation() -> None:
+    """Positions count from 0, incarnations never repeat, and a runner is ready when its start is answered."""
+    world = World().grow(3)
+    assert world.backend.spawned == [(0, 0), (1, 1), (2, 2)]
+    assert (world.fleet.ready(), world.fleet.expected(), world.fleet.hopeless) == ([], 3, False)
+    world.started(2, 0)
+    assert [member.index for member in world.fleet.ready()] == [0, 2]
+    world.grow(1)
+    assert world.backend.spawned[-1] == (3, 3)
+    assert world.fleet.expected() == 4
+
+
+def test_shrinking_takes_the_last_positions() -> None:
+    """The members that go are the ones with the highest positions; they are killed and not replaced."""
+    world = World().grow(4).started(0, 1, 2, 3)
+    gone = world.fleet.shrink(2)
+    assert sorted(member.index for member in gone) == [2, 3]
+    assert sorted(world.backend.killed) == [2, 3]
+    assert world.fleet.shrink(0) == []
+    world.wait(60)
+    assert [member.index for member in world.fleet.ready()] == [0, 1]
+    assert len(world.backend.spawned) == 4
+
+
+def test_a_position_that_waits_for_its_replacement_can_be_taken_away() -> None:
+    """Shrinking counts positions: one that is being replaced goes before one that works."""
+    world = World().grow(2).started(0, 1)
+    world.lose(1)
+    world.fleet.shrink(1)
+    world.wait(60)
+    assert [member.index for member in world.fleet.members.values()] == [0]
+    assert world.fleet.expected() == 1
+
+
+def test_slices_grow_with_the_fleet() -> None:
+    """A tenth of a second each, or two milliseconds per runner so that one driver keeps up."""
+    world = World()
+    assert world.grow(2).fleet.slice_s == 0.1
+    assert world.grow(98).fleet.slice_s == pytest.approx(0.2)
+
+
+# ------------------------------------------------------------------------------ starting
+
+
+def test_the_start_timeout_says_what_was_asked_for_and_what_there_is() -> None:
+    """When no runner comes up in time, the error names the key, its value, the shortage and the remedies."""
+    world = World(runners__runner_start_timeout_s=30.0).grow()
+    assert world.wait(30.0) == []
+    with pytest.raises(RunnerStartError) as caught:
+        world.wait(0.01)
+    message = str(caught.value)
+    assert "no runner came up within runners.runner_start_timeout_s=30" in message
+    assert "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free" in message
+    assert "Ask for less" in message
+
+
+def test_the_start_timeout_counts_from_the_first_spawn() -> None:
+    """Replacing runners that die while they start does not extend the wait for the first one."""
+    world = World(runners__runner_start_timeout_s=30.0).grow()
+    for _ in range(3):
+        world.wait(9.0)
+        world.lose(0)
+    with pytest.raises(RunnerStartError):
+        world.wait(3.5)
+
+
+def test_one_runner_is_enough() -> None:
+    """Once a runner came up there is no start error; others that take too long are given up one by one."""
+    world = World(runners__runner_start_timeout_s=30.0).grow().started(0)
+    assert world.wait(30.0) == []
+    ((index, why),) = world.wait(0.5)
+    assert index == 1
+    assert isinstance(why, RunnerLost)
+    assert "runner 1 did not come up within 30 s: each runner asks for 7 CPU" in str(why)
+
+
+def test_a_replacement_has_the_whole_start_timeout() -> None:
+    """The wait of a late incarnation counts from its own spawn."""
+    world = World(runners__runner_start_timeout_s=30.0).grow(1).started(0)
+    world.now += 1000
+    world.lose(0)
+    world.until_spawn()
+    assert world.wait(29.0) == []
+    assert [index for index, _ in world.wait(2.0)] == [0]
+
+
+def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
+    """Weights are sent before any other call, to replacements too; without weights nothing is sent."""
+    world = World().grow().started(0)
+    assert world.backend.called == []
+    assert world.fleet.set_weights_handle("handle 1") is None
+    world.started(1)
+    assert world.backend.called == [(1, "set_weights", "handle 1", 0)]
+    assert world.fleet.set_weights_handle("handle 2") == "handle 1"
+    world.lose(1)
+    world.until_spawn()
+    world.started(1)
+    assert world.backend.called[-1] == (2, "set_weights", "handle 2", 0)
+
+
+# ------------------------------------------------------------------------------ losses
+
+
+def test_a_lost_runner_is_killed_and_replaced() -> None:
+    """Its position is filled again by another incarnation; replies of the old one are nobody's."""
+    world = World().grow().started(0, 1)
+    old = world.member(1)
+    world.lose(1)
+    assert world.backend.killed == [1]
+    assert (world.fleet.expected(), [member.index for member in world.fleet.ready()]) == (2, [0])
+    assert world.fleet.last_loss is LOST
+    world.until_spawn()
+    assert world.backend.spawned[-1] == (2, 1)
+    assert world.fleet.restarts == 1
+    assert world.member(1) is not old
+    assert not world.member(1).ready
+    assert world.fleet.answered(Reply(Call(old.incarnation, "run", 1)), world.now) is None
+
+
+def test_the_back_off_doubles_up_to_its_limit() -> None:
+    """A quarter of a second, then twice as long with each loss, never more than ten seconds."""
+    world = World(fault_tolerance__max_runner_restarts=100).grow().started(0, 1)
+    waits = []
+    for _ in range(9):
+        world.lose(0)
+        waits.append(world.until_spawn())
+    assert waits == [0.25, 0.5, 1, 2, 4, 8, 10, 10, 10]
+
+
+def test_progress_sets_the_back_off_and_the_budget_back() -> None:
+    """A finished episode shows that runners can work: losses before it count no longer."""
+    world = World(fault_tolerance__max_runner_restarts=2).grow(1).started(0)
+    for _ in range(10):
+        for expected in (0.25, 0.5):
+            world.lose(0)
+            assert world.until_spawn() == expected
+        world.fleet.progressed()
+    assert world.fleet.restarts == 20
+    assert not world.fleet.hopeless
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_the_restart_budget_is_a_limit(budget: int) -> None:
+    """After so many consecutive losses a position stays empty; when none is left, there is no hope."""
+    world = World(fault_tolerance__max_runner_restarts=budget).grow(1).started(0)
+    for _ in range(budget):
+        world.lose(0)
+        assert not world.fleet.hopeless
+        world.until_spawn()
+    world.lose(0)
+    assert world.fleet.hopeless
+    assert world.fleet.expected() == 0
+    world.until_spawn()
+    assert len(world.backend.spawned) == 1 + budget
+    assert world.fleet.restarts == budget
+
+
+def test_other_runners_are_hope() -> None:
+    """A position that stays empty is no end while another one works or is being replaced."""
+    world = World(fault_tolerance__max_runner_restarts=0).grow().started(0, 1)
+    world.lose(0)
+    assert not world.fleet.hopeless
+    world.lose(1)
+    assert world.fleet.hopeless
+
+
+def test_a_dismissed_runner_is_not_replaced() -> None:
+    """A runner that cannot serve, such as one that computes other floats, is given up for good."""
+    world = World().grow().started(0, 1)
+    world.fleet.dismiss(world.member(1), why := EnvError("other floats"))
+    assert world.fleet.last_loss is why
+    assert world.backend.killed == [1]
+    world.until_spawn()
+    assert len(world.backend.spawned) == 2
+    assert (world.fleet.expected(), world.fleet.restarts) == (1, 0)
+
+
+def test_patience_ends_when_something_is_due() -> None:
+    """The driver sleeps until the next replacement, at most a second, and never a negative time."""
+    world = World(fault_tolerance__max_runner_restarts=100).grow().started(0, 1)
+    assert world.fleet.patience(world.now) == 1.0
+    world.lose(0)
+    assert world.fleet.patience(world.now) == 0.25
+    assert world.fleet.patience(world.now + 0.2) == pytest.approx(0.05)
+    assert world.fleet.patience(world.now + 5) == 0.0
+
+
+# ------------------------------------------------------------------------------ silence
+
+
+def silence_limit(world: World) -> float:
+    """Wait until a runner is given up for its silence; return how long it took."""
+    before = world.now
+    while world.now - before < 10_000:
+        if lost := world.wait(0.125):
+            assert [index for index, _ in lost] == [0]
+            assert isinstance(lost[0][1], RunnerLost)
+            assert "runner 0 has been silent for" in str(lost[0][1])
+            return world.now - before
+    pytest.fail("it was never given up")
+
+
+def working(**changes: Any) -> World:
+    """Return a fleet of one runner that has answered a call and owes the answer to another."""
+    world = World(**changes).grow(1).started(0)
+    world.call(0)
+    world.answer(0)
+    world.call(0)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"fault_tolerance__step_timeout_s": 5.0}, 5.0),
+        ({"fault_tolerance__step_timeout_s": 5.0, "fault_tolerance__episode_timeout_s": 50.0}, 5.0),
+        ({"fault_tolerance__episode_timeout_s": 50.0}, 50.0),
+        ({"fault_tolerance__episode_timeout_s": None, "fault_tolerance__step_timeout_s": 20.0}, 20.0),
+    ],
+)
+def test_a_silent_runner_is_given_up(changes: dict[str, Any], limit: float) -> None:
+    """A call that stays unanswered for longer than a step may take, and the slice, is a lost runner."""
+    assert limit + 0.1 < silence_limit(working(**changes)) < limit + 3.0
+
+
+def test_the_first_call_has_more_time() -> None:
+    """It also probes the policy and builds environments: that is no silence yet."""
+    world = World(fault_tolerance__step_timeout_s=5.0).grow(1).started(0)
+    world.call(0)
+    assert silence_limit(world) > silence_limit(working(fault_tolerance__step_timeout_s=5.0)) + 10
+
+
+def test_answers_break_the_silence() -> None:
+    """A runner that answers in time is never given up, however long it works."""
+    world = working(fault_tolerance__step_timeout_s=5.0)
+    for _ in range(100):
+        assert world.wait(5.0) == []
+        world.answer(0)
+        world.call(0)
+
+
+def test_one_answer_of_two_breaks_the_silence() -> None:
+    """With two calls in flight, the answer to the first restarts the wait for the second."""
+    world = working(fault_tolerance__step_timeout_s=5.0)
+    world.call(0)
+    assert world.wait(5.0) == []
+    world.answer(0)
+    assert world.wait(5.0) == []
+    assert [index for index, _ in world.wait(5.0)] == [0]
+
+
+def test_a_runner_without_calls_may_be_silent() -> None:
+    """Nobody waits for an idle runner; the wait begins with its next call."""
+    world = working(fault_tolerance__step_timeout_s=5.0)
+    world.answer(0)
+    assert world.wait(10_000) == []
+    world.call(0)
+    assert world.wait(5.0) == []
+    assert silence_limit(world) < 3.0
+
+
+def test_without_limits_silence_is_no_reason() -> None:
+    """Where both timeouts are switched off, a runner may take its time."""
+    world = working(fault_tolerance__episode_timeout_s=None)
+    assert world.wait(1e6) == []
+
+
+def test_the_runner_in_this_process_is_never_silent() -> None:
+    """With num_runners=0 the driver itself steps the environments: it cannot give itself up."""
+    world = working(runners=0, fault_tolerance__episode_timeout_s=1.0)
+    assert world.wait(1e6) == []
+
+
+def test_calls_are_counted_by_tag() -> None:
+    """Each job knows how many of its own calls are unanswered; the start is no one's call."""
+    world = World().grow(1).started(0)
+    member = world.member(0)
+    assert member.reports == 0
+    world.call(0, tag=1)
+    world.call(0, tag=1)
+    world.call(0, "apply", tag=2)
+    assert dict(member.calls) == {1: 2, 2: 1}
+    assert world.answer(0, tag=1) is member
+    world.answer(0, "apply", tag=2)
+    assert dict(member.calls) == {1: 1}
+    assert member.reports == 2
+    assert world.backend.called == [(0, "run", 1), (0, "run", 1), (0, "apply", 2)]
