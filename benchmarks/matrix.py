@@ -18,6 +18,7 @@ _LANES: Final = (1, 8, 16, 32, 64, 128)
 _SHORT_LANES: Final = (16, 64, 128)
 _PEERS_LANES: Final = 64
 _RLLIB_ENVS: Final = (1, 8, 32, 64, 128)
+_RLLIB_BEST_ENVS: Final = 32
 _FAULT_RATE: Final = 0.001
 
 
@@ -48,6 +49,7 @@ def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
     cells += [_rl_eval(sizes, lanes) for lanes in _LANES]
     cells.append(_rl_eval(sizes, _PEERS_LANES, peers=True))
     cells += [_rllib(sizes, envs) for envs in _RLLIB_ENVS]
+    cells.append(_rllib(sizes, _RLLIB_BEST_ENVS, module="actions"))
     cells.append(_worker(sizes))
     cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
     cells += [_sb3(sizes, 16), _sb3(sizes, 64)]
@@ -80,9 +82,10 @@ def _rl_eval(sizes: Sizes, lanes: int, *, peers: bool = False, episode_steps: in
     return Cell(label, "rl_eval_", params, _column(episode_steps), peers)
 
 
-def _rllib(sizes: Sizes, envs: int) -> Cell:
-    params = _params(sizes.episodes(sizes.runners * envs), runners=sizes.runners, envs=envs)
+def _rllib(sizes: Sizes, envs: int, module: str = "default") -> Cell:
+    params = _params(sizes.episodes(sizes.runners * envs), runners=sizes.runners, envs=envs, module=module)
     label = f"RLlib Algorithm.evaluate, {sizes.runners} runners x {envs}"
+    label += ", RLModule that returns actions" if module == "actions" else ""
     return Cell(label, "rllib", params, _column(None), peers=True)
 
 

@@ -10,13 +10,15 @@ torch is imported inside functions only: an actor's process must not import it b
 
 from __future__ import annotations
 
+import copy
 import pickle
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +32,10 @@ __all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
-_WRAPPER_PREFIXES: Final = ("_orig_mod.", "module.")
+_COMPILED: Final = "_orig_mod."
+"""What torch.compile puts before names."""
+_WRAPPED: Final = re.compile(r"(^|\.)module\.")
+"""What DistributedDataParallel puts before names."""
 
 
 class TensorEntry(NamedTuple):
@@ -79,19 +84,19 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
     """
     tensors, extra = _collect(weights)
     entries, offset = [], 0
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         num_bytes = tensor.numel() * tensor.element_size()
         entries.append(
             TensorEntry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, num_bytes)
         )
         offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     buffer = np.empty(offset, np.uint8)
-    for entry, tensor in zip(entries, tensors.values(), strict=True):
+    for entry in entries:
         # Gaps are zeroed so that equal weights have equal digests.
         buffer[entry.offset + entry.num_bytes : entry.offset + -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT] = 0
         if entry.num_bytes:
-            _view(buffer, entry).copy_(tensor)
-    return WeightsSnapshot(version, tuple(entries), buffer, pickle.dumps(extra))
+            _view(buffer, entry).copy_(tensors[entry.name])
+    return WeightsSnapshot(version, tuple(entries), buffer, pickle.dumps(dict(sorted(extra.items()))))
 
 
 def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
@@ -103,22 +108,15 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     import torch
 
     targets, required = _tensors_of(module)
-    sources = {entry.name: entry for entry in snapshot.entries}
+    sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
     for name, entry in sources.items():
-        target = targets[name]
-        dtype = str(target.dtype).removeprefix("torch.")
-        if entry.shape != tuple(target.shape):
-            raise WeightsError(
-                f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}"
-            )
-        if entry.dtype != dtype:
-            raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
+        _check_tensor(name, entry, targets[name])
+    _apply_extra_state(pickle.loads(snapshot.extra_state), module)
     with torch.no_grad():
         for name, entry in sources.items():
             if entry.num_bytes:
                 targets[name].copy_(_view(snapshot.buffer, entry))
-    _apply_extra_state(pickle.loads(snapshot.extra_state), module)
 
 
 def load_weights_file(path: str | Path) -> dict[str, torch.Tensor]:
@@ -146,7 +144,9 @@ def load_weights_file(path: str | Path) -> dict[str, torch.Tensor]:
         ) from None
     except Exception as error:
         raise ConfigError(f"policy.weights: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from None
-    if not isinstance(loaded, Mapping) or not all(hasattr(value, "numel") for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not all(
+        hasattr(value, "numel") or _is_extra_state(name) for name, value in loaded.items()
+    ):
         raise ConfigError(f"policy.weights: {str(path)!r} must hold a flat mapping of names to tensors")
     return dict(loaded)
 
@@ -158,15 +158,14 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors: dict[str, torch.Tensor] = {}
     extra: dict[str, Any] = {}
     for name, value in _flatten(weights, ""):
-        name = _unwrap(name)
-        if isinstance(value, torch.Tensor):
-            if torch.nn.parameter.is_lazy(value):
-                raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
-            tensors[name] = value.detach()
-        elif name.split(".")[-1] == _EXTRA_STATE:
+        if _is_extra_state(name):
             extra[name] = value
-        else:
+        elif not isinstance(value, torch.Tensor):
             raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor")
+        elif torch.nn.parameter.is_lazy(value):
+            raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
+        else:
+            tensors[name] = value.detach()
     return tensors, extra
 
 
@@ -174,17 +173,18 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     import torch
 
     if isinstance(value, torch.nn.Module):
+        value = _bare(value)
         tensors, _ = _tensors_of(value)
         yield from ((prefix + name, tensor) for name, tensor in tensors.items())
-        for name, submodule in value.named_modules():
-            if _has_extra_state(submodule):
-                yield f"{prefix}{name}.{_EXTRA_STATE}" if name else prefix + _EXTRA_STATE, submodule.get_extra_state()
+        for name, holder in _extra_state_holders(value).items():
+            yield prefix + name, holder.get_extra_state()
     elif isinstance(value, Mapping) or hasattr(value, "flatten_keys"):
         for name, item in value.items():
-            if isinstance(item, torch.Tensor) or str(name).split(".")[-1] == _EXTRA_STATE:
-                yield f"{prefix}{name}", item
+            key = prefix + str(name).replace(_COMPILED, "")
+            if isinstance(item, torch.Tensor) or _is_extra_state(key):
+                yield key, item
             else:
-                yield from _flatten(item, f"{prefix}{name}.")
+                yield from _flatten(item, f"{key}.")
     elif prefix:
         yield prefix.removesuffix("."), value
     else:
@@ -194,19 +194,31 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _unwrap(name: str) -> str:
-    """Drop what DistributedDataParallel and torch.compile put before names."""
-    for prefix in _WRAPPER_PREFIXES:
-        name = name.removeprefix(prefix)
-    return name.replace("._orig_mod.", ".")
+def _bare(module: torch.nn.Module) -> torch.nn.Module:
+    """Take a module out of DistributedDataParallel, DataParallel and torch.compile."""
+    import torch
+
+    while True:
+        if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            module = module.module
+        elif hasattr(module, "_orig_mod"):
+            module = cast("torch.nn.Module", module._orig_mod)
+        else:
+            return module
+
+
+def _resolve(name: str, known: Container[str]) -> str:
+    """Find a name among the policy's; a state dict of a wrapped module has ``module.`` in its names."""
+    return name if name in known else _WRAPPED.sub(r"\1", name)
 
 
 def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[str]]:
     """Return every parameter and buffer by name, and the names that a complete state dict has."""
-    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    tensors.update(module.named_buffers(remove_duplicate=False))
+    named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    named.update(module.named_buffers(remove_duplicate=False))
+    tensors = {name.replace(_COMPILED, ""): tensor for name, tensor in named.items()}
     volatile = {
-        f"{prefix}.{name}" if prefix else name
+        (f"{prefix}.{name}" if prefix else name).replace(_COMPILED, "")
         for prefix, submodule in module.named_modules()
         for name in submodule._non_persistent_buffers_set
     }
@@ -220,26 +232,51 @@ def _check_names(given: Any, known: Any, required: set[str]) -> None:
         raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks")
 
 
+def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
+    import torch
+
+    if torch.nn.parameter.is_lazy(target):
+        raise WeightsError(f"the policy's {name!r} are uninitialized: its factory must run the module once")
+    if entry.shape != tuple(target.shape):
+        raise WeightsError(f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}")
+    dtype = str(target.dtype).removeprefix("torch.")
+    if entry.dtype != dtype:
+        raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
+
+
 def _some(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:5]))
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _has_extra_state(module: torch.nn.Module) -> bool:
+def _is_extra_state(name: str) -> bool:
+    return str(name).rpartition(".")[2] == _EXTRA_STATE
+
+
+def _extra_state_holders(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the submodules that define ``get_extra_state``, by the name of their entry in a state dict."""
     import torch
 
-    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    return {
+        (f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE).replace(_COMPILED, ""): submodule
+        for name, submodule in module.named_modules()
+        if type(submodule).get_extra_state is not torch.nn.Module.get_extra_state
+    }
 
 
 def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> None:
-    holders = {
-        f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE: submodule
-        for name, submodule in module.named_modules()
-        if _has_extra_state(submodule)
-    }
-    _check_names(extra.keys(), holders.keys(), set(holders))
-    for name, state in extra.items():
-        holders[name].set_extra_state(state)
+    """Set all extra state, or none: what was set is set back when a submodule refuses its part."""
+    holders = _extra_state_holders(module)
+    states = {_resolve(name, holders): state for name, state in extra.items()}
+    _check_names(states.keys(), holders.keys(), set(holders))
+    former = {name: copy.deepcopy(holders[name].get_extra_state()) for name in states}
+    try:
+        for name, state in states.items():
+            holders[name].set_extra_state(state)
+    except Exception as error:
+        for name, state in former.items():
+            holders[name].set_extra_state(state)
+        raise WeightsError(f"the policy refuses the extra state of the weights: {error}") from error
 
 
 def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """RLlib ``Algorithm.evaluate``: new API stack, evaluation runners as Ray actors, no training runners.
 
-Its RLModule is the scenario's own network and returns actions, which skips RLlib's action
-distribution. Metrics get a window that covers all episodes; the default keeps the last 100.
+With ``module: default`` the policy is PPO's own RLModule with the scenario's weights, as RLlib's users run it.
+With ``module: actions`` it is the scenario's network in an RLModule that returns actions, which skips RLlib's
+action distribution: the fastest that RLlib goes. Metrics get a window that covers all episodes; the default keeps the last 100.
 """
 
 from __future__ import annotations
@@ -39,17 +40,40 @@ def _module_class() -> type:
     return SharedPolicy
 
 
+def _module_settings(scenario: str, params: base.Params) -> dict[str, Any]:
+    """Arguments of ``AlgorithmConfig.rl_module``."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    if params.get("module") == "default":
+        config = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+        return {"model_config": config}
+    return {"rl_module_spec": RLModuleSpec(module_class=_module_class(), model_config={"scenario": scenario})}
+
+
+def _load_weights(algorithm: Any, scenario: str) -> None:
+    """Put the scenario's weights into PPO's own module, in the learner, from which evaluations sync."""
+    import torch
+
+    module = algorithm.learner_group._learner.module["default_policy"]
+    theirs = dict(module.named_parameters())
+    ours = _POLICIES[scenario]().state_dict()
+    places = {"body.0": "encoder.actor_encoder.net.mlp.0", "body.2": "encoder.actor_encoder.net.mlp.2"}
+    with torch.no_grad():
+        for name, place in {**places, "head": "pi.net.mlp.0"}.items():
+            for part in ("weight", "bias"):
+                theirs[f"{place}.{part}"].copy_(ours[f"{name}.{part}"])
+
+
 def _config(scenario: str, params: base.Params) -> Any:
     from ray.rllib.algorithms.ppo import PPOConfig
-    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
     from ray.tune.registry import register_env
 
     register_env("benchmark", scenarios.env_factory(scenario, params))
-    spec = RLModuleSpec(module_class=_module_class(), model_config={"scenario": scenario})
     return (
         PPOConfig()
         .environment("benchmark")
-        .rl_module(rl_module_spec=spec)
+        .rl_module(**_module_settings(scenario, params))
         .env_runners(num_env_runners=0, num_envs_per_env_runner=params["envs"])
         .learners(num_learners=0, num_gpus_per_learner=0)
         .evaluation(
@@ -70,6 +94,8 @@ def _algorithm(scenario: str, params: base.Params) -> Iterator[Any]:
     with base.ray_cluster(num_cpus=params["runners"] + 1):
         algorithm = _config(scenario, params).build_algo()
         try:
+            if params.get("module") == "default":
+                _load_weights(algorithm, scenario)
             yield algorithm
         finally:
             algorithm.stop()

@@ -43,7 +43,8 @@ class EpisodeNoise:
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = _mix(self._counters[:, None] + elements * _ELEMENT)
-        return np.asarray(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53, np.float64)
+        # 52 bits and a half: with 53 the greatest would round to 1.
+        return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next ``count`` standard normal numbers of each lane's step, shape (batch, count).

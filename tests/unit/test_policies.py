@@ -588,6 +588,21 @@ def test_the_hopper_network_is_what_its_documentation_says() -> None:
     assert mean.shape == sampled.shape == (200, 3)
 
 
+def test_the_normalizer_is_what_its_documentation_says() -> None:
+    """clip((obs - mean) / sqrt(var + 1e-8), -10, 10), in float64 before it becomes float32: tiny variances and all."""
+    module = make_mlp(spaces.Box(-1, 1, (4,)), spaces.Discrete(4), hidden=(), normalize_observations=True)
+    mean, var = np.array([1e6, 0.0, 1.0, -2.0]), np.array([1.0, 0.0, 1e-8, 4.0])
+    with torch.no_grad():
+        module.head.weight.copy_(torch.eye(4))
+        module.head.bias.zero_()
+        module.obs_mean.copy_(torch.from_numpy(mean))
+        module.obs_var.copy_(torch.from_numpy(var))
+    observations = np.array([[1e6 + 1e-3, 1e-4, 1.0 + 1e-4, 50.0], [1e6 - 1e-3, -1.0, 1.0, -2.5]])
+    expected = np.clip((observations - mean) / np.sqrt(var + 1e-8), -10, 10)
+    with torch.inference_mode():
+        np.testing.assert_allclose(module(torch.from_numpy(observations)).numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
 @pytest.mark.parametrize("hidden", [(), (5,), (5, 6, 7)])
 def test_the_network_has_the_layers_that_were_asked_for(hidden: tuple[int, ...], activation: str) -> None:

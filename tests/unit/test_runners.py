@@ -1114,6 +1114,7 @@ def test_after_an_abort_the_next_evaluation_is_clean(kind: str, lanes: int, worl
     assert set(report.returned) | done == set(range(EPISODES))
     assert len(report.returned) == EPISODES - len(done)
     assert (report.progress, len(report.rows)) == ((), 0)
+    assert runner.get_metrics()["env_steps"] == round((clock[0] - 1000.0) / 0.01)
     assert play(runner).fingerprint() == play(make(**WORLDS[world]())).fingerprint()
 
 

@@ -376,7 +376,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(misfit: str) -> No
 def test_many_missing_names_are_counted() -> None:
     """A policy of another kind is not answered with a page of names."""
     with pytest.raises(WeightsError, match=r"^weights lack .* and \d+ more, which the policy has$") as caught:
-        apply_weights(snapshot_weights({}, 1), fresh())
+        apply_weights(snapshot_weights({}, 1), net(1))
     assert str(caught.value).count("'") == 10
 
 
