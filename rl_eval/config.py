@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -25,6 +24,7 @@ __all__ = [
     "FaultToleranceSection",
     "PolicySection",
     "RunnersSection",
+    "copy_containers",
     "describe_object",
 ]
 
@@ -92,7 +92,13 @@ class RunnersSection(_Section):
         """Lanes per runner."""
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
-        return 1 if self.runner == "single_agent" else 8
+        return 1 if self.single_agent else 8
+
+    @property
+    def single_agent(self) -> bool:
+        """Whether the runner is the one with a single environment, however it is named."""
+        name = self.runner if isinstance(self.runner, str) else self.runner.__name__
+        return name.rpartition(":")[2] in {"single_agent", "SingleAgentEvalRunner"}
 
 
 class EvaluationSection(_Section):
@@ -289,7 +295,8 @@ class EvalConfig:
         )
 
     def _update(self, section: str, **values: Any) -> EvalConfig:
-        self._values[section].update({key: value for key, value in values.items() if value is not _UNSET})
+        given = {key: copy_containers(value) for key, value in values.items() if value is not _UNSET}
+        self._values[section].update(given)
         return self
 
     # ------------------------------------------------------------------ in and out
@@ -347,12 +354,12 @@ class EvalConfig:
             raise ConfigError(f"unknown config key {key!r}: {nearest(key, known)}")
         if name not in SECTIONS[section].model_fields:
             raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}")
-        self._values[section][name] = value
+        self._values[section][name] = copy_containers(value)
         return self
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the values that were set, as nested plain data where they are plain."""
-        return {section: copy.copy(values) for section, values in self._values.items() if values}
+        return {section: copy_containers(values) for section, values in self._values.items() if values}
 
     def to_yaml(self) -> str:
         """Return YAML that :meth:`from_yaml` reads back.
@@ -368,7 +375,7 @@ class EvalConfig:
     def copy(self) -> EvalConfig:
         """Return an independent copy; live objects are shared."""
         duplicate = EvalConfig()
-        duplicate._values = {section: dict(values) for section, values in self._values.items()}
+        duplicate._values = copy_containers(self._values)
         return duplicate
 
     def build(self) -> EvalSettings:
@@ -378,7 +385,7 @@ class EvalConfig:
             ConfigError: A value is wrong, or a setting cannot be honoured with the others.
         """
         try:
-            settings = EvalSettings.model_validate(self._values)
+            settings = EvalSettings.model_validate(copy_containers(self._values))
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
         _check_together(settings)
@@ -391,6 +398,15 @@ class EvalConfig:
 
     def __repr__(self) -> str:
         return f"EvalConfig({self.to_dict()})"
+
+
+def copy_containers(value: Any) -> Any:
+    """Copy nested dicts, lists and tuples, so that later changes do not reach in; live objects are shared."""
+    if isinstance(value, Mapping):
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_containers(item) for item in value)
+    return value
 
 
 def describe_object(value: Any) -> Any:
@@ -422,7 +438,7 @@ def _read_yaml(path: Path) -> Any:
 
 def _plain(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _plain(f"{key}.{name}", item) for name, item in value.items()}
+        return {_plain(key, name): _plain(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(key, item) for item in value]
     if value is None or isinstance(value, (str, int, float, bool)):
@@ -440,7 +456,7 @@ def _explain(error: ValidationError) -> str:
 
 def _check_together(settings: EvalSettings) -> None:
     runners, faults = settings.runners, settings.fault_tolerance
-    if runners.runner == "single_agent" and runners.lanes != 1:
+    if runners.single_agent and runners.lanes != 1:
         raise ConfigError(
             f"runners.num_envs_per_runner is {runners.lanes}, but the single_agent runner has one environment: "
             'leave it out, or set runners.runner to "vector"'

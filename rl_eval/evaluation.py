@@ -214,8 +214,8 @@ class Evaluation(Job):
         different = [key for key in self._numerics if self._numerics[key] != report.numerics.get(key)]
         if different == ["outputs"] and self._weights is None:
             raise ConfigError(
-                f"runner {member.index} built another policy than the others: a factory that initializes weights at random "
-                "needs policy.weights, or sync_weights before the evaluation"
+                f"runner {member.index} built another policy than the others: a factory that initializes weights at "
+                "random needs policy.weights, or sync_weights before the evaluation"
             )
         if different:
             shown = ", ".join(

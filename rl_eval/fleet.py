@@ -74,8 +74,11 @@ class Fleet:
             self._next_index += 1
 
     def shrink(self, count: int) -> list[Member]:
-        """Empty the last positions; return the members that went."""
-        gone = sorted(self.members.values(), key=lambda member: member.index)[-count:] if count else []
+        """Empty positions, those that wait for a replacement first, then the last; return the members that went."""
+        waiting = sorted(self._due, key=lambda due: due[1])[-count:]
+        self._due = [due for due in self._due if due not in waiting]
+        rest = count - len(waiting)
+        gone = sorted(self.members.values(), key=lambda member: member.index)[-rest:] if rest else []
         for member in gone:
             self._remove(member)
         return gone

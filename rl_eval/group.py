@@ -156,9 +156,13 @@ class EvalRunnerGroup:
         """End the last runners; what they were running is run by others.
 
         Raises:
-            ConfigError: ``count`` is below 1, or the group runs in this process.
+            ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
         """
         self._check_resizable("remove_runners", count)
+        if count >= self._fleet.expected():
+            raise ConfigError(
+                f"remove_runners({count}): the group has {self._fleet.expected()}, and keeps at least one"
+            )
         self._in_driver(lambda _: self._driver.forget(self._fleet.shrink(count)))
 
     def get_metrics(self) -> dict[str, float]:

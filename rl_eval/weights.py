@@ -110,8 +110,9 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
-    for name, entry in sources.items():
-        _check_tensor(name, entry, targets[name])
+    for name, target in targets.items():
+        if name in sources:
+            _check_tensor(name, sources[name], target)
     _apply_extra_state(pickle.loads(snapshot.extra_state), module)
     with torch.no_grad():
         for name, entry in sources.items():

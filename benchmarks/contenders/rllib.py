@@ -1,8 +1,9 @@
 """RLlib ``Algorithm.evaluate``: new API stack, evaluation runners as Ray actors, no training runners.
 
-With ``module: default`` the policy is PPO's own RLModule with the scenario's weights, as RLlib's users run it.
-With ``module: actions`` it is the scenario's network in an RLModule that returns actions, which skips RLlib's
-action distribution: the fastest that RLlib goes. Metrics get a window that covers all episodes; the default keeps the last 100.
+With ``module: default`` the policy is PPO's own RLModule with the scenario's weights, as RLlib's users
+run it. With ``module: actions`` it is the scenario's network in an RLModule that returns actions, which
+skips RLlib's action distribution: the fastest that RLlib goes. Metrics get a window that covers all
+episodes; the default keeps the last 100.
 """
 
 from __future__ import annotations

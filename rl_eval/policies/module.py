@@ -74,16 +74,17 @@ class ModulePolicy:
         if np.isnan(output).any() and np.isnan(output[live]).any():
             row = int(np.flatnonzero(live & np.isnan(output).reshape(len(output), -1).any(1))[0])
             raise PolicyError(f"the module's output is NaN: {output[row]}")
-        return self._read(output, log_std, None if self._deterministic else noise), None
+        return self._read(output, log_std, live, None if self._deterministic else noise), None
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
         flat = type(observations) is np.ndarray
         result = self.module(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
+        batch = len(observations) if flat else len(tree.flatten(observations)[0])
         if isinstance(result, torch.Tensor):
-            return result.cpu().numpy(), None
+            return _array(result, batch), None
         if isinstance(result, tuple) and len(result) == 2 and isinstance(self._space, gym.spaces.Box):
             mean, log_std = result
-            return mean.cpu().numpy(), log_std.expand_as(mean).cpu().numpy()
+            return _array(mean, batch), _array(log_std.expand_as(mean), batch)
         raise PolicyError(
             f"the module returned {type(result).__name__}, but for {self._space} it must return a tensor"
             + (" of actions or a tuple (mean, log_std)" if isinstance(self._space, gym.spaces.Box) else " of logits")
@@ -95,17 +96,19 @@ class ModulePolicy:
             tensor = tensor.to(self._dtype)
         return tensor.to(self._device)
 
-    def _read(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
+    def _read(
+        self, output: Array, log_std: Array | None, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> Array:
         space = self._space
         batch = len(output)
         if isinstance(space, gym.spaces.Discrete):
             logits = _expect(output, (batch, int(space.n)), "logits", space)
-            return _categorical(logits, noise) + int(space.start)
+            return _categorical(logits, live, noise) + int(space.start)
         if isinstance(space, gym.spaces.MultiDiscrete):
             sizes = [int(n) for n in space.nvec.ravel()]
             logits = _expect(output, (batch, sum(sizes)), "logits", space)
             parts = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
-            chosen = np.stack([_categorical(part, noise) for part in parts], axis=1)
+            chosen = np.stack([_categorical(part, live, noise) for part in parts], axis=1)
             return chosen.reshape(batch, *space.shape) + space.start
         if isinstance(space, gym.spaces.MultiBinary):
             logits = _expect(output.reshape(batch, -1), (batch, int(np.prod(space.shape))), "logits", space)
@@ -135,18 +138,29 @@ def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
+def _array(output: torch.Tensor, batch: int) -> Array:
+    if output.ndim == 0 or len(output) != batch:
+        raise PolicyError(f"the module returned a tensor of shape {tuple(output.shape)} for a batch of {batch}")
+    # numpy has no bfloat16.
+    return (output.float() if output.dtype is torch.bfloat16 else output).cpu().numpy()
+
+
 def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[Any]) -> Array:
     if output.shape != shape:
         raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}")
     return output
 
 
-def _categorical(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int64]:
+def _categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
     """Index per row: the first greatest logit, or where the CDF passes a uniform number."""
     if noise is None:
         return np.asarray(logits.argmax(1), np.int64)
     wide = logits.astype(np.float64)
-    weights = np.exp(wide - wide.max(1, keepdims=True))
+    top = wide.max(1, keepdims=True)
+    if not np.isfinite(top[live]).all():
+        raise PolicyError(f"the module's logits are no distribution: {logits[live][~np.isfinite(top[live, 0])][0]}")
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(wide - top)
     cdf = weights.cumsum(1)
     passed = (cdf < noise.uniform(1) * cdf[:, -1:]).sum(1)
     return np.asarray(np.minimum(passed, logits.shape[1] - 1), np.int64)

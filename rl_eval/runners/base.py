@@ -327,6 +327,13 @@ class EvalRunner(abc.ABC):
         lane.attempt += 1
         return True
 
+    def _charge_policy(self, lane: Lane, error: Exception) -> None:
+        """Charge the lane that the policy failed on, and let its episode try again."""
+        # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
+        self._inference.observations.clear(lane.index)
+        if self._fault(lane, "policy", "act", error):
+            self._retry(lane)
+
     def _waste(self, lane: Lane) -> None:
         """Count the steps of an attempt that has no record."""
         self._totals["env_steps"] += lane.length

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import gymnasium as gym
 
-from rl_eval.config import EnvironmentSection
+from rl_eval.config import EnvironmentSection, copy_containers
 from rl_eval.errors import ConfigError
 from rl_eval.policies import import_attribute
 from rl_eval.protocols import EnvContext
 
 __all__ = ["construct_env"]
+
+_MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
@@ -30,22 +32,25 @@ def construct_env(
         ConfigError: The id is unknown, or the path cannot be imported.
         Exception: Whatever the environment's constructor raises.
     """
-    env, kwargs = section.env, section.env_kwargs
-    if isinstance(env, str) and _GYMNASIUM_ID.fullmatch(env):
+    env, kwargs = section.env, copy_containers(section.env_kwargs)
+    if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
-    factory = import_attribute("environment.env", env) if isinstance(env, str) else env
+    factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if not callable(factory):
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
     context = EnvContext(kwargs, runner_index, lane_index, num_runners)
     built: gym.Env[Any, Any] = factory(**kwargs) if _is_env_class(factory) else factory(context)
-    if not (hasattr(built, "reset") and hasattr(built, "step") and hasattr(built, "action_space")):
-        raise ConfigError(f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env")
+    if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
+        raise ConfigError(
+            f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env: "
+            f"it lacks {', '.join(lacking)}"
+        )
     return built
 
 

@@ -109,11 +109,11 @@ class Inference:
     def _act_by_chunks(self, chunk: int) -> Any:
         """One forward pass per chunk that has a live lane; state changes only if all succeed."""
         if chunk == self._rows:
-            actions, state = self._forward(0, chunk, self.live)
+            actions, state = self._forward(None, self.live)
             self._keep_state(0, chunk, state)
             return actions
         parts = [
-            (start, *self._forward(start, start + chunk, self.live[start : start + chunk]))
+            (start, *self._forward(slice(start, start + chunk), self.live[start : start + chunk]))
             for start in range(0, self._rows, chunk)
             if self.live[start : start + chunk].any()
         ]
@@ -122,26 +122,23 @@ class Inference:
         return self._gather([(start, actions) for start, actions, _ in parts])
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
-        """Find whose row the policy fails on: one pass per live lane, with only that lane live.
+        """Find whose row the policy fails on: one pass per live lane, over copies of its row.
 
         The others get what they would have got anyway, since a row does not depend on its neighbours; so one
         bad observation costs one episode an attempt, in every layout.
         """
         errors: dict[int, Exception] = {}
         parts = []
-        chunk = min(self._chunk, BLOCK)
-        for lane in np.flatnonzero(self.live):
-            start = int(lane) // chunk * chunk
-            alone = np.arange(start, start + chunk) == lane
+        copies = min(self._chunk, BLOCK)
+        for lane in map(int, np.flatnonzero(self.live)):
             try:
-                actions, state = self._forward(start, start + chunk, alone)
+                actions, state = self._forward(np.full(copies, lane), np.ones(copies, bool))
             except Exception as error:
-                errors[int(lane)] = error
+                errors[lane] = error
                 continue
-            row = slice(int(lane) - start, int(lane) - start + 1)
-            if state is not None:
-                self._keep_state(int(lane), int(lane) + 1, _slice(state, row))
-            parts.append((int(lane), _slice(actions, row)))
+            if self._state is not None:
+                self._keep_state(lane, lane + 1, _slice(state, slice(0, 1)))
+            parts.append((lane, _slice(actions, slice(0, 1))))
         return self._gather(parts), errors
 
     def _gather(self, parts: list[tuple[int, Any]]) -> Any:
@@ -155,11 +152,12 @@ class Inference:
             )
         return batch
 
-    def _forward(self, start: int, stop: int, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
-        rows = slice(start, stop)
-        whole = stop - start == self._rows
-        observations = self.observations.arrays if whole else _slice(self.observations.arrays, rows)
-        state = self._state if whole or self._state is None else _slice(self._state, rows)
+    def _forward(self, rows: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
+        """Act for some rows (a slice or indices; None for all), of which those of ``live`` count."""
+        observations = self.observations.arrays if rows is None else _slice(self.observations.arrays, rows)
+        rows = slice(None) if rows is None else rows
+        # A policy may change its state in place and fail, so it gets a copy.
+        state = None if self._state is None else self._copy(_slice(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
         return self._reader.read(actions, live), state
@@ -180,7 +178,7 @@ class Inference:
             return tree.map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), state)
 
     def _keep_state(self, start: int, stop: int, state: Any) -> None:
-        if self._state is not None and state is not None:
+        if self._state is not None:
             tree.map_structure(lambda ours, new: _assign(ours, slice(start, stop), new), self._state, state)
 
     # ------------------------------------------------------------------ the probe
@@ -203,7 +201,9 @@ class Inference:
     def _judge(self) -> tuple[Literal["whole", "block", "row"], str]:
         rng = np.random.default_rng(0)
         pool = 2 * self._rows
-        observations = self.observations.sample(pool, rng)
+        # Block by block, so that the first, whose digest is the key, is the same for any number of lanes.
+        blocks = [self.observations.sample(BLOCK, rng) for _ in range(pool // BLOCK)]
+        observations = tree.map_structure(lambda *leaves: np.concatenate(leaves), *blocks)
         garbage = self.observations.sample(self._rows, rng, scale=100.0)
         self._check_shapes(_slice(observations, slice(0, BLOCK)))
         try:
@@ -224,12 +224,14 @@ class Inference:
         noise = None if self._deterministic else EpisodeNoise(np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64))
         state = None if self._fresh_state is None else _slice(self._copy(self._fresh_state), slice(0, BLOCK))
         try:
-            actions, _ = self._policy.act(observations, state, live, noise)
+            actions, following = self._policy.act(observations, state, live, noise)
         except (ConfigError, PolicyError):
             raise
         except Exception:
             return
         self._reader.read(actions, live)
+        if state is not None and following is None:
+            raise PolicyError("the policy has initial_state(), but its act() returned no next state")
 
     def _reference(self, observations: Any, pool: int) -> list[bytes]:
         """Bytes of every pool row, computed in blocks."""
@@ -288,7 +290,7 @@ def _assign(target: Any, rows: slice, values: Any) -> None:
     target[rows] = values
 
 
-def _slice(nested: Any, rows: slice) -> Any:
+def _slice(nested: Any, rows: Any) -> Any:
     return tree.map_structure(lambda leaf: leaf[rows], nested)
 
 

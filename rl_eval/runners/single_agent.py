@@ -43,8 +43,7 @@ class SingleAgentEvalRunner(EvalRunner):
         self._inference_clock += acted - started
         self._totals["inference_seconds"] += acted - started
         if errors:
-            if self._fault(lane, "policy", "act", errors[0]):
-                self._retry(lane)
+            self._charge_policy(lane, errors[0])
             return
         self._turn_started = acted
         if self._try_env_step(lane, actions[0]):

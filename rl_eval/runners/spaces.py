@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import gymnasium as gym
@@ -15,6 +15,8 @@ from rl_eval.errors import ConfigError, EnvError, PolicyError
 __all__ = ["ActionReader", "ObservationBatch"]
 
 Array = npt.NDArray[Any]
+_FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
+"""Kinds of numbers, as numpy names them, that an array of each kind may be given."""
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -58,7 +60,12 @@ class ObservationBatch:
             EnvError: Its structure or a shape differs from the space's.
         """
         only = self._only
-        if only is not None and type(observation) is np.ndarray and observation.shape == self._row_shape:
+        if (
+            only is not None
+            and type(observation) is np.ndarray
+            and observation.dtype is only.dtype
+            and observation.shape == self._row_shape
+        ):
             only[row] = observation
             return
         for path, array in self._leaves:
@@ -71,14 +78,15 @@ class ObservationBatch:
         try:
             for part in path:
                 value = value[part]
-            value = np.asarray(value)
         except (KeyError, IndexError, TypeError) as error:
             raise EnvError(f"the observation lacks {where}, which the observation space has") from error
-        if value.shape != array.shape[1:] or value.dtype.kind not in "biuf":
-            raise EnvError(
-                f"observation{where} has shape {value.shape} and dtype {value.dtype}, but the observation space has "
-                f"shape {array.shape[1:]} and dtype {array.dtype}"
-            )
+        due = f"but the observation space has shape {array.shape[1:]} and dtype {array.dtype}"
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise EnvError(f"observation{where} is no array ({error}), {due}") from error
+        if value.shape != array.shape[1:] or value.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
+            raise EnvError(f"observation{where} has shape {value.shape} and dtype {value.dtype}, {due}")
         array[row] = value
 
     def clear(self, row: int) -> None:
@@ -88,11 +96,7 @@ class ObservationBatch:
 
     def nan_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows that hold a NaN."""
-        for array in self._floats:
-            # NaN is the only number that a sum cannot lose, and a sum is the cheapest full pass.
-            if np.isnan(array.sum()):
-                break
-        else:
+        if not any(np.isnan(array).any() for array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
         for array in self._floats:
@@ -110,9 +114,7 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
         if leaf.dtype is not None and leaf.dtype.kind == "f":
             drawn = np.clip(rng.standard_normal(shape) * scale, leaf.low, leaf.high)
             return drawn.astype(leaf.dtype)
-        return rng.integers(leaf.low.astype(np.int64), leaf.high.astype(np.int64), shape, endpoint=True).astype(
-            leaf.dtype
-        )
+        return rng.integers(leaf.low, leaf.high, shape, dtype=leaf.dtype, endpoint=True)
     if isinstance(leaf, gym.spaces.Discrete):
         return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)
     if isinstance(leaf, gym.spaces.MultiDiscrete):
@@ -135,7 +137,10 @@ class ActionReader:
         self.structure = _nested(space, "action_space")
         self._mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
-        for leaf in tree.flatten(self.structure):
+        leaves = tree.flatten(self.structure)
+        if mode == "unsquash" and not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves):
+            raise ConfigError(f'policy.actions is "unsquash", but {space} has no Box to map onto: leave it out')
+        for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
                 raise ConfigError(
                     f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
@@ -147,15 +152,7 @@ class ActionReader:
         Raises:
             PolicyError: Structure, shape, dtype or a live row's value does not fit.
         """
-        if self._single:
-            return self._read_leaf((), self.structure, actions, live)
-        try:
-            tree.assert_shallow_structure(self.structure, actions, check_types=False)
-        except (TypeError, ValueError) as error:
-            raise PolicyError(f"the policy's actions have another structure than the action space: {error}") from None
-        return tree.map_structure_with_path_up_to(
-            self.structure, lambda path, leaf, part: self._read_leaf(path, leaf, part, live), self.structure, actions
-        )
+        return self._read((), self.structure, actions, live)
 
     def split(self, actions: Any) -> Sequence[Any]:
         """Return one action per row."""
@@ -163,6 +160,18 @@ class ActionReader:
             return actions  # type: ignore[no-any-return]
         rows = len(tree.flatten(actions)[0])
         return [tree.map_structure(lambda leaf, row=row: leaf[row], actions) for row in range(rows)]
+
+    def _read(self, path: tuple[Any, ...], structure: Any, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
+        if isinstance(structure, dict):
+            if not isinstance(actions, Mapping) or actions.keys() != structure.keys():
+                raise _other_structure(path, f"a dict with keys {list(structure)}", actions)
+            return {key: self._read((*path, key), part, actions[key], live) for key, part in structure.items()}
+        if isinstance(structure, tuple):
+            if not isinstance(actions, (tuple, list)) or len(actions) != len(structure):
+                raise _other_structure(path, f"a tuple of {len(structure)}", actions)
+            parts = enumerate(zip(structure, actions, strict=True))
+            return tuple(self._read((*path, place), part, given, live) for place, (part, given) in parts)
+        return self._read_leaf(path, structure, actions, live)
 
     def _read_leaf(
         self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
@@ -175,10 +184,12 @@ class ActionReader:
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
                 f"but {leaf} needs {shape}"
             )
+        is_box = isinstance(leaf, gym.spaces.Box)
+        if array.dtype.kind not in ("biuf" if is_box else "biu"):
+            needs = "numbers" if is_box else "integers"
+            raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}")
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
-        if array.dtype.kind not in "iub":
-            raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs integers")
         low, high = _integer_bounds(leaf)
         outside = (array < low) | (array >= high)
         if outside.any() and outside[live].any():
@@ -197,6 +208,14 @@ class ActionReader:
         if self._mode != "none":
             array = np.clip(array, leaf.low, leaf.high)
         return array.astype(leaf.dtype, copy=False)
+
+
+def _other_structure(path: tuple[Any, ...], due: str, actions: Any) -> PolicyError:
+    where = "".join(f"[{part!r}]" for part in path)
+    given = f"a dict with keys {list(actions)}" if isinstance(actions, Mapping) else f"a {type(actions).__name__}"
+    if isinstance(actions, (tuple, list)):
+        given += f" of {len(actions)}"
+    return PolicyError(f"the policy's action{where} has another structure than the action space: {given}, not {due}")
 
 
 def _as_array(where: str, actions: Any) -> Array:

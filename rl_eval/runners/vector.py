@@ -35,28 +35,28 @@ class VectorEvalRunner(EvalRunner):
             self._sweep = None
         self._accept(leases, reclaim, abort)
         while True:
-            now = self._refill(deadline) if self._sweep is None else 0.0
-            if now < deadline:
+            began = self._sweep is None and self._refill(deadline)
+            # Every call begins an episode or takes a step, however small its budget.
+            if not began or perf_counter() < deadline:
                 self._sweep = self._sweep or self._choose_actions()
                 if self._sweep is not None:
-                    now = self._step(deadline)
+                    self._step(deadline)
                 elif not self._queue:
                     break
-            if now >= deadline or self._starving():
+            if perf_counter() >= deadline or self._starving():
                 break
         return self._report()
 
-    def _refill(self, deadline: float) -> float:
-        """Start queued episodes in free lanes, until the deadline; return the time."""
-        now = perf_counter()
-        if self._queue:
-            for lane in self._lanes:
-                if lane.lease is None:
-                    self._begin(lane)
-                    now = perf_counter()
-                    if not self._queue or now >= deadline:
-                        break
-        return now
+    def _refill(self, deadline: float) -> bool:
+        """Start queued episodes in free lanes, until the deadline; return whether any was taken."""
+        began = False
+        for lane in self._lanes if self._queue else ():
+            if lane.lease is None:
+                self._begin(lane)
+                began = True
+                if not self._queue or perf_counter() >= deadline:
+                    break
+        return began
 
     def _choose_actions(self) -> Iterator[tuple[Lane, Any]] | None:
         """Run the policy on all live lanes; return the sweep, or None if no lane is live."""
@@ -71,14 +71,13 @@ class VectorEvalRunner(EvalRunner):
         self._totals["inference_seconds"] += seconds
         self._inference_clock += seconds / len(live)
         for row, error in errors.items():
-            if self._fault(self._lanes[row], "policy", "act", error):
-                self._retry(self._lanes[row])
+            self._charge_policy(self._lanes[row], error)
         if len(live) == len(self._lanes) and not errors:
             return zip(live, actions, strict=False)
         return iter([(lane, actions[lane.index]) for lane in live if lane.index not in errors])
 
-    def _step(self, deadline: float) -> float:
-        """Step the lanes of the sweep, until the deadline; return the time."""
+    def _step(self, deadline: float) -> None:
+        """Step the lanes of the sweep, until the deadline."""
         assert self._sweep is not None
         then = perf_counter()
         for lane, action in self._sweep:
@@ -89,9 +88,8 @@ class VectorEvalRunner(EvalRunner):
                 lane.step_seconds += now - then
             then = now
             if now >= deadline:
-                return now
+                return
         self._sweep = None
-        return then
 
     def _starving(self) -> bool:
         """Whether to report early, because half the lanes stand idle for want of leases."""
