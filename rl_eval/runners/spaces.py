@@ -137,10 +137,7 @@ class ActionReader:
         self.structure = _nested(space, "action_space")
         self._mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
-        leaves = tree.flatten(self.structure)
-        if mode == "unsquash" and not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves):
-            raise ConfigError(f'policy.actions is "unsquash", but {space} has no Box to map onto: leave it out')
-        for leaf in leaves:
+        for leaf in tree.flatten(self.structure):
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
                 raise ConfigError(
                     f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
