@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_eval.comparison import Comparison, compare
-    from rl_eval.config import EvalConfig, EvalSettings
+    from rl_eval.config import EvalConfig
     from rl_eval.episode import EpisodeRecord, Fault
     from rl_eval.errors import EvalError
     from rl_eval.group import EvalRunnerGroup, evaluate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
     from rl_eval.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
+    from rl_eval.settings import EvalSettings
 
 __version__ = "0.1.0"
 
@@ -34,7 +35,7 @@ _HOME = {
     "EvalResult": "result",
     "EvalRunner": "runners",
     "EvalRunnerGroup": "group",
-    "EvalSettings": "config",
+    "EvalSettings": "settings",
     "Fault": "episode",
     "NoiseSource": "protocols",
     "Policy": "protocols",

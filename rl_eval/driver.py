@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
@@ -19,6 +18,7 @@ __all__ = ["Driver"]
 
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
+_STOPPED: Final = "the group was stopped before this was done"
 
 
 @final
@@ -36,7 +36,7 @@ class Driver:
     def __init__(self, backend: Backend, fleet: Fleet) -> None:
         self._backend = backend
         self._fleet = fleet
-        self._inbox: queue.SimpleQueue[Job | Callable[[float], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._tags = itertools.count(1)
         self._waiting: deque[Job] = deque()
         self._active: dict[int, Job] = {}
@@ -52,15 +52,18 @@ class Driver:
         """Return a mark for a new job."""
         return next(self._tags)
 
-    def post(self, item: Job | Callable[[float], None]) -> None:
-        """Hand over a job, or a function of the time to call in the loop.
+    def post(self, job: Job) -> None:
+        """Hand over a job.
 
         Raises:
             EvalError: The driver has stopped.
         """
         if self._stopping:
             raise EvalError("the group is stopped: create a new one")
-        self._inbox.put(item)
+        self._inbox.put(job)
+        if self._stopping:
+            # The loop may have read its inbox for the last time.
+            self._refuse_inbox()
 
     def forget(self, members: list[Member]) -> None:
         """Tell the jobs that members left on request; call in the loop."""
@@ -85,7 +88,7 @@ class Driver:
         except BaseException as error:
             self._fatal = error
         self._stopping = True
-        self._fail_all(self._fatal or ClusterError("the group was stopped before this was done"))
+        self._fail_all(self._fatal or ClusterError(_STOPPED))
 
     def _turn(self) -> None:
         self._read_inbox(block=not self._backend.busy)
@@ -106,10 +109,8 @@ class Driver:
         try:
             item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
             while True:
-                if isinstance(item, Job):
+                if item is not None:
                     self._waiting.append(item)
-                elif item is not None:
-                    item(time.monotonic())
                 item = self._inbox.get_nowait()
         except queue.Empty:
             pass
@@ -187,10 +188,13 @@ class Driver:
         for job in [*self._active.values(), *self._waiting]:
             job.fail(error)
         self._active, self._waiting = {}, deque()
+        self._refuse_inbox()
+
+    def _refuse_inbox(self) -> None:
+        error = self._fatal or ClusterError(_STOPPED)
         try:
             while True:
-                item = self._inbox.get_nowait()
-                if isinstance(item, Job):
-                    item.fail(error)
+                if (job := self._inbox.get_nowait()) is not None:
+                    job.fail(error)
         except queue.Empty:
             pass

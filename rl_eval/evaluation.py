@@ -9,7 +9,6 @@ from typing import Any, final
 
 import numpy as np
 
-from rl_eval.config import EvalSettings
 from rl_eval.episode import EpisodeTable, Lease, Outcome, RunReport
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
 from rl_eval.fleet import Fleet, Member
@@ -32,6 +31,7 @@ from rl_eval.schedule import (
     RunnerReported,
     Schedule,
 )
+from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["Evaluation"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rl_eval.backends import Backend, Reply
-from rl_eval.config import EvalSettings
 from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.settings import EvalSettings
 
 __all__ = ["Fleet", "Member"]
 

@@ -10,16 +10,17 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
 from rl_eval.backends import Backend
-from rl_eval.config import EvalConfig, EvalSettings
+from rl_eval.config import EvalConfig
 from rl_eval.driver import Driver
 from rl_eval.errors import ConfigError
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet
 from rl_eval.handle import EvalHandle
-from rl_eval.jobs import Apply, Job, WeightsSync
+from rl_eval.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
 
 __all__ = ["EvalRunnerGroup", "evaluate"]
@@ -71,7 +72,7 @@ class EvalRunnerGroup:
             self._fleet.set_weights_handle(handle)
         self._driver.start()
         count = max(1, settings.runners.num_runners)
-        self._driver.post(lambda now: self._fleet.grow(count, now))
+        self._driver.post(Do(self._driver.next_tag(), lambda fleet, now: fleet.grow(count, now)))
 
     # ------------------------------------------------------------------ evaluating
 
@@ -150,7 +151,7 @@ class EvalRunnerGroup:
             ConfigError: ``count`` is below 1, or the group runs in this process.
         """
         self._check_resizable("add_runners", count)
-        self._in_driver(lambda now: self._fleet.grow(count, now))
+        self._do(lambda fleet, now: fleet.grow(count, now))
 
     def remove_runners(self, count: int = 1) -> None:
         """End the last runners; what they were running is run by others.
@@ -163,7 +164,7 @@ class EvalRunnerGroup:
             raise ConfigError(
                 f"remove_runners({count}): the group has {self._fleet.expected()}, and keeps at least one"
             )
-        self._in_driver(lambda _: self._driver.forget(self._fleet.shrink(count)))
+        self._do(lambda fleet, _: self._driver.forget(fleet.shrink(count)))
 
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group and the sums of its runners'."""
@@ -191,18 +192,9 @@ class EvalRunnerGroup:
         self._driver.post(job)
         return future.result()
 
-    def _in_driver(self, function: Callable[[float], None]) -> None:
-        done: Future[None] = Future()
-
-        def run(now: float) -> None:
-            try:
-                function(now)
-                done.set_result(None)
-            except Exception as error:
-                done.set_exception(error)
-
-        self._driver.post(run)
-        done.result()
+    def _do(self, function: Callable[[Fleet, float], None]) -> None:
+        job = Do(self._driver.next_tag(), function)
+        self._wait(job, job.future)
 
     def _check_resizable(self, what: str, count: int) -> None:
         if count < 1:

@@ -1,15 +1,16 @@
-"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere."""
+"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the fleet."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, final
 
 from rl_eval.errors import ClusterError
 from rl_eval.fleet import Fleet, Member
 
-__all__ = ["Apply", "Job", "WeightsSync"]
+__all__ = ["Apply", "Do", "Job", "WeightsSync"]
 
 
 class Job(abc.ABC):
@@ -52,6 +53,49 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def done(self) -> bool:
         """Whether it needs nothing more."""
+
+
+@final
+class Do(Job):
+    """Calls a function where the fleet may be changed: in the driver's thread, between two turns."""
+
+    exclusive = False
+
+    def __init__(self, tag: int, function: Callable[[Fleet, float], None]) -> None:
+        super().__init__(tag)
+        self.future: Future[None] = Future()
+        self._function = function
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        try:
+            self._function(fleet, now)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.future.set_result(None)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+
+    def lost(self, member: Member) -> None:
+        """See :class:`Job`."""
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self.future.done()
 
 
 class _Broadcast(Job):

@@ -10,7 +10,7 @@ import sys
 from importlib import metadata
 from typing import Any, Final
 
-from rl_eval.config import EvalSettings
+from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["provenance"]

@@ -8,8 +8,8 @@ from typing import Any, final
 import cloudpickle
 
 from rl_eval.backends import Call, Reply, pickled
-from rl_eval.config import EvalSettings
 from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.settings import EvalSettings
 
 __all__ = ["InlineBackend"]
 

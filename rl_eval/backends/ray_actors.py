@@ -11,9 +11,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.runner_actor import RunnerActor
-from rl_eval.config import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError, RunnerLost, RunnerStartError
 from rl_eval.numerics import reproducible_environment
+from rl_eval.settings import EvalSettings, RunnersSection
 
 __all__ = ["RayBackend"]
 

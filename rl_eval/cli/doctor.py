@@ -21,7 +21,7 @@ from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.cli.checks.finding import Finding
-    from rl_eval.config import EvalSettings
+    from rl_eval.settings import EvalSettings
 
 __all__ = ["doctor"]
 

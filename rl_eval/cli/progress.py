@@ -23,7 +23,7 @@ from rl_eval.report.table import WIDTH, Line, Page, decimals, number, rich_page
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from rl_eval.config import EvalSettings
+    from rl_eval.settings import EvalSettings
 
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "NoDisplay", "make_display", "progress_line"]
 

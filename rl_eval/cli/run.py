@@ -21,9 +21,9 @@ from rl_eval.report.table import interval_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Display
-    from rl_eval.config import EvalSettings
     from rl_eval.handle import EvalHandle
     from rl_eval.result import EvalResult
+    from rl_eval.settings import EvalSettings
 
 __all__ = ["run"]
 

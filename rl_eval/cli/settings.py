@@ -13,7 +13,8 @@ import typer
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_eval.config import EvalConfig, EvalSettings
+    from rl_eval.config import EvalConfig
+    from rl_eval.settings import EvalSettings
 
 __all__ = ["Assignments", "ConfigPath", "Section", "prepare_process", "read_settings"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_eval.config import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
+from rl_eval.settings import PolicySection
 
 __all__ = ["adapt_policy", "import_attribute"]
 

@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.config import EvalSettings
 from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
 from rl_eval.policies import adapt_policy
@@ -28,6 +27,7 @@ from rl_eval.protocols import Policy
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
 __all__ = ["EvalRunner"]

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import gymnasium as gym
 
-from rl_eval.config import EnvironmentSection, copy_containers
 from rl_eval.errors import ConfigError
 from rl_eval.policies import import_attribute
 from rl_eval.protocols import EnvContext
+from rl_eval.settings import EnvironmentSection, copy_containers
 
 __all__ = ["construct_env"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, final
 
-from rl_eval.config import EvalSettings
 from rl_eval.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
+from rl_eval.settings import EvalSettings
 
 __all__ = ["VectorEvalRunner"]
 

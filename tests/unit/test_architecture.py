@@ -23,6 +23,7 @@ LAYERS = (
     "plan",
     "schedule",
     "stats",
+    "settings",
     "config",
     "weights",
     "policies",

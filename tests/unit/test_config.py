@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rl_eval.config import EvalConfig, EvalSettings, describe_object
+from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
+from rl_eval.settings import EvalSettings, describe_object
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "environment": {

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from scipy import stats
 from torch import nn
 
-from rl_eval.config import EvalConfig, PolicySection
+from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.group import evaluate
 from rl_eval.policies import adapt_policy, import_attribute
@@ -27,6 +27,7 @@ from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 from rl_eval.runners.spaces import ActionReader
+from rl_eval.settings import PolicySection
 
 Array = npt.NDArray[Any]
 

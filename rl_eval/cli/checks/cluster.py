@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised
-from rl_eval.config import EvalSettings, RunnersSection
 from rl_eval.errors import EvalError
 from rl_eval.group import EvalRunnerGroup
 from rl_eval.result import EvalResult
+from rl_eval.settings import EvalSettings, RunnersSection
 
 __all__ = ["check_cluster"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from rl_eval.cli.checks.episodes import Moment, Player, first_difference, sample_actions
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.config import EvalSettings
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
+from rl_eval.settings import EvalSettings
 
 __all__ = ["check_environment"]
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, warning
-from rl_eval.config import EvalSettings
+from rl_eval.settings import EvalSettings
 
 __all__ = ["check_address", "check_machine"]
 

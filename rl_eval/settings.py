@@ -1,0 +1,247 @@
+"""What an evaluation may be told: sections with defaults, validated alone and together, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_eval.errors import ConfigError
+from rl_eval.plan import MAX_EPISODES
+
+__all__ = [
+    "SECTIONS",
+    "EnvironmentSection",
+    "EvalSettings",
+    "EvaluationSection",
+    "FaultToleranceSection",
+    "PolicySection",
+    "RunnersSection",
+    "copy_containers",
+    "describe_object",
+    "make_settings",
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, strict=False)
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0)]
+
+
+class EnvironmentSection(_Section):
+    """Which environment."""
+
+    env: Any = None
+    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
+    env_kwargs: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    env_reuse: Literal["lane", "episode"] = "lane"
+    """Whether an environment serves all episodes of its lane, or is built anew for each."""
+
+
+class PolicySection(_Section):
+    """Which policy, and how it acts."""
+
+    policy: Any = None
+    """An ``nn.Module``, a callable on batches, a ``Policy``, or ``"module:factory"``."""
+    policy_kwargs: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
+    weights: str | None = None
+    """A safetensors file, or a torch file that ``weights_only=True`` can load."""
+    deterministic: bool = True
+    """Take the mode of the policy's distribution; else sample, from each episode's own stream."""
+    actions: Literal["clip", "unsquash", "none"] = "clip"
+    """For Box spaces: clip into the bounds, map [-1, 1] onto them, or pass actions as they are."""
+    device: str = "cpu"
+    """Torch device of the policy."""
+
+
+class RunnersSection(_Section):
+    """How many runners, of which kind, with which resources."""
+
+    num_runners: Annotated[int, Field(ge=0)] = 0
+    """Ray actors; 0 runs in this process, without Ray."""
+    num_envs_per_runner: PositiveInt | None = None
+    """Lanes per runner; by default 8, and 1 for ``single_agent``."""
+    runner: str | type = "vector"
+    """``vector``, ``single_agent``, or the ``"module:Class"`` of an ``EvalRunner``."""
+    num_cpus_per_runner: Fraction = 1.0
+    num_gpus_per_runner: Fraction = 0.0
+    custom_resources_per_runner: dict[str, float] = {}
+    label_selector: dict[str, str] = {}
+    """Ray node labels that a runner's node must have."""
+    runtime_env: dict[str, Any] = {}
+    """Ray runtime environment of the runners, merged over rl_eval's own."""
+    address: str | None = None
+    """Ray cluster; by default ``RAY_ADDRESS``, else a local cluster that ends with the group."""
+    runner_start_timeout_s: PositiveFloat = 120.0
+    """Longest wait for the first runner."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes per runner."""
+        if self.num_envs_per_runner is not None:
+            return self.num_envs_per_runner
+        return 1 if self.single_agent else 8
+
+    @property
+    def single_agent(self) -> bool:
+        """Whether the runner is the one with a single environment, however it is named."""
+        name = self.runner if isinstance(self.runner, str) else self.runner.__name__
+        return name.rpartition(":")[2] in {"single_agent", "SingleAgentEvalRunner"}
+
+
+class EvaluationSection(_Section):
+    """Which episodes, and what is recorded of them."""
+
+    num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)] = 100
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    """Root seed: the seed of every episode follows from it and the episode's index."""
+    max_episode_steps: PositiveInt | None = None
+    """Cut episodes after this many steps and mark them truncated by us."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of ``discounted_return``."""
+    info_keys: tuple[str, ...] = ()
+    """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
+    return_bounds: tuple[float, float] | None = None
+    """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
+
+
+class FaultToleranceSection(_Section):
+    """How often to try again, and when to stop waiting."""
+
+    max_attempts_per_episode: Annotated[int, Field(ge=1, le=60_000)] = 3
+    """Attempts of one episode, all with its seed; after the last it is recorded as failed."""
+    episode_timeout_s: PositiveFloat | None = 3600.0
+    """Wall-clock limit of one attempt, checked between steps."""
+    step_timeout_s: PositiveFloat | None = None
+    """Longest silence of a runner inside one reset or step before it is killed and replaced."""
+    max_runner_restarts: Annotated[int, Field(ge=0)] = 10
+    """Consecutive replacements of lost runners without a finished episode in between."""
+    max_failed_episodes: Fraction | None = None
+    """More failed episodes than this count (or share, below 1) make the result ``failed``."""
+
+
+class EvalSettings(_Section):
+    """A complete, validated, frozen configuration: what actually runs."""
+
+    environment: EnvironmentSection = EnvironmentSection()
+    policy: PolicySection = PolicySection()
+    runners: RunnersSection = RunnersSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    fault_tolerance: FaultToleranceSection = FaultToleranceSection()
+
+    def identity(self) -> dict[str, Any]:
+        """What the result may depend on besides plan, weights and numerics; no layout in it."""
+        return {
+            "environment": {
+                "env": describe_object(self.environment.env),
+                "env_kwargs": _describe_tree(self.environment.env_kwargs),
+                "env_reuse": self.environment.env_reuse,
+            },
+            "policy": describe_object(self.policy.policy),
+            "policy_kwargs": _describe_tree(self.policy.policy_kwargs),
+            "deterministic": self.policy.deterministic,
+            "actions": self.policy.actions,
+            "max_episode_steps": self.evaluation.max_episode_steps,
+            "gamma": self.evaluation.gamma,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return everything as plain data; live objects are named, not stored."""
+        described = _describe_tree(self.model_dump())
+        assert isinstance(described, dict)
+        return described
+
+
+SECTIONS: Final[Mapping[str, type[_Section]]] = {
+    "environment": EnvironmentSection,
+    "policy": PolicySection,
+    "runners": RunnersSection,
+    "evaluation": EvaluationSection,
+    "fault_tolerance": FaultToleranceSection,
+}
+
+
+def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
+    """Validate and freeze nested values.
+
+    Raises:
+        ConfigError: A value is wrong, or a setting cannot be honoured with the others.
+    """
+    try:
+        settings = EvalSettings.model_validate(copy_containers(values))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    _check_together(settings)
+    return settings
+
+
+def copy_containers(value: Any) -> Any:
+    """Copy nested dicts, lists and tuples, so that later changes do not reach in; live objects are shared."""
+    if isinstance(value, Mapping):
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_containers(item) for item in value)
+    return value
+
+
+def describe_object(value: Any) -> Any:
+    """Name a live object as ``module:qualname``; return plain data as it is."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _describe_tree(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _describe_tree(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_describe_tree(item) for item in value]
+    return describe_object(value)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"][:2])
+        lines.append(f"{key} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return "; ".join(lines)
+
+
+def _check_together(settings: EvalSettings) -> None:
+    runners, faults = settings.runners, settings.fault_tolerance
+    if runners.single_agent and runners.lanes != 1:
+        raise ConfigError(
+            f"runners.num_envs_per_runner is {runners.lanes}, but the single_agent runner has one environment: "
+            'leave it out, or set runners.runner to "vector"'
+        )
+    if settings.environment.env is None:
+        raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
+    bounds = settings.evaluation.return_bounds
+    if bounds is not None and not bounds[0] < bounds[1]:
+        raise ConfigError(f"evaluation.return_bounds is {bounds}: the first must be less than the second")
+    if runners.num_runners:
+        if settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
+            raise ConfigError(
+                f"policy.device is {settings.policy.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
+                "would see a GPU: give each runner a GPU, or a fraction of one"
+            )
+        return
+    if faults.step_timeout_s is not None:
+        raise ConfigError(
+            f"fault_tolerance.step_timeout_s is {faults.step_timeout_s}, but with runners.num_runners=0 the "
+            "environment steps in this process, where nothing can interrupt it: use runners.num_runners=1 or more"
+        )
+    for key in ("num_gpus_per_runner", "custom_resources_per_runner", "label_selector", "runtime_env", "address"):
+        if value := getattr(runners, key):
+            raise ConfigError(
+                f"runners.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
+                "without Ray: remove it, or use runners.num_runners=1 or more"
+            )
