@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import matrix, startup, table
+from benchmarks import matrix, planning, startup, table
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
 _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
@@ -25,6 +25,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "correctness": table.correctness,
     "broadcast": table.broadcast,
     "startup": table.startup,
+    "planning": table.planning,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if args.name == "startup":
         rows = startup.measure(1 if args.quick else args.repeat, _say)
+    elif args.name == "planning":
+        rows = planning.measure(100_000 if args.quick else args.episodes, _say)
     else:
         cells = [cell for cell in _cells(args) if re.search(args.only, cell.label)]
         if not cells:
@@ -77,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--rounds", type=_positive, default=15, help="broadcasts per process (%(default)s)")
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
+    plan = add("planning", "plan, seeds and schedule, per episode", repeat=1)
+    plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
     return parser
 
 

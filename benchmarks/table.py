@@ -13,7 +13,7 @@ from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
-__all__ = ["broadcast", "correctness", "show", "startup", "throughput"]
+__all__ = ["broadcast", "correctness", "planning", "show", "startup", "throughput"]
 
 _STANDARD_ERRORS = 3.0
 
@@ -134,6 +134,15 @@ def broadcast(rows: Sequence[Row]) -> list[Table]:
             f"{min(row['memcpys_all']):.1f} to {max(row['memcpys_all']):.1f}",
             ", ".join(f"{multiple:.0f}" for multiple in row["memcpys_first"]),
         )
+    return [table]
+
+
+def planning(rows: Sequence[Row]) -> list[Table]:
+    """Driver time and memory per episode, outside runners and Ray."""
+    table = _table("planning", "simulated", "µs per episode", "bytes per episode")
+    for row in rows:
+        micros, size = row["micros_per_episode"], row["bytes_per_episode"]
+        table.add_row(row["label"], f"{micros:.1f}" if micros else "-", f"{size:.0f}" if size else "-")
     return [table]
 
 
