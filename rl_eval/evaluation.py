@@ -48,16 +48,15 @@ class Evaluation(Job):
         tag: Mark of its calls.
         settings: What to evaluate.
         plan: Which episodes.
-        weights: The weights that runners have; None if they were never sent any.
     """
 
     exclusive = True
 
-    def __init__(self, tag: int, settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> None:
+    def __init__(self, tag: int, settings: EvalSettings, plan: EpisodePlan) -> None:
         super().__init__(tag)
         self._settings = settings
         self._plan = plan
-        self._weights = weights
+        self._weights: WeightsSnapshot | None = None
         self._table = EpisodeTable(len(plan), settings.evaluation.info_keys)
         self._cancel_requested = False
         self.handle = EvalHandle(self.progress, self._request_cancel)
@@ -81,6 +80,7 @@ class Evaluation(Job):
         """See :class:`Job`."""
         self._fleet = fleet
         self._losses_before = fleet.losses
+        self._weights = fleet.weights and fleet.weights.snapshot
         self._fleet_size = max(1, fleet.expected())
         self._schedule = Schedule(self._plan, self._fleet_size)
         for member in fleet.ready():

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rl_eval.backends import Backend, Reply
 from rl_eval.errors import RunnerLost, RunnerStartError
 from rl_eval.settings import EvalSettings
+from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Fleet", "Member"]
+__all__ = ["Fleet", "Member", "PublishedWeights"]
 
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 _SLACK_S: Final = 1.0
 _FIRST_CALL_GRACE_S: Final = 30.0
 """The first call also probes the policy and builds environments."""
+
+
+class PublishedWeights(NamedTuple):
+    """Weights that every runner can fetch."""
+
+    handle: Any
+    """What to pass to ``set_weights``."""
+    snapshot: WeightsSnapshot
 
 
 @dataclass(slots=True)
@@ -57,7 +66,8 @@ class Fleet:
         """Runners lost over the fleet's lifetime."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
-        self._weights: Any = None
+        self.weights: PublishedWeights | None = None
+        """What runners get when they start, before anything else."""
         self._next_incarnation = 0
         self._next_index = 0
         self._consecutive = 0
@@ -103,11 +113,6 @@ class Fleet:
 
     # ------------------------------------------------------------------ calls
 
-    def set_weights_handle(self, handle: Any) -> Any:
-        """Choose the weights that runners get when they start; return the former choice."""
-        former, self._weights = self._weights, handle
-        return former
-
     def call(self, member: Member, method: str, *args: Any, tag: int, now: float) -> None:
         """Call a runner."""
         if not member.calls:
@@ -130,8 +135,8 @@ class Fleet:
     def start_answered(self, member: Member, now: float) -> None:
         """A runner is up: send it the weights, behind which all other calls queue."""
         member.ready = self.ever_ready = True
-        if self._weights is not None:
-            self.call(member, "set_weights", self._weights, tag=0, now=now)
+        if self.weights is not None:
+            self.call(member, "set_weights", self.weights.handle, tag=0, now=now)
 
     # ------------------------------------------------------------------ losses
 

@@ -14,14 +14,14 @@ from rl_eval.config import EvalConfig
 from rl_eval.driver import Driver
 from rl_eval.errors import ConfigError
 from rl_eval.evaluation import Evaluation
-from rl_eval.fleet import Fleet
+from rl_eval.fleet import Fleet, PublishedWeights
 from rl_eval.handle import EvalHandle
 from rl_eval.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["EvalRunnerGroup", "evaluate"]
 
@@ -59,8 +59,8 @@ class EvalRunnerGroup:
             settings = _with_policy(settings, policy)
         self.settings = settings
         self._lock = threading.Lock()
-        self._weights: WeightsSnapshot | None = None
-        weights = None if settings.policy.weights is None else load_weights_file(settings.policy.weights)
+        path = settings.policy.weights
+        weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
@@ -68,8 +68,7 @@ class EvalRunnerGroup:
         self._fleet = Fleet(self._backend, settings)
         self._driver = Driver(self._backend, self._fleet)
         if weights is not None:
-            handle, self._weights = self._backend.publish(snapshot_weights(weights, 0))
-            self._fleet.set_weights_handle(handle)
+            self._fleet.weights = PublishedWeights(*self._backend.publish(weights))
         self._driver.start()
         count = max(1, settings.runners.num_runners)
         self._driver.post(Do(self._driver.next_tag(), lambda fleet, now: fleet.grow(count, now)))
@@ -94,7 +93,7 @@ class EvalRunnerGroup:
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
         plan = EpisodePlan(evaluation.num_episodes, evaluation.seed)
-        job = Evaluation(self._driver.next_tag(), settings, plan, self._weights)
+        job = Evaluation(self._driver.next_tag(), settings, plan)
         self._driver.post(job)
         return job.handle
 
@@ -121,16 +120,15 @@ class EvalRunnerGroup:
             WeightsError: They do not fit the policy, which keeps those it has.
         """
         version = self.weights_version + 1 if version is None else version
-        handle, snapshot = self._backend.publish(snapshot_weights(weights, version))
-        job = WeightsSync(self._driver.next_tag(), handle)
+        published = PublishedWeights(*self._backend.publish(snapshot_weights(weights, version)))
+        job = WeightsSync(self._driver.next_tag(), published)
         self._wait(job, job.future)
-        self._weights = snapshot
         return version
 
     @property
     def weights_version(self) -> int:
         """Version of the weights that the next evaluation uses; 0 before any ``sync_weights``."""
-        return 0 if self._weights is None else self._weights.version
+        return 0 if self._fleet.weights is None else self._fleet.weights.snapshot.version
 
     # ------------------------------------------------------------------ runners
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, final
 
 from rl_eval.errors import ClusterError
-from rl_eval.fleet import Fleet, Member
+from rl_eval.fleet import Fleet, Member, PublishedWeights
 
 __all__ = ["Apply", "Do", "Job", "WeightsSync"]
 
@@ -161,14 +162,14 @@ class WeightsSync(_Broadcast):
 
     exclusive = True
 
-    def __init__(self, tag: int, handle: Any) -> None:
-        super().__init__(tag, "set_weights", (handle,))
-        self._handle = handle
-        self._former: Any = None
+    def __init__(self, tag: int, weights: PublishedWeights) -> None:
+        super().__init__(tag, "set_weights", (weights.handle,))
+        self._weights = weights
+        self._former: PublishedWeights | None = None
 
     def start(self, fleet: Fleet, now: float) -> None:
         """See :class:`Job`."""
-        self._former = fleet.set_weights_handle(self._handle)
+        self._former, fleet.weights = fleet.weights, self._weights
         super().start(fleet, now)
 
     def joined(self, member: Member, now: float) -> None:
@@ -178,9 +179,12 @@ class WeightsSync(_Broadcast):
             self._fleet.call(member, "get_weights_version", tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
-        if self._fleet is not None:
-            self._fleet.set_weights_handle(self._former)
+        """Fall back to the former weights, also where the new ones have arrived."""
+        if self._fleet is not None and not self.done:
+            former = self._fleet.weights = self._former
+            for member in self._fleet.ready() if self._values else ():
+                if former is not None:
+                    self._fleet.call(member, "set_weights", former.handle, tag=0, now=time.monotonic())
         super().fail(error)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from rl_eval.backends import Call, Reply
 from rl_eval.config import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
-from rl_eval.fleet import Fleet, Member
+from rl_eval.fleet import Fleet, Member, PublishedWeights
+from rl_eval.weights import snapshot_weights
 
 LOST = RunnerLost("runner process lost")
 
@@ -182,14 +184,18 @@ def test_a_replacement_has_the_whole_start_timeout() -> None:
     assert [index for index, _ in world.wait(2.0)] == [0]
 
 
+def published(handle: str) -> PublishedWeights:
+    return PublishedWeights(handle, snapshot_weights({"w": torch.zeros(1)}, 1))
+
+
 def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
     """Weights are sent before any other call, to replacements too; without weights nothing is sent."""
     world = World().grow().started(0)
     assert world.backend.called == []
-    assert world.fleet.set_weights_handle("handle 1") is None
+    world.fleet.weights = published("handle 1")
     world.started(1)
     assert world.backend.called == [(1, "set_weights", "handle 1", 0)]
-    assert world.fleet.set_weights_handle("handle 2") == "handle 1"
+    world.fleet.weights = published("handle 2")
     world.lose(1)
     world.until_spawn()
     world.started(1)
