@@ -37,7 +37,7 @@ class EvalRunnerGroup:
 
     Args:
         config: What to evaluate and how; a copy is frozen.
-        policy: A live policy, used instead of the configured one.
+        policy: A live policy, used instead of the configured one and its weights.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -206,7 +206,7 @@ def evaluate(config: EvalConfig | EvalSettings, policy: Any = None) -> EvalResul
 
     Args:
         config: What to evaluate and how.
-        policy: A live policy, used instead of the configured one.
+        policy: A live policy, used instead of the configured one and its weights.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -227,7 +227,7 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
 
 
 def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
-    section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}})
+    section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}, "weights": None})
     return settings.model_copy(update={"policy": section})
 
 
