@@ -71,8 +71,9 @@ class ModulePolicy:
     ) -> tuple[Array, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         output, log_std = self._forward(observations)
-        if np.isnan(output).any() and np.isnan(output[live]).any():
-            row = int(np.flatnonzero(live & np.isnan(output).reshape(len(output), -1).any(1))[0])
+        absent = np.isnan(output)
+        if absent.any() and absent[live].any():
+            row = int(np.flatnonzero(live & absent.reshape(len(output), -1).any(1))[0])
             raise PolicyError(f"the module's output is NaN: {output[row]}")
         return self._read(output, log_std, live, None if self._deterministic else noise), None
 

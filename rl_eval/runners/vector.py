@@ -79,10 +79,11 @@ class VectorEvalRunner(EvalRunner):
     def _step(self, deadline: float) -> None:
         """Step the lanes of the sweep, until the deadline."""
         assert self._sweep is not None
+        try_env_step = self._try_env_step
         then = perf_counter()
         for lane, action in self._sweep:
             self._turn_started = then
-            alive = self._try_env_step(lane, action)
+            alive = try_env_step(lane, action)
             now = perf_counter()
             if alive:
                 lane.step_seconds += now - then
