@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.stats")
+_REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 _REFRESH_S: Final = 0.2
 _GRACE_S: Final = 2.0
 """How long SIGTERM lets a step finish: supervisors follow it with SIGKILL, some after three seconds."""
