@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import yaml
 
 from rl_eval.errors import ConfigError, nearest
@@ -256,6 +257,8 @@ def _plain(key: str, value: Any) -> Any:
         return {_plain(key, name): _plain(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(key, item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')

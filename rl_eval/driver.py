@@ -12,7 +12,7 @@ from typing import Final, final
 from rl_eval.backends import Backend, Reply
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.fleet import Fleet, Member
-from rl_eval.jobs import Job
+from rl_eval.jobs import Job, WeightsSync
 
 __all__ = ["Driver"]
 
@@ -59,7 +59,8 @@ class Driver:
             EvalError: The driver has stopped.
         """
         if self._stopping:
-            raise EvalError("the group is stopped: create a new one")
+            cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
+            raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
         self._inbox.put(job)
         if self._stopping:
             # The loop may have read its inbox for the last time.
@@ -78,6 +79,9 @@ class Driver:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
         self._backend.stop()
+        if self._thread.is_alive():
+            # A step of this process hangs; whoever waits for a result must not.
+            self._fail_all(ClusterError(f"{_STOPPED}; the environment still hangs in a call"))
 
     # ------------------------------------------------------------------ the loop
 
@@ -88,6 +92,7 @@ class Driver:
         except BaseException as error:
             self._fatal = error
         self._stopping = True
+        self._backend.leave()
         self._fail_all(self._fatal or ClusterError(_STOPPED))
 
     def _turn(self) -> None:
@@ -136,8 +141,9 @@ class Driver:
                 self._lose(member, why, now)
         except EvalError as error:
             self._die(error)
-        for job in list(self._active.values()):
+        for job in [*self._active.values(), *self._waiting]:
             job.tick(now)
+        self._waiting = deque(job for job in self._waiting if not job.done)
 
     # ------------------------------------------------------------------ replies
 
@@ -172,6 +178,9 @@ class Driver:
             job.fail(reply.error)
         elif reply.call.method == "start" and self._fleet.ever_ready:
             self._lose(member, reply.error, now)
+        elif syncs := [job for job in self._active.values() if isinstance(job, WeightsSync)]:
+            # The weights that a starting runner got first are those of the broadcast under way.
+            syncs[0].fail(reply.error)
         elif reply.call.method in ("start", "set_weights"):
             self._die(reply.error)
 

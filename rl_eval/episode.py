@@ -35,6 +35,10 @@ TRACEBACK_CAP: Final = 8_000
 """Characters of a traceback that a fault keeps: its end, where the cause is."""
 
 
+MESSAGE_CAP: Final = 2_000
+"""Characters of a message that a fault keeps."""
+
+
 class Outcome(IntEnum):
     """How an episode ended. ``MISSING`` marks a row that was never filled."""
 
@@ -107,8 +111,13 @@ class Fault:
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
         """Return class name, message and capped traceback text of an exception."""
+        name = type(error).__name__
+        try:
+            message = str(error) or name
+        except Exception:
+            message = f"{name}, whose text cannot be read"
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return type(error).__name__, str(error) or type(error).__name__, text[-TRACEBACK_CAP:]
+        return name, message[:MESSAGE_CAP], text[-TRACEBACK_CAP:]
 
     def __str__(self) -> str:
         return (

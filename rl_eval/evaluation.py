@@ -72,6 +72,7 @@ class Evaluation(Job):
         self._started = self._ended = 0.0
         """When the first runner took part, and when it was over."""
         self._most_runners = 0
+        self._refused: list[str] = []
         self._losses_before = 0
 
     # ------------------------------------------------------------------ the job
@@ -127,8 +128,10 @@ class Evaluation(Job):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        assert self._fleet is not None
-        if self._cancel_requested:
+        if self._fleet is None:
+            if self._cancel_requested:
+                self._finish("cancelled", now)
+        elif self._cancel_requested:
             self._obey(self._schedule.handle(Cancelled()), None, now)
             self._finish("cancelled", now)
         elif self._fleet.hopeless:
@@ -221,7 +224,8 @@ class Evaluation(Job):
             shown = ", ".join(
                 f"{key} is {report.numerics.get(key)!r}, not {self._numerics[key]!r}" for key in different
             )
-            raise NumericsMismatch(f"runner {member.index} would compute other floats than its group: {shown}")
+            self._refused.append(f"runner {member.index} would compute other floats than its group: {shown}")
+            raise NumericsMismatch(self._refused[-1])
 
     # ------------------------------------------------------------------ the end
 
@@ -242,7 +246,7 @@ class Evaluation(Job):
 
     def _result(self, reason: str) -> EvalResult:
         status, reason = _status(self._table, self._settings.fault_tolerance.max_failed_episodes, reason)
-        assert self._fleet is not None
+        lost = self._fleet.losses - self._losses_before if self._fleet else 0
         return EvalResult(
             table=self._table,
             plan=self._plan,
@@ -257,7 +261,7 @@ class Evaluation(Job):
                 num_runners=self._most_runners if self._settings.runners.num_runners else 0,
             ),
             provenance=provenance(self._settings, self._weights, self._numerics)
-            | {"runners_lost": self._fleet.losses - self._losses_before},
+            | {"runners_lost": lost, "runners_refused": self._refused},
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=tuple(sorted(self._mismatches)),
         )

@@ -7,7 +7,7 @@ replaced after a back-off that doubles with each consecutive loss; a finished ep
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +43,10 @@ class Member:
     ready: bool = False
     heard: float = 0.0
     """When it last answered, or was called while idle."""
-    reports: int = 0
+    pending: deque[str] = field(default_factory=deque)
+    """Methods of its unanswered calls, the one that it works on first."""
+    probed: bool = False
+    """Whether it has answered a ``run`` with the weights that it has: the first one also probes the policy."""
     calls: Counter[int] = field(default_factory=Counter)
     """Unanswered calls by tag."""
 
@@ -95,7 +98,8 @@ class Fleet:
 
     def ready(self) -> list[Member]:
         """Members that can work, in order of their position."""
-        return sorted((m for m in self.members.values() if m.ready), key=lambda member: member.index)
+        # A copy, since other threads ask too.
+        return sorted((m for m in list(self.members.values()) if m.ready), key=lambda member: member.index)
 
     def expected(self) -> int:
         """Members that work or will, if all goes well."""
@@ -118,6 +122,8 @@ class Fleet:
         if not member.calls:
             member.heard = now
         member.calls[tag] += 1
+        member.pending.append(method)
+        member.probed = member.probed and method != "set_weights"
         self._backend.call(member.incarnation, method, *args, tag=tag)
 
     def answered(self, reply: Reply, now: float) -> Member | None:
@@ -129,7 +135,7 @@ class Fleet:
         if reply.call.method != "start":
             member.calls[reply.call.tag] -= 1
             member.calls += Counter()
-            member.reports += 1
+            member.probed = member.pending.popleft() == "run" or member.probed
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
@@ -191,10 +197,11 @@ class Fleet:
             return None
         faults = self._settings.fault_tolerance
         limit_s = faults.step_timeout_s or faults.episode_timeout_s
-        if limit_s is None or not member.calls or self._settings.runners.num_runners == 0:
+        working = bool(member.pending) and member.pending[0] == "run"
+        if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard
-        if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.reports else _FIRST_CALL_GRACE_S):
+        if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.probed else _FIRST_CALL_GRACE_S):
             return RunnerLost(
                 f"runner {member.index} has been silent for {silence:.1f} s, longer than one reset or step may take"
             )

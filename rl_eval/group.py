@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import load_weights_file, snapshot_weights
+from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
 
 __all__ = ["EvalRunnerGroup", "evaluate"]
 
@@ -59,8 +60,9 @@ class EvalRunnerGroup:
             settings = _with_policy(settings, policy)
         self.settings = settings
         self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()
         path = settings.policy.weights
-        weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
+        weights = _weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
@@ -119,10 +121,11 @@ class EvalRunnerGroup:
         Raises:
             WeightsError: They do not fit the policy, which keeps those it has.
         """
-        version = self.weights_version + 1 if version is None else version
-        published = PublishedWeights(*self._backend.publish(snapshot_weights(weights, version)))
-        job = WeightsSync(self._driver.next_tag(), published)
-        self._wait(job, job.future)
+        with self._sync_lock:
+            version = self.weights_version + 1 if version is None else operator.index(version)
+            published = PublishedWeights(*self._backend.publish(snapshot_weights(weights, version)))
+            job = WeightsSync(self._driver.next_tag(), published)
+            self._wait(job, job.future)
         return version
 
     @property
@@ -229,6 +232,13 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
 def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
     section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}, "weights": None})
     return settings.model_copy(update={"policy": section})
+
+
+def _weights_of(policy: Any) -> WeightsSnapshot | None:
+    """Snapshot the weights of a live policy, so that results carry their digest."""
+    torch = sys.modules.get("torch")
+    module = getattr(policy, "module", policy)
+    return snapshot_weights(module, 0) if torch is not None and isinstance(module, torch.nn.Module) else None
 
 
 def _portable(policy: Any) -> Any:

@@ -44,7 +44,7 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def tick(self, now: float) -> None:
-        """Time passed."""
+        """Time passed; also called while the job still waits for its turn."""
 
     @abc.abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -109,6 +109,7 @@ class _Broadcast(Job):
         self._args = args
         self._waiting: dict[int, int] = {}
         self._values: dict[int, Any] = {}
+        self._sent = False
         self._fleet: Fleet | None = None
 
     def start(self, fleet: Fleet, now: float) -> None:
@@ -119,12 +120,15 @@ class _Broadcast(Job):
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._fleet is not None and not self._values:
+        if self._fleet is not None and not self._sent:
             self._send(self._fleet, member, now)
 
     def lost(self, member: Member) -> None:
         """See :class:`Job`."""
-        self._waiting.pop(member.incarnation, None)
+        called = self._waiting.pop(member.incarnation, None) is not None
+        if called and not self._waiting and not self._values:
+            # Not sent again: what a call did before its runner was lost, nobody knows.
+            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
         self._settle()
 
     def replied(self, member: Member, value: Any, now: float) -> None:
@@ -148,6 +152,7 @@ class _Broadcast(Job):
         return self.future.done()
 
     def _send(self, fleet: Fleet, member: Member, now: float) -> None:
+        self._sent = True
         self._waiting[member.incarnation] = member.index
         fleet.call(member, self._method, *self._args, tag=self.tag, now=now)
 
@@ -182,7 +187,7 @@ class WeightsSync(_Broadcast):
         """Fall back to the former weights, also where the new ones have arrived."""
         if self._fleet is not None and not self.done:
             former = self._fleet.weights = self._former
-            for member in self._fleet.ready() if self._values else ():
+            for member in self._fleet.ready():
                 if former is not None:
                     self._fleet.call(member, "set_weights", former.handle, tag=0, now=time.monotonic())
         super().fail(error)

@@ -47,7 +47,8 @@ class Policy(Protocol):
     Optional members that rl_eval looks for: ``initial_state(batch_size)`` returns the state of
     ``batch_size`` fresh episodes (nested arrays or tensors with a leading batch dimension), and
     ``module`` is the ``torch.nn.Module`` whose weights ``set_weights`` replaces (an ``nn.Module`` that
-    implements ``act`` is its own).
+    implements ``act`` is its own). ``probe_outputs(observations)`` returns a list of arrays that actions are
+    chosen by, such as logits, so that the probe sees last bits that an argmax hides.
     """
 
     def act(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
@@ -195,6 +198,11 @@ def describe_object(value: Any) -> Any:
     """Name a live object as ``module:qualname``; return plain data as it is."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
     target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     return f"{target.__module__}:{target.__qualname__}"
 
@@ -225,8 +233,8 @@ def _check_together(settings: EvalSettings) -> None:
     if settings.environment.env is None:
         raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
     bounds = settings.evaluation.return_bounds
-    if bounds is not None and not bounds[0] < bounds[1]:
-        raise ConfigError(f"evaluation.return_bounds is {bounds}: the first must be less than the second")
+    if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
+        raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")
     if runners.num_runners:
         if settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
             raise ConfigError(

@@ -74,5 +74,8 @@ class Backend(Protocol):
     def shortage(self) -> str:
         """Say what was asked for and what there is, for a runner that does not come up."""
 
+    def leave(self) -> None:
+        """Called once in the thread that made the calls, when it ends."""
+
     def stop(self) -> None:
         """End all runners, and what else this backend started; bounded and idempotent."""

@@ -71,6 +71,9 @@ class InlineBackend:
         return "the environment or the policy takes that long to build in this process"
 
     def stop(self) -> None:
+        """Do nothing: environments are closed where they were stepped, in :meth:`leave`."""
+
+    def leave(self) -> None:
         """See :class:`Backend`."""
         for runner in list(self._runners):
             self.kill(runner)

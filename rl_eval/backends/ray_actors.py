@@ -7,7 +7,16 @@ import socket
 from typing import Any, Final, final
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    WorkerCrashedError,
+)
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.runner_actor import RunnerActor
@@ -16,6 +25,16 @@ from rl_eval.numerics import reproducible_environment
 from rl_eval.settings import EvalSettings, RunnersSection
 
 __all__ = ["RayBackend"]
+
+_LOSSES: Final = (
+    RayActorError,
+    WorkerCrashedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    ObjectLostError,
+    RuntimeEnvSetupError,
+)
+"""Ray's errors that say that a runner is gone; others are a call's own."""
 
 _STOP_TIMEOUT_S: Final = 3.0
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -33,9 +52,14 @@ class RayBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         payload = pickled((settings, policy))
-        self._owns_cluster = _connect(settings.runners)
-        self._payload = ray.put(payload)
-        self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners))
+        self._owns_connection = _connect(settings.runners)
+        try:
+            self._payload = ray.put(payload)
+            self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners))
+        except (TypeError, ValueError) as error:
+            if self._owns_connection:
+                ray.shutdown()
+            raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._stopped = False
@@ -90,6 +114,9 @@ class RayBackend:
             f"all and {_amounts(ray.available_resources())} free"
         )
 
+    def leave(self) -> None:
+        """See :class:`Backend`."""
+
     def stop(self) -> None:
         """See :class:`Backend`."""
         if self._stopped:
@@ -102,7 +129,7 @@ class RayBackend:
         for runner in list(self._actors):
             self.kill(runner)
         del self._payload
-        if self._owns_cluster:
+        if self._owns_connection:
             ray.shutdown()
 
     def _reply(self, ref: Any) -> Reply:
@@ -111,12 +138,14 @@ class RayBackend:
             return Reply(call, ray.get(ref))
         except RayTaskError as error:
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
-        except RayError as error:
+        except _LOSSES as error:
             return Reply(call, error=RunnerLost(f"runner process lost: {_first_line(error)}"), lost=True)
+        except RayError as error:
+            return Reply(call, error=error)
 
 
 def _connect(section: RunnersSection) -> bool:
-    """Make sure that this process is connected; return whether a cluster was started for it."""
+    """Make sure that this process is connected; return whether this call did it, and stop() must undo it."""
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         if section.address not in (None, "auto", connected):
@@ -137,7 +166,7 @@ def _connect(section: RunnersSection) -> bool:
             f"no Ray cluster answers at runners.address={address!r}: {_first_line(error)}. Start one with "
             "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
-    return False
+    return True
 
 
 def _knock(address: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
@@ -40,11 +44,12 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if isinstance(candidate, Policy):
         module = getattr(candidate, "module", candidate)
         if torch is not None and isinstance(module, torch.nn.Module):
-            module.to(section.device).eval()
+            _to_device(module, section.device).eval()
         return candidate
     if torch is not None and isinstance(candidate, torch.nn.Module):
         from rl_eval.policies.module import ModulePolicy
 
+        _to_device(candidate, section.device)
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
     if not callable(candidate):
         raise ConfigError(f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy")
@@ -54,6 +59,13 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             "return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument"
         )
     return CallablePolicy(candidate)
+
+
+def _to_device(module: Any, device: str) -> Any:
+    try:
+        return module.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"policy.device is {device!r}, where the policy cannot go: {error}") from error
 
 
 def _from_factory(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
@@ -66,9 +78,24 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs
     }
     try:
-        return factory(**spaces, **section.policy_kwargs)
+        with _random_state_kept():
+            return factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
         raise ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}") from error
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave the global generators as they were: initializing layers draws from them, and they may be a trainer's."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if torch:
+            torch.random.set_rng_state(states[2])
 
 
 def import_attribute(key: str, path: str) -> Any:

@@ -62,7 +62,7 @@ class ModulePolicy:
         self._device = torch.device(device)
         self._dtype = _observation_dtype(module)
 
-    def outputs(self, observations: Any) -> list[Array]:
+    def probe_outputs(self, observations: Any) -> list[Array]:
         """Return what the module computes, before any action is read from it."""
         return [array for array in self._forward(observations) if array is not None]
 

@@ -206,22 +206,13 @@ class EvalRunner(abc.ABC):
                 text = (
                     f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
                 )
-                if self._fault(lane, "timeout", "run", EpisodeTimeout(text)):
-                    self._retry(lane)
+                self._fault(lane, "timeout", "run", EpisodeTimeout(text))
 
     def _begin(self, lane: Lane) -> bool:
-        """Start the next queued episode in a free lane; return whether it is live."""
+        """Try to start the next queued attempt in a free lane; return whether it is live."""
         lane.lease = self._queue.popleft()
         lane.attempt = lane.lease.attempt
-        return self._retry(lane)
-
-    def _retry(self, lane: Lane) -> bool:
-        """Reset until an attempt starts or the attempts run out; return whether one started."""
-        while lane.lease is not None:
-            if self._try_env_reset(lane):
-                self._inference.begin(lane.index, lane.lease.seed)
-                return True
-        return False
+        return self._try_env_reset(lane)
 
     def _try_env_reset(self, lane: Lane) -> bool:
         """Reset the lane's environment with its episode's seed, building it first if need be.
@@ -247,13 +238,14 @@ class EvalRunner(abc.ABC):
             return False
         lane.reset_seconds = perf_counter() - lane.started
         self._totals["reset_seconds"] += lane.reset_seconds
+        self._inference.begin(lane.index, lane.lease.seed)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
         """Step the lane's environment and add the step to its sums.
 
         Returns:
-            Whether the attempt goes on. If not, its record is written; or its fault, and the episode is retried.
+            Whether the attempt goes on. If not, its record is written, or its fault.
         """
         try:
             observation, reward, terminated, truncated, info = lane.step(action)
@@ -270,8 +262,7 @@ class EvalRunner(abc.ABC):
                 return False
             self._write_observation(lane.index, observation)
         except _CAUGHT as error:
-            if self._fault(lane, "env", "step", error):
-                self._retry(lane)
+            self._fault(lane, "env", "step", error)
             return False
         return True
 
@@ -282,7 +273,12 @@ class EvalRunner(abc.ABC):
             lane.success_once = max(lane.success_once, lane.success_at_end)
         for position, key in enumerate(self._info_keys):
             if key in info:
-                lane.info[position] = float(info[key])
+                try:
+                    lane.info[position] = float(info[key])
+                except (TypeError, ValueError) as error:
+                    raise EnvError(
+                        f"info[{key!r}], which evaluation.info_keys asks for, is no number: {error}"
+                    ) from error
 
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         if not math.isfinite(lane.episode_return):
@@ -295,8 +291,8 @@ class EvalRunner(abc.ABC):
             cut = Truncation.MAX_EPISODE_STEPS
         self._write_row(lane, Outcome.COMPLETED, terminated, cut)
 
-    def _fault(self, lane: Lane, culprit: Culprit, phase: Phase, error: BaseException) -> bool:
-        """Record what went wrong and charge the attempt; return whether the episode may try again."""
+    def _fault(self, lane: Lane, culprit: Culprit, phase: Phase, error: BaseException) -> None:
+        """Record what went wrong and charge the attempt; the next one, if any is left, heads the queue."""
         assert lane.lease is not None
         error_type, message, traceback = Fault.describe(error)
         self._faults.append(
@@ -322,17 +318,17 @@ class EvalRunner(abc.ABC):
             self._close(lane)
         if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
             lane.length, lane.step_seconds = 0, 0.0
-            self._write_row(lane, Outcome.FAILED, False, Truncation.NONE)
-            return False
-        lane.attempt += 1
-        return True
+            self._write_row(lane, Outcome.FAILED, terminated=False, cut=Truncation.NONE)
+        else:
+            # Through the queue, so that the budget is checked between attempts.
+            self._queue.appendleft(lane.lease._replace(attempt=lane.attempt + 1))
+            self._free(lane)
 
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
-        """Charge the lane that the policy failed on, and let its episode try again."""
+        """Charge the lane that the policy failed on."""
         # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
         self._inference.observations.clear(lane.index)
-        if self._fault(lane, "policy", "act", error):
-            self._retry(lane)
+        self._fault(lane, "policy", "act", error)
 
     def _waste(self, lane: Lane) -> None:
         """Count the steps of an attempt that has no record."""
@@ -341,12 +337,10 @@ class EvalRunner(abc.ABC):
 
     def _reject_nan(self) -> None:
         """Charge the environments whose observation is NaN, before the policy sees it."""
-        while rows := self._inference.observations.nan_rows(self._inference.live):
-            for row in rows:
-                lane = self._lanes[row]
-                self._inference.observations.clear(row)
-                if self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN")):
-                    self._retry(lane)
+        for row in self._inference.observations.nan_rows(self._inference.live):
+            lane = self._lanes[row]
+            self._inference.observations.clear(row)
+            self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN"))
 
     def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
         self._rows.append(
@@ -377,10 +371,12 @@ class EvalRunner(abc.ABC):
         live = [lane for lane in self._lanes if lane.lease is not None]
         under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
         totals = self._totals
+        rows, infos, faults = self._rows, self._infos, self._faults
+        self._rows, self._infos, self._faults = [], [], []
         report = RunReport(
-            rows=np.array(self._rows, ROW),
-            infos=np.array(self._infos, np.float64).reshape(len(self._rows), len(self._info_keys)),
-            faults=tuple(self._faults),
+            rows=np.array(rows, ROW),
+            infos=np.array(infos, np.float64).reshape(len(rows), len(self._info_keys)),
+            faults=tuple(faults),
             progress=tuple(lane.progress() for lane in live),
             returned=tuple(self._returned),
             env_steps=int(totals["env_steps"]) + under_way[0] - self._under_way[0],
@@ -391,7 +387,7 @@ class EvalRunner(abc.ABC):
             numerics=self._inference.numerics,
         )
         self._lifetime["env_steps"] += report.env_steps
-        self._rows, self._infos, self._faults, self._returned = [], [], [], []
+        self._returned = []
         self._totals = dict.fromkeys(totals, 0)
         self._under_way = under_way
         return report

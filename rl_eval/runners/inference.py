@@ -31,6 +31,8 @@ __all__ = ["BLOCK", "Inference"]
 BLOCK: Final = 16
 """Rows of the reference block."""
 
+_POOL: Final = 4 * BLOCK
+"""Made-up observations that the probe works with."""
 _PROBE_ROUNDS: Final = 4
 
 Array = npt.NDArray[Any]
@@ -199,19 +201,16 @@ class Inference:
         } | _machine()
 
     def _judge(self) -> tuple[Literal["whole", "block", "row"], str]:
-        rng = np.random.default_rng(0)
-        pool = 2 * self._rows
-        # Block by block, so that the first, whose digest is the key, is the same for any number of lanes.
-        blocks = [self.observations.sample(BLOCK, rng) for _ in range(pool // BLOCK)]
-        observations = tree.map_structure(lambda *leaves: np.concatenate(leaves), *blocks)
-        garbage = self.observations.sample(self._rows, rng, scale=100.0)
+        # Nothing here but the last test depends on the number of lanes, so the key does not either.
+        observations = self.observations.sample(_POOL, np.random.default_rng(0))
+        garbage = self.observations.sample(_POOL, np.random.default_rng(1), scale=100.0)
         self._check_shapes(_slice(observations, slice(0, BLOCK)))
         try:
-            reference = self._reference(observations, pool)
-            if not self._invariant(observations, garbage, reference, BLOCK, rng):
+            reference = self._reference(observations)
+            if not self._invariant(observations, garbage, reference, BLOCK):
                 return "row", _digest(self._outputs(observations, np.array([0]), [0]))
             digest = _digest(reference[:BLOCK])
-            whole = self._invariant(observations, garbage, reference, self._rows, rng)
+            whole = self._invariant(observations, garbage, reference, self._rows)
         except ConfigError:
             raise
         except Exception:
@@ -233,24 +232,23 @@ class Inference:
         if state is not None and following is None:
             raise PolicyError("the policy has initial_state(), but its act() returned no next state")
 
-    def _reference(self, observations: Any, pool: int) -> list[bytes]:
+    def _reference(self, observations: Any) -> list[bytes]:
         """Bytes of every pool row, computed in blocks."""
         rows: list[bytes] = []
-        for start in range(0, pool, BLOCK):
+        for start in range(0, _POOL, BLOCK):
             rows += self._outputs(observations, np.arange(start, start + BLOCK), range(BLOCK))
         return rows
 
-    def _invariant(
-        self, observations: Any, garbage: Any, reference: list[bytes], size: int, rng: np.random.Generator
-    ) -> bool:
+    def _invariant(self, observations: Any, garbage: Any, reference: list[bytes], size: int) -> bool:
         """Whether pool rows give their reference bytes at every position of a batch, amid garbage."""
+        rng = np.random.default_rng(size)
         for _ in range(_PROBE_ROUNDS):
             kept = rng.random(size) < 0.5
             for mask in (kept, ~kept):
-                chosen = rng.permutation(len(reference))[:size]
+                chosen, junk = rng.integers(0, _POOL, size), rng.integers(0, _POOL, size)
                 batch = tree.map_structure(
-                    lambda pool, junk, chosen=chosen, mask=mask: np.where(
-                        mask.reshape(-1, *[1] * (pool.ndim - 1)), pool[chosen], junk[:size]
+                    lambda good, bad, chosen=chosen, junk=junk, mask=mask: np.where(
+                        mask.reshape(-1, *[1] * (good.ndim - 1)), good[chosen], bad[junk]
                     ),
                     observations,
                     garbage,
@@ -274,7 +272,7 @@ class Inference:
         live[list(wanted)] = True
         actions, state = self._policy.act(batch, state, live, noise)
         computed = [actions, state]
-        raw = getattr(self._policy, "outputs", None)
+        raw = getattr(self._policy, "probe_outputs", None)
         if raw is not None:
             # An argmax hides last bits, so the probe looks at what it is taken of.
             computed.append(raw(batch))

@@ -88,6 +88,8 @@ class ObservationBatch:
         if value.shape != array.shape[1:] or value.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
             raise EnvError(f"observation{where} has shape {value.shape} and dtype {value.dtype}, {due}")
         array[row] = value
+        if array.dtype.kind in "iu" and not np.array_equal(array[row], value):
+            raise EnvError(f"observation{where} has values from {value.min()} to {value.max()}, {due}")
 
     def clear(self, row: int) -> None:
         """Zero a row whose observation must not be seen."""

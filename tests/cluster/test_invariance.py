@@ -19,6 +19,7 @@ FAULTS: tuple[dict[str, Any], ...] = ({}, RAISING, {"kill_episodes": [7]}, {"kil
 COVERING = [
     (r, lanes, FAULTS[(i + j) % len(FAULTS)]) for (i, r), (j, lanes) in product(enumerate(RUNNERS), enumerate(LANES))
 ]
+COVERING.append((2, 8, FAULTS[2]))  # Without runners there is no actor to kill, which leaves out this pair.
 QUICK = [(2, 16, FAULTS[3]), (3, 3, RAISING), (0, 8, RAISING)]
 
 

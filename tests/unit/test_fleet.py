@@ -379,7 +379,7 @@ def test_calls_are_counted_by_tag() -> None:
     """Each job knows how many of its own calls are unanswered; the start is no one's call."""
     world = World().grow(1).started(0)
     member = world.member(0)
-    assert member.reports == 0
+    assert not member.probed
     world.call(0, tag=1)
     world.call(0, tag=1)
     world.call(0, "apply", tag=2)
@@ -387,5 +387,5 @@ def test_calls_are_counted_by_tag() -> None:
     assert world.answer(0, tag=1) is member
     world.answer(0, "apply", tag=2)
     assert dict(member.calls) == {1: 1}
-    assert member.reports == 2
+    assert member.probed
     assert world.backend.called == [(0, "run", 1), (0, "run", 1), (0, "apply", 2)]
