@@ -14,7 +14,7 @@ import torch
 from workloads import MLP, cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.errors import EvalError
+from rl_eval.errors import EvalError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
 
@@ -222,3 +222,39 @@ def test_one_actor_module_imports_no_torch() -> None:
     actor = ray.remote(num_cpus=1)(Probe).remote(b"", 0)
     assert ray.get(actor.loaded.remote()) is False
     ray.kill(actor)
+
+
+def test_bad_weights_before_the_first_runner_is_up_are_an_error_like_any_other() -> None:
+    """The broadcast fails; the group goes on with the weights it had."""
+    with EvalRunnerGroup(config(runners=1)) as group:
+        with pytest.raises(WeightsError, match="lack"):
+            group.sync_weights({"nothing": torch.zeros(1)})
+        result = group.evaluate(num_episodes=5)
+    assert result.status == "complete"
+    assert {record.weights_version for record in result.episodes} == {0}
+
+
+def test_a_result_that_cannot_come_back_is_the_calls_error() -> None:
+    """What cannot be unpickled here raises here; no runner is to blame."""
+
+    def build(runner: Any) -> Any:
+        class Explodes:
+            def __reduce__(self):
+                return int, ("no number",)
+
+        return Explodes()
+
+    with EvalRunnerGroup(config(runners=1)) as group:
+        before = pids_of(group)
+        with pytest.raises(Exception, match="no number"):
+            group.foreach_runner(build)
+        assert pids_of(group) == before
+
+
+def test_the_time_limit_of_a_step_is_for_steps() -> None:
+    """A function that the caller sends to the runners may take its time."""
+    with EvalRunnerGroup(config(runners=1).fault_tolerance(step_timeout_s=0.2)) as group:
+        group.evaluate(num_episodes=5)
+        before = pids_of(group)
+        group.foreach_runner(lambda runner: time.sleep(3))
+        assert pids_of(group) == before

@@ -1,0 +1,129 @@
+"""A group in this process: what its caller can rely on while things go wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.errors import ClusterError, ConfigError
+from rl_eval.policies.mlp import MLPActor
+
+
+def cartpole() -> EvalConfig:
+    return EvalConfig().environment("CartPole-v1").policy("rl_eval.policies.mlp:make_mlp").evaluation(num_episodes=5)
+
+
+def test_a_queued_evaluation_can_be_cancelled() -> None:
+    """It does not wait for those before it, and takes nothing from them."""
+    with EvalRunnerGroup(cartpole()) as group:
+        first = group.submit(num_episodes=3_000)
+        second = group.submit(num_episodes=5)
+        second.cancel()
+        result = second.result(timeout_s=30)
+        assert not first.done()
+        first.cancel()
+    assert result.status == "failed"
+    assert "cancelled" in result.reason
+    assert len(result.episodes) == 0
+
+
+class _Hangs(gym.Wrapper[Any, Any, Any, Any]):
+    """Its first step returns when it is told to; it notes who closes it."""
+
+    entered = threading.Event()
+    go = threading.Event()
+    closed_by: ClassVar[list[str]] = []
+
+    def step(self, action: Any) -> Any:
+        self.entered.set()
+        self.go.wait()
+        return self.env.step(action)
+
+    def close(self) -> None:
+        self.closed_by.append(threading.current_thread().name)
+        super().close()
+
+
+def test_stop_does_not_wait_for_ever_nor_close_under_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hung step delays stop() by its limit; the handle fails, and the environment is closed where it was stepped."""
+    monkeypatch.setattr("rl_eval.driver._STOP_TIMEOUT_S", 0.2)
+    _Hangs.entered.clear()
+    _Hangs.go.clear()
+    _Hangs.closed_by.clear()
+    config = cartpole().environment(lambda context: _Hangs(gym.make("CartPole-v1"))).runners(num_envs_per_runner=1)
+    group = EvalRunnerGroup(config)
+    handle = group.submit()
+    assert _Hangs.entered.wait(30)
+    group.stop()
+    with pytest.raises(ClusterError, match="hangs in a call"):
+        handle.result(timeout_s=30)
+    assert _Hangs.closed_by == []
+    _Hangs.go.set()
+    deadline = time.monotonic() + 30
+    while not _Hangs.closed_by and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _Hangs.closed_by == ["rl_eval driver"]
+
+
+def test_the_callers_generators_are_left_alone() -> None:
+    """Building a policy draws its first weights from generators that may be a trainer's."""
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    evaluate(cartpole())
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_a_live_module_has_a_digest() -> None:
+    """Two checkpoints can be told apart by their results, and a module by its own."""
+    module, other = MLPActor(4, 2), MLPActor(4, 2)
+    digests = [evaluate(cartpole(), policy=p).provenance["weights"]["digest"] for p in (module, module, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_an_error_that_cannot_be_read_is_a_fault_like_any_other() -> None:
+    """An exception whose text raises costs its attempt and no more."""
+
+    class Breaks(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            raise _Mute
+
+    result = evaluate(cartpole().environment(lambda context: Breaks(gym.make("CartPole-v1"))))
+    assert result.status == "failed"
+    assert {fault.message for fault in result.faults} == {"_Mute, whose text cannot be read"}
+
+
+def test_bounds_must_be_finite_before_anything_runs() -> None:
+    """A bound that no interval can use is refused at once, not after the last episode."""
+    with pytest.raises(ConfigError, match="return_bounds"):
+        evaluate(cartpole().evaluation(return_bounds=(0.0, float("inf"))))
+
+
+def test_integers_that_do_not_fit_are_the_environments_fault() -> None:
+    """An observation that would wrap around is no observation."""
+
+    class Wraps(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **kwargs: Any) -> Any:
+            return np.array([300, -1]), {}
+
+        def step(self, action: Any) -> Any:
+            raise AssertionError
+
+    result = evaluate(cartpole().environment(Wraps), policy=lambda x: np.zeros(len(x), int))
+    assert "values from -1 to 300" in result.faults[0].message
