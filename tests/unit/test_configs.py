@@ -1,0 +1,71 @@
+"""The shipped configs load, round-trip and say what their comments promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl_eval import EvalConfig, evaluate
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SECTIONS = {"ppo_cartpole.yaml": "evaluation"}
+
+
+def load(path: Path) -> EvalConfig:
+    return EvalConfig.from_yaml(path, SECTIONS.get(path.name))
+
+
+def test_the_promised_configs_are_there() -> None:
+    """One for each way to start."""
+    assert {path.stem for path in CONFIGS} == {
+        "cartpole",
+        "cartpole_final",
+        "flaky",
+        "hopper",
+        "local",
+        "ppo_cartpole",
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_builds_and_round_trips(path: Path) -> None:
+    """It is valid, its weights exist, and YAML gives it back."""
+    config = load(path)
+    settings = config.build()
+    assert Path(settings.policy.weights or "").is_file()
+    assert EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build() == settings
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_runs(path: Path) -> None:
+    """A few of its episodes complete in this process."""
+    config = load(path).runners(num_runners=0, num_envs_per_runner=4).evaluation(num_episodes=4, max_episode_steps=50)
+    assert evaluate(config).status == "complete"
+
+
+def test_the_flaky_simulator_changes_nothing() -> None:
+    """flaky.yaml has the fingerprint of cartpole.yaml, though three in ten of its first attempts fail."""
+    plain, flaky = (evaluate(load(ROOT / "configs" / name).runners(num_runners=0)) for name in PAIR)
+    assert flaky.fingerprint == plain.fingerprint
+    assert 0.2 < sum(record.attempts > 1 for record in flaky.episodes) / len(flaky.episodes) < 0.4
+
+
+PAIR = ("cartpole.yaml", "flaky.yaml")
+
+
+def test_an_evaluation_in_this_process_does_not_import_ray() -> None:
+    """num_runners=0 needs no Ray."""
+    code = f"""
+import sys
+from rl_eval import EvalConfig, evaluate
+result = evaluate(EvalConfig.from_yaml({str(ROOT / "configs" / "local.yaml")!r}))
+assert result.status == "complete"
+print("ray" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"
