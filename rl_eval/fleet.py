@@ -73,7 +73,8 @@ class Fleet:
         """What runners get when they start, before anything else."""
         self._next_incarnation = 0
         self._next_index = 0
-        self._consecutive = 0
+        self._consecutive: Counter[int] = Counter()
+        """Losses of each position since an episode finished."""
         self._due: list[tuple[float, int]] = []
         self._founded: float | None = None
 
@@ -151,9 +152,10 @@ class Fleet:
         self._remove(member)
         self.losses += 1
         self.last_loss = why
-        if self._consecutive < self._settings.fault_tolerance.max_runner_restarts:
-            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._consecutive)
-            self._consecutive += 1
+        losses = self._consecutive[member.index]
+        if losses < self._settings.fault_tolerance.max_runner_restarts:
+            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
+            self._consecutive[member.index] += 1
             self._due.append((now + delay, member.index))
 
     def dismiss(self, member: Member, why: BaseException) -> None:
@@ -163,7 +165,7 @@ class Fleet:
 
     def progressed(self) -> None:
         """An episode finished: losses before it count no longer."""
-        self._consecutive = 0
+        self._consecutive.clear()
 
     def tick(self, now: float) -> list[tuple[Member, BaseException]]:
         """Start the replacements that are due; return members that must be given up, and why.

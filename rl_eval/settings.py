@@ -125,7 +125,7 @@ class FaultToleranceSection(_Section):
     step_timeout_s: PositiveFloat | None = None
     """Longest silence of a runner inside one reset or step before it is killed and replaced."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
-    """Consecutive replacements of lost runners without a finished episode in between."""
+    """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
     max_failed_episodes: Fraction | None = None
     """More failed episodes than this count (or share, below 1) make the result ``failed``."""
 

@@ -389,3 +389,13 @@ def test_calls_are_counted_by_tag() -> None:
     assert dict(member.calls) == {1: 1}
     assert member.probed
     assert world.backend.called == [(0, "run", 1), (0, "run", 1), (0, "apply", 2)]
+
+
+def test_many_runners_lost_at_once_are_all_replaced() -> None:
+    """The budget is each position's own: a node that dies with many runners does not use up that of the others."""
+    world = World().grow(15).started(*range(15))
+    for incarnation in range(15):
+        world.lose(incarnation)
+    assert world.fleet.expected() == 15
+    world.wait(60)
+    assert sorted(member.index for member in world.fleet.members.values()) == list(range(15))
