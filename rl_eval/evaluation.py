@@ -125,6 +125,8 @@ class Evaluation(Job):
         self._obey(self._schedule.handle(event), report, now)
         if self._schedule.complete:
             self._finish("", now)
+        else:
+            self._pump(member, now)
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
@@ -175,18 +177,9 @@ class Evaluation(Job):
                     assert report is not None
                     self._late.append(report.rows[list(positions)])
         assert self._fleet is not None
-        for runner in [*touched, *self._idle_callers()]:
+        for runner in touched:
             if member := self._fleet.members.get(runner):
                 self._pump(member, now)
-
-    def _idle_callers(self) -> list[int]:
-        """Runners that hold leases and have room for another call."""
-        assert self._fleet is not None
-        return [
-            incarnation
-            for incarnation, member in self._fleet.members.items()
-            if member.calls[self.tag] < _CALLS_IN_FLIGHT and self._schedule.holds(incarnation)
-        ]
 
     def _pump(self, member: Member, now: float) -> None:
         """Keep two calls in flight; new leases go with the next one."""

@@ -6,12 +6,15 @@ import abc
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 from rl_eval.errors import ClusterError
 from rl_eval.fleet import Fleet, Member, PublishedWeights
 
 __all__ = ["Apply", "Do", "Job", "WeightsSync"]
+
+
+Result = TypeVar("Result")
 
 
 class Job(abc.ABC):
@@ -56,15 +59,32 @@ class Job(abc.ABC):
         """Whether it needs nothing more."""
 
 
+class _Awaited(Job, Generic[Result]):
+    """A job whose caller waits for a future."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__(tag)
+        self.future: Future[Result] = Future()
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self.future.done()
+
+
 @final
-class Do(Job):
+class Do(_Awaited[None]):
     """Calls a function where the fleet may be changed: in the driver's thread, between two turns."""
 
     exclusive = False
 
     def __init__(self, tag: int, function: Callable[[Fleet, float], None]) -> None:
         super().__init__(tag)
-        self.future: Future[None] = Future()
         self._function = function
 
     def start(self, fleet: Fleet, now: float) -> None:
@@ -88,23 +108,12 @@ class Do(Job):
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
 
-    def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
-        if not self.future.done():
-            self.future.set_exception(error)
 
-    @property
-    def done(self) -> bool:
-        """See :class:`Job`."""
-        return self.future.done()
-
-
-class _Broadcast(Job):
+class _Broadcast(_Awaited[list[Any]]):
     """Calls every member that is up, waiting for the first if none is, and collects what they return."""
 
     def __init__(self, tag: int, method: str, args: tuple[Any, ...]) -> None:
         super().__init__(tag)
-        self.future: Future[list[Any]] = Future()
         self._method = method
         self._args = args
         self._waiting: dict[int, int] = {}
@@ -140,16 +149,6 @@ class _Broadcast(Job):
         """See :class:`Job`."""
         if self._fleet is not None and self._fleet.hopeless:
             self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
-
-    def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    @property
-    def done(self) -> bool:
-        """See :class:`Job`."""
-        return self.future.done()
 
     def _send(self, fleet: Fleet, member: Member, now: float) -> None:
         self._sent = True

@@ -313,7 +313,6 @@ class EvalRunner(abc.ABC):
         )
         self._lifetime["faults"] += 1
         self._waste(lane)
-        self._inference.end(lane.index)
         if culprit != "policy":
             self._close(lane)
         if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
