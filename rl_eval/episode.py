@@ -75,7 +75,7 @@ class Lease(NamedTuple):
     runner: int
 
 
-Phase = Literal["construct", "reset", "step", "act", "run"]
+Phase = Literal["construct", "reset", "step", "act", "close", "run"]
 Culprit = Literal["env", "policy", "timeout", "runner"]
 
 
@@ -107,6 +107,8 @@ class Fault:
     """Host name of the runner."""
     seconds: float
     """Wall-clock age of the attempt."""
+    charged: bool = True
+    """Whether it used up the attempt. A lost runner is charged to an episode only on evidence."""
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:

@@ -6,7 +6,9 @@
     ├── UsageError                 the caller's: fix the call and try again
     │   ├── ConfigError            a setting is unknown, impossible or cannot be honoured
     │   ├── WeightsError           weights do not fit the policy
-    │   └── ComparisonError        two results cannot be compared
+    │   ├── ComparisonError        two results cannot be compared
+    │   ├── LogMismatch            an evaluation log holds another plan, policy or environment
+    │   └── LogOwned               an evaluation log is being written by another driver
     ├── EpisodeError               the episode's: raised by a runner, recorded as a ``Fault``
     │   ├── EnvError               the environment raised, or broke its own contract
     │   ├── PolicyError            the policy raised, or returned what no environment can take
@@ -14,6 +16,8 @@
     └── ClusterError               the machine's: nothing in the call is wrong
         ├── RunnerStartError       no runner came up in time
         ├── RunnerLost             a runner died or fell silent
+        ├── LogError               an evaluation log is damaged, or cannot be read or written
+        ├── LogFenced              another driver took this one's evaluation log over
         └── NumericsMismatch       a runner computes floats in another way than its group
 """
 
@@ -30,6 +34,10 @@ __all__ = [
     "EpisodeError",
     "EpisodeTimeout",
     "EvalError",
+    "LogError",
+    "LogFenced",
+    "LogMismatch",
+    "LogOwned",
     "NumericsMismatch",
     "PolicyError",
     "RunnerLost",
@@ -60,6 +68,14 @@ class ComparisonError(UsageError):
     """Two results cannot be compared; the message names what differs."""
 
 
+class LogMismatch(UsageError):
+    """An evaluation log belongs to another plan, policy or environment; the message shows the difference."""
+
+
+class LogOwned(UsageError):
+    """Another driver is writing this evaluation log; the message names it."""
+
+
 class EpisodeError(EvalError):
     """One episode went wrong; runners turn it into a :class:`~rl_eval.episode.Fault`."""
 
@@ -86,6 +102,14 @@ class RunnerStartError(ClusterError):
 
 class RunnerLost(ClusterError):
     """A runner died or fell silent."""
+
+
+class LogError(ClusterError):
+    """An evaluation log is damaged, or cannot be read or written; the message names the file."""
+
+
+class LogFenced(ClusterError):
+    """Another driver took the evaluation log over, since this one had been silent; it wrote nothing more."""
 
 
 class NumericsMismatch(ClusterError):
