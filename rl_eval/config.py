@@ -126,7 +126,9 @@ class EvalConfig:
         *,
         max_attempts_per_episode: int = _UNSET,
         episode_timeout_s: float | None = _UNSET,
+        reset_timeout_s: float | None = _UNSET,
         step_timeout_s: float | None = _UNSET,
+        runner_timeout_s: float | None = _UNSET,
         max_runner_restarts: int = _UNSET,
         max_failed_episodes: float | None = _UNSET,
     ) -> EvalConfig:
@@ -135,7 +137,9 @@ class EvalConfig:
             "fault_tolerance",
             max_attempts_per_episode=max_attempts_per_episode,
             episode_timeout_s=episode_timeout_s,
+            reset_timeout_s=reset_timeout_s,
             step_timeout_s=step_timeout_s,
+            runner_timeout_s=runner_timeout_s,
             max_runner_restarts=max_runner_restarts,
             max_failed_episodes=max_failed_episodes,
         )

@@ -122,8 +122,12 @@ class FaultToleranceSection(_Section):
     """Attempts of one episode, all with its seed; after the last it is recorded as failed."""
     episode_timeout_s: PositiveFloat | None = 3600.0
     """Wall-clock limit of one attempt, checked between steps."""
+    reset_timeout_s: PositiveFloat | None = None
+    """Longest reset, constructor or close; a runner that takes longer is ended and the episode charged."""
     step_timeout_s: PositiveFloat | None = None
-    """Longest silence of a runner inside one reset or step before it is killed and replaced."""
+    """Longest step, likewise."""
+    runner_timeout_s: PositiveFloat | None = None
+    """Longest silence of a working runner, whatever it does."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
     """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
     max_failed_episodes: Fraction | None = None
@@ -242,11 +246,12 @@ def _check_together(settings: EvalSettings) -> None:
                 "would see a GPU: give each runner a GPU, or a fraction of one"
             )
         return
-    if faults.step_timeout_s is not None:
-        raise ConfigError(
-            f"fault_tolerance.step_timeout_s is {faults.step_timeout_s}, but with runners.num_runners=0 the "
-            "environment steps in this process, where nothing can interrupt it: use runners.num_runners=1 or more"
-        )
+    for key in ("reset_timeout_s", "step_timeout_s", "runner_timeout_s"):
+        if (limit := getattr(faults, key)) is not None:
+            raise ConfigError(
+                f"fault_tolerance.{key} is {limit}, but with runners.num_runners=0 the environment runs in this "
+                "process, where nothing can interrupt it: use runners.num_runners=1 or more"
+            )
     for key in ("num_gpus_per_runner", "custom_resources_per_runner", "label_selector", "runtime_env", "address"):
         if value := getattr(runners, key):
             raise ConfigError(

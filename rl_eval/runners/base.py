@@ -24,6 +24,7 @@ from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunRepor
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
+from rl_eval.recorder import ACT, CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
@@ -65,10 +66,15 @@ class EvalRunner(abc.ABC):
         self._returned: list[int] = []
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
+        self._renewing = settings.environment.env_reuse == "episode"
         self._discounting = self._gamma != 1.0
         self._inference_clock = 0.0
+        self._recorder = flight_recorder(len(self._lanes))
+        self._cells, self._clock = self._recorder.cells, self._recorder.clock
         self._totals = {"env_steps": 0, "reset_seconds": 0.0, "step_seconds": 0.0, "inference_seconds": 0.0}
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+        self._spent = 0
+        """Lanes that may not begin before the next report."""
         self._under_way = (0, 0.0)
         """Steps of the live attempts, and their seconds, that earlier reports have counted."""
         self._turn_started = 0.0
@@ -169,6 +175,7 @@ class EvalRunner(abc.ABC):
         """Close all environments."""
         for lane in self._lanes:
             self._close(lane)
+        self._recorder.idle()
 
     # ------------------------------------------------------------------ episodes
 
@@ -182,6 +189,7 @@ class EvalRunner(abc.ABC):
             self._returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
         if not self._inference.numerics:
+            self._recorder.enter(ACT)
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
 
@@ -214,6 +222,15 @@ class EvalRunner(abc.ABC):
         lane.attempt = lane.lease.attempt
         return self._try_env_reset(lane)
 
+    @staticmethod
+    def _may_begin(lane: Lane) -> bool:
+        """Whether a lane is free to begin an attempt.
+
+        An environment is closed only after what its last attempt left was reported: ``close`` may hang or kill the
+        process, and must not take a finished episode with it.
+        """
+        return lane.lease is None and not (lane.outworn and lane.unreported)
+
     def _try_env_reset(self, lane: Lane) -> bool:
         """Reset the lane's environment with its episode's seed, building it first if need be.
 
@@ -221,14 +238,17 @@ class EvalRunner(abc.ABC):
             Whether the attempt started. If not, the fault is recorded and the attempt charged.
         """
         assert lane.lease is not None
+        if lane.outworn:
+            self._close(lane)
         lane.begin(self._inference_clock)
+        self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.attempt)
         phase: Phase = "construct"
         try:
-            if self.settings.environment.env_reuse == "episode":
-                self._close(lane)
             if lane.env is None:
+                self._recorder.enter(CONSTRUCT, lane.index)
                 lane.attach(self.make_env(lane.index))
             phase = "reset"
+            self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
             observation, _ = lane.reset(seed=lane.lease.seed)
@@ -247,6 +267,8 @@ class EvalRunner(abc.ABC):
         Returns:
             Whether the attempt goes on. If not, its record is written, or its fault.
         """
+        self._cells[NOW] = lane.stepping + lane.length
+        self._clock[SINCE] = self._turn_started
         try:
             observation, reward, terminated, truncated, info = lane.step(action)
             value = float(reward)
@@ -313,8 +335,7 @@ class EvalRunner(abc.ABC):
         )
         self._lifetime["faults"] += 1
         self._waste(lane)
-        if culprit != "policy":
-            self._close(lane)
+        lane.outworn = lane.outworn or culprit != "policy"
         if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
             lane.length, lane.step_seconds = 0, 0.0
             self._write_row(lane, Outcome.FAILED, terminated=False, cut=Truncation.NONE)
@@ -354,11 +375,16 @@ class EvalRunner(abc.ABC):
 
     def _free(self, lane: Lane) -> None:
         lane.lease = None
+        lane.unreported = True
+        lane.outworn = lane.outworn or self._renewing
+        self._spent += lane.outworn
+        self._recorder.end(lane.index)
         self._inference.end(lane.index)
 
     def _close(self, lane: Lane) -> None:
         env = lane.detach()
         if env is not None:
+            self._recorder.enter(CLOSE, lane.index, lane.length)
             try:
                 env.close()
             except _CAUGHT:
@@ -367,6 +393,10 @@ class EvalRunner(abc.ABC):
 
     def _report(self) -> RunReport:
         """Hand over everything since the last report."""
+        self._recorder.idle()
+        self._spent = 0
+        for lane in self._lanes:
+            lane.unreported = False
         live = [lane for lane in self._lanes if lane.lease is not None]
         under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
         totals = self._totals
@@ -398,6 +428,7 @@ class EvalRunner(abc.ABC):
         attempts = self.settings.fault_tolerance.max_attempts_per_episode
         for attempt in range(1, attempts + 1):
             try:
+                self._recorder.enter(CONSTRUCT)
                 env = self.make_env(0)
                 break
             except UsageError:
@@ -408,5 +439,6 @@ class EvalRunner(abc.ABC):
                         f"the environment {self.settings.environment.env!r} cannot be constructed "
                         f"({attempts} attempts): {type(error).__name__}: {error}"
                     ) from error
+        self._recorder.idle()
         self._lanes[0].attach(env)
         return env.observation_space, env.action_space

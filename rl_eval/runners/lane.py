@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from rl_eval.episode import Lease, Outcome, Progress, Truncation
+from rl_eval.recorder import STEP, FlightRecorder
 
 __all__ = ["Lane"]
 
@@ -34,13 +35,16 @@ class Lane:
         "lease",
         "length",
         "num_info_keys",
+        "outworn",
         "reset",
         "reset_seconds",
         "started",
         "step",
         "step_seconds",
         "success_at_end",
+        "stepping",
         "success_once",
+        "unreported",
     )
 
     def __init__(self, index: int, num_info_keys: int) -> None:
@@ -52,6 +56,12 @@ class Lane:
         self.begin_episode: Callable[[int, int, int], None] | None = None
         self.lease: Lease | None = None
         self.attempt = 0
+        self.outworn = False
+        """Whether its environment must not serve another attempt."""
+        self.unreported = False
+        """Whether its last attempt has ended and the group does not know yet."""
+        self.stepping = FlightRecorder.mark(STEP, index)
+        """What the flight recorder shows during a step, less the number of steps."""
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
         """Take an environment; bound methods save lookups in the loop."""
@@ -61,6 +71,7 @@ class Lane:
     def detach(self) -> gym.Env[Any, Any] | None:
         """Give the environment up."""
         env, self.env, self.step, self.reset, self.begin_episode = self.env, None, _no_env, _no_env, None
+        self.outworn = False
         return env
 
     def begin(self, inference_clock: float) -> None:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import final
 
 from rl_eval.episode import Lease, RunReport
+from rl_eval.recorder import ACT
 from rl_eval.runners.base import EvalRunner
 
 __all__ = ["SingleAgentEvalRunner"]
@@ -24,9 +25,9 @@ class SingleAgentEvalRunner(EvalRunner):
         self._accept(leases, reclaim, abort)
         lane = self._lanes[0]
         while lane.lease is not None or self._queue:
-            if lane.lease is not None or self._begin(lane):
+            if lane.lease is not None or (self._may_begin(lane) and self._begin(lane)):
                 self._act_and_step()
-            if perf_counter() >= deadline:
+            if perf_counter() >= deadline or (lane.lease is None and not self._may_begin(lane)):
                 break
         return self._report()
 
@@ -38,6 +39,7 @@ class SingleAgentEvalRunner(EvalRunner):
         if lane.lease is None:
             return
         started = perf_counter()
+        self._recorder.enter(ACT)
         actions, errors = self._inference.act()
         acted = perf_counter()
         self._inference_clock += acted - started

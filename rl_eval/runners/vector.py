@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, final
 
 from rl_eval.episode import Lease, RunReport
+from rl_eval.recorder import ACT, NOW, SINCE, FlightRecorder
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
 from rl_eval.settings import EvalSettings
@@ -25,6 +26,7 @@ class VectorEvalRunner(EvalRunner):
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
         self._sweep: Iterator[tuple[Lane, Any]] | None = None
+        self._acting = FlightRecorder.mark(ACT, 0)
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
@@ -41,7 +43,7 @@ class VectorEvalRunner(EvalRunner):
                 self._sweep = self._sweep or self._choose_actions()
                 if self._sweep is not None:
                     self._step(deadline)
-                elif not self._queue:
+                elif not (self._queue and any(map(self._may_begin, self._lanes))):
                     break
             if perf_counter() >= deadline or self._starving():
                 break
@@ -51,7 +53,7 @@ class VectorEvalRunner(EvalRunner):
         """Start queued episodes in free lanes, until the deadline; return whether any was taken."""
         began = False
         for lane in self._lanes if self._queue else ():
-            if lane.lease is None:
+            if self._may_begin(lane):
                 self._begin(lane)
                 began = True
                 if not self._queue or perf_counter() >= deadline:
@@ -66,6 +68,8 @@ class VectorEvalRunner(EvalRunner):
         if not live:
             return None
         started = perf_counter()
+        self._cells[NOW] = self._acting
+        self._clock[SINCE] = started
         actions, errors = self._inference.act()
         seconds = perf_counter() - started
         self._totals["inference_seconds"] += seconds
@@ -93,7 +97,7 @@ class VectorEvalRunner(EvalRunner):
         self._sweep = None
 
     def _starving(self) -> bool:
-        """Whether to report early, because half the lanes stand idle for want of leases."""
-        if self._queue or not self._rows:
-            return False
-        return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
+        """Whether to report early, because half the lanes stand idle for want of leases or of a report."""
+        if self._queue:
+            return 2 * self._spent >= len(self._lanes)
+        return bool(self._rows) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)

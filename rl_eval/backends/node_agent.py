@@ -1,0 +1,245 @@
+"""Ends runners that outlive a deadline, and finds out what dead ones were doing; one agent per node, without a CPU.
+
+It works from outside: by the flight recorders, by signals and by ``/proc``. So it can tell and end a process that is
+stopped, that holds the interpreter's lock, or that Ray no longer knows; and it ends what such a process had started.
+Like the runner's shell it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rl_eval.recorder import (
+    RUNNER_MARK,
+    STACK_SIGNAL,
+    Autopsy,
+    Moment,
+    Residence,
+    process_born,
+    process_state,
+    read_moment,
+)
+
+__all__ = ["Deadlines", "NodeAgent"]
+
+_ROUND_S: Final = 0.1
+_STACK_WAIT_S: Final = 0.4
+_STACK_POLL_S: Final = 0.02
+_CONFIRM_S: Final = 0.02
+_FATAL: Final = "Fatal Python error: "
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that may pass; None is no limit."""
+
+    reset_s: float | None = None
+    """For one reset, constructor or close."""
+    step_s: float | None = None
+    episode_s: float | None = None
+    """For one attempt; asked of the attempt whose environment is being called."""
+    runner_s: float | None = None
+    """For whatever it is."""
+
+    def passed(self, moment: Moment, now: float) -> str:
+        """Say which deadline has passed; empty if none."""
+        if moment.phase == "idle":
+            return ""
+        seconds = now - moment.since
+        key, limit = ("step_timeout_s", self.step_s) if moment.phase == "step" else ("reset_timeout_s", self.reset_s)
+        if moment.phase != "act" and limit is not None and seconds > limit:
+            return f"longer than fault_tolerance.{key}={limit:g}"
+        if self.runner_s is not None and seconds > self.runner_s:
+            return f"longer than fault_tolerance.runner_timeout_s={self.runner_s:g}"
+        entry = moment.current
+        if self.episode_s is None or entry is None or not entry.live:
+            return ""
+        # Between steps the runner sees to this itself; a second is more than it needs.
+        if seconds > 1.0 and now - entry.started > self.episode_s + 1.0:
+            return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
+        return ""
+
+
+@dataclass(slots=True)
+class _Ward:
+    """A runner under watch."""
+
+    residence: Residence
+    autopsy: Autopsy | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class NodeAgent:
+    """Watches the runners of its node.
+
+    Args:
+        folder: Where they keep their recorders.
+        deadlines: When to end them.
+    """
+
+    def __init__(self, folder: str, deadlines: Deadlines) -> None:
+        self._folder = folder
+        self._deadlines = deadlines
+        self._wards: dict[int, _Ward] = {}
+        self._stopped = threading.Event()
+        threading.Thread(target=self._patrol, daemon=True, name="rl_eval node agent").start()
+
+    def watch(self, runner: int, residence: Residence) -> None:
+        """Watch a runner from now on."""
+        self._wards.setdefault(runner, _Ward(residence))
+
+    def vigil(self) -> None:
+        """Return when the agent stops: a caller whose call fails instead knows that the agent is lost."""
+        self._stopped.wait()
+
+    def autopsy(self, runner: int, residence: Residence) -> Autopsy:
+        """End a runner if it still lives, end what it had started, and say what is known."""
+        self.watch(runner, residence)
+        ward = self._wards[runner]
+        with ward.lock:
+            ward.autopsy = ward.autopsy or _examine(ward.residence, "")
+            _end(ward.residence)
+            self._forget(runner)
+        return ward.autopsy
+
+    def end(self, runner: int) -> None:
+        """End a runner and what it had started."""
+        ward = self._wards.get(runner)
+        if ward is not None:
+            with ward.lock:
+                _end(ward.residence)
+                self._forget(runner)
+
+    def stop(self) -> None:
+        """End every runner that is left, and remove what they recorded."""
+        for runner in list(self._wards):
+            self.end(runner)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._stopped.set()
+
+    def _forget(self, runner: int) -> None:
+        ward = self._wards.pop(runner, None)
+        for path in (ward.residence.recorder, ward.residence.stack) if ward else ():
+            Path(path).unlink(missing_ok=True)
+
+    def _patrol(self) -> None:
+        while not self._stopped.wait(_ROUND_S):
+            for ward in list(self._wards.values()):
+                with ward.lock:
+                    if ward.autopsy is None:
+                        self._inspect(ward)
+
+    def _inspect(self, ward: _Ward) -> None:
+        """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
+        if not _lives(ward.residence):
+            return
+        overdue = self._overdue(ward.residence)
+        if overdue and _still(ward.residence, overdue[0]):
+            ward.autopsy = _examine(ward.residence, overdue[1])
+            _end(ward.residence)
+
+    def _overdue(self, residence: Residence) -> tuple[Moment, str] | None:
+        moment = read_moment(residence.recorder)
+        passed = "" if moment is None else self._deadlines.passed(moment, time.perf_counter())
+        return (moment, passed) if moment is not None and passed else None
+
+
+def _still(residence: Residence, moment: Moment) -> bool:
+    """Whether it is still at it: a reading may fall between the two stores of a step."""
+    time.sleep(_CONFIRM_S)
+    again = read_moment(residence.recorder)
+    return again is not None and (again.phase, again.lane, again.step, again.since) == (
+        moment.phase,
+        moment.lane,
+        moment.step,
+        moment.since,
+    )
+
+
+def _lives(residence: Residence) -> bool:
+    """Whether the process is there, and is the one that was watched."""
+    return process_born(residence.pid) == residence.born and process_state(residence.pid) not in ("Z", "X", "")
+
+
+def _examine(residence: Residence, overdue: str) -> Autopsy:
+    """Find out what a runner does or did; one that lives writes its stacks first."""
+    now, alive = time.perf_counter(), _lives(residence)
+    stopped = alive and process_state(residence.pid) in ("T", "t")
+    if alive and not stopped:
+        _ask_for_stack(residence)
+    moment, stack = read_moment(residence.recorder), _read(residence.stack)
+    seconds = now - moment.since if moment is not None and moment.phase != "idle" else 0.0
+    fatal = next((line for line in stack.splitlines() if line.startswith(_FATAL)), "")
+    if stopped:
+        return Autopsy("stopped", moment, seconds, "the process was stopped by a signal", "", socket.gethostname())
+    if overdue:
+        return Autopsy("deadline", moment, seconds, overdue, stack, socket.gethostname())
+    if fatal:
+        return Autopsy("signal", moment, seconds, fatal.removeprefix(_FATAL), stack, socket.gethostname())
+    return Autopsy("vanished", moment, seconds, "", stack, socket.gethostname())
+
+
+def _ask_for_stack(residence: Residence) -> None:
+    """Have a live process write its stacks, and wait until it has, for a moment."""
+    before = _size(residence.stack)
+    if not _signal(residence.pid, STACK_SIGNAL):
+        return
+    deadline, size = time.perf_counter() + _STACK_WAIT_S, before
+    while time.perf_counter() < deadline:
+        time.sleep(_STACK_POLL_S)
+        if (now := _size(residence.stack)) > before and now == size:
+            return
+        size = now
+
+
+def _end(residence: Residence) -> None:
+    """Kill a runner, its process group and whatever carries its mark."""
+    if _lives(residence):
+        _signal(residence.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        if os.getpgid(os.getpid()) != residence.pid:
+            os.killpg(residence.pid, signal.SIGKILL)
+    for pid in _marked(residence.mark):
+        _signal(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    """Find the processes that inherited a runner's mark."""
+    wanted, found = f"{RUNNER_MARK}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in entry.joinpath("environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
