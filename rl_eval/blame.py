@@ -2,8 +2,9 @@
 
 Ray reports the same for a segmentation fault, a kill and an exit, so the evidence is the flight recorder's: a passed
 deadline or a fatal signal inside an environment's call convicts the episode of that call. A process that vanished, or
-was stopped, makes it a suspect: it may have been pre-empted as well. When the policy was running, every live episode is a
-suspect, unless there is only one. A death in ``close`` is no episode's fault, since its episode is over and reported.
+was stopped, makes it a suspect: it may have been pre-empted as well. When the policy was running, every live episode
+is a suspect, unless there is only one. A death in ``close`` is no episode's fault, since its episode is over and
+reported.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ def assign_blame(autopsy: Autopsy | None, runner: int) -> Blame:
         autopsy: What the node's agent found out; None if nobody could ask, as when the node is gone.
         runner: Position of the runner, for the faults.
     """
-    if autopsy is None or autopsy.moment is None or autopsy.moment.phase == "idle":
+    if autopsy is None or autopsy.moment is None:
         return Blame()
-    moment = autopsy.moment
+    moment, phase = autopsy.moment, autopsy.moment.phase
+    if phase == "idle":
+        return Blame()
     convicting = autopsy.cause in ("deadline", "signal")
-    if moment.phase == "act":
+    if phase == "act":
         entries = [entry for entry in moment.lanes if entry.live]
         pairs = tuple((entry.index, entry.attempt) for entry in entries)
         faults = tuple(_fault(autopsy, entry, "act", runner) for entry in entries)
         return Blame(pairs, (), faults) if convicting and len(pairs) == 1 else Blame((), pairs, faults)
     entry = moment.lanes[moment.lane]
-    faults = (_fault(autopsy, entry, moment.phase, runner),) if entry.attempt else ()
-    if moment.phase == "close" or not entry.live:
+    faults = (_fault(autopsy, entry, phase, runner),) if entry.attempt else ()
+    if phase == "close" or not entry.live:
         return Blame((), (), faults)
     pair = ((entry.index, entry.attempt),)
     return Blame(pair, (), faults) if convicting else Blame((), pair, faults)

@@ -8,10 +8,12 @@ all processes of a machine.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import mmap
 import os
 import signal
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -181,14 +183,14 @@ def flight_recorder(lanes: int) -> FlightRecorder:
     return FlightRecorder(lanes) if _installed is None else _installed
 
 
-def install(folder: str, name: str, lanes: int, node_id: str) -> Residence:
+def install(group: str, name: str, lanes: int, node_id: str) -> Residence:
     """Record from now on what this process does, for a runner that is its only one.
 
     The process becomes the leader of a process group and carries a mark, so that its descendants can be ended after it;
     fatal signals, and :data:`STACK_SIGNAL`, write stacks to a file.
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
-    place = Path(folder)
+    place = Path(tempfile.gettempdir(), f"rl_eval-{os.getuid()}", group)
     place.mkdir(parents=True, exist_ok=True)
     recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
     with recorder.open("w+b") as file:
@@ -198,11 +200,9 @@ def install(folder: str, name: str, lanes: int, node_id: str) -> Residence:
     stacks = stack.open("w")
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
-    os.environ[RUNNER_MARK] = mark = f"{place.name}-{name}"
-    try:
+    os.environ[RUNNER_MARK] = mark = f"{group}-{name}"
+    with contextlib.suppress(OSError):  # It is the leader of a session, and so of a group, already.
         os.setpgid(0, 0)
-    except OSError:
-        pass  # It is the leader of a session, and so of a group, already.
     return Residence(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
@@ -241,7 +241,8 @@ def read_moment(path: str) -> Moment | None:
     phase, lane = now >> _PHASE_SHIFT, now >> _LANE_SHIFT & _LANE_MASK
     if phase >= len(_PHASES) or lane >= cells[2]:
         return None
-    entries = []
-    for at in range(_HEADER, _HEADER + _PER_LANE * cells[2], _PER_LANE):
-        entries.append(LaneEntry(bool(cells[at]), cells[at + 1], cells[at + 2], cells[at + 3], clock[at + 4]))
-    return Moment(_PHASES[phase], lane, now & _STEP_MASK, clock[SINCE], tuple(entries))  # type: ignore[arg-type]
+    entries = [
+        LaneEntry(bool(cells[at]), cells[at + 1], cells[at + 2], cells[at + 3], clock[at + 4])
+        for at in range(_HEADER, _HEADER + _PER_LANE * cells[2], _PER_LANE)
+    ]
+    return Moment(_PHASES[phase], lane, now & _STEP_MASK, clock[SINCE], tuple(entries))

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, RunnerLost
+from rl_eval.recorder import Autopsy
 
 __all__ = ["Backend", "Call", "Reply", "pickled"]
 
@@ -46,7 +47,8 @@ class Reply:
     value: Any = None
     error: BaseException | None = None
     lost: bool = False
-    """Whether the runner is gone; ``error`` says what is known."""
+    """Whether the runner is gone; ``error`` says so, and ``autopsy`` what it was doing, if that is known."""
+    autopsy: Autopsy | None = None
 
 
 class Backend(Protocol):
@@ -70,6 +72,9 @@ class Backend(Protocol):
 
     def kill(self, runner: int) -> None:
         """End a runner at once; its calls are never answered."""
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        """End a runner that has gone wrong; a reply that says that it is lost follows soon, with what is known."""
 
     def shortage(self) -> str:
         """Say what was asked for and what there is, for a runner that does not come up."""

@@ -8,6 +8,7 @@ from typing import Any, final
 import cloudpickle
 
 from rl_eval.backends import Call, Reply, pickled
+from rl_eval.errors import RunnerLost
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
 
@@ -65,6 +66,10 @@ class InlineBackend:
         self._calls = deque(item for item in self._calls if item[0].runner != runner)
         if killed := self._runners.pop(runner, None):
             killed.stop()
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        """See :class:`Backend`."""
+        self.kill(runner)
 
     def shortage(self) -> str:
         """See :class:`Backend`."""

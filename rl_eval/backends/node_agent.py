@@ -82,12 +82,11 @@ class NodeAgent:
     """Watches the runners of its node.
 
     Args:
-        folder: Where they keep their recorders.
         deadlines: When to end them.
     """
 
-    def __init__(self, folder: str, deadlines: Deadlines) -> None:
-        self._folder = folder
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._folders: set[Path] = set()
         self._deadlines = deadlines
         self._wards: dict[int, _Ward] = {}
         self._stopped = threading.Event()
@@ -95,6 +94,7 @@ class NodeAgent:
 
     def watch(self, runner: int, residence: Residence) -> None:
         """Watch a runner from now on."""
+        self._folders.add(Path(residence.recorder).parent)
         self._wards.setdefault(runner, _Ward(residence))
 
     def vigil(self) -> None:
@@ -123,7 +123,8 @@ class NodeAgent:
         """End every runner that is left, and remove what they recorded."""
         for runner in list(self._wards):
             self.end(runner)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
         self._stopped.set()
 
     def _forget(self, runner: int) -> None:
@@ -173,10 +174,12 @@ def _lives(residence: Residence) -> bool:
 def _examine(residence: Residence, overdue: str) -> Autopsy:
     """Find out what a runner does or did; one that lives writes its stacks first."""
     now, alive = time.perf_counter(), _lives(residence)
+    # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
+    moment = read_moment(residence.recorder)
     stopped = alive and process_state(residence.pid) in ("T", "t")
     if alive and not stopped:
         _ask_for_stack(residence)
-    moment, stack = read_moment(residence.recorder), _read(residence.stack)
+    stack = _read(residence.stack)
     seconds = now - moment.since if moment is not None and moment.phase != "idle" else 0.0
     fatal = next((line for line in stack.splitlines() if line.startswith(_FATAL)), "")
     if stopped:
@@ -205,8 +208,9 @@ def _end(residence: Residence) -> None:
     """Kill a runner, its process group and whatever carries its mark."""
     if _lives(residence):
         _signal(residence.pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        if os.getpgid(os.getpid()) != residence.pid:
+    # As long as the group has members no other process gets its number; afterwards one may.
+    if process_born(residence.pid) in (None, residence.born):
+        with contextlib.suppress(OSError):
             os.killpg(residence.pid, signal.SIGKILL)
     for pid in _marked(residence.mark):
         _signal(pid, signal.SIGKILL)

@@ -1,9 +1,12 @@
-"""Runners as Ray actors: the only core file that imports Ray."""
+"""Runners as Ray actors, and what is found out about those that Ray lost."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
+import uuid
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import ray
@@ -19,6 +22,8 @@ from ray.exceptions import (
 )
 
 from rl_eval.backends import Call, Reply, pickled
+from rl_eval.backends.agents import NodeAgents
+from rl_eval.backends.node_agent import Deadlines
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.errors import ConfigError, RunnerLost, RunnerStartError
 from rl_eval.numerics import reproducible_environment
@@ -37,7 +42,19 @@ _LOSSES: Final = (
 """Ray's errors that say that a runner is gone; others are a call's own."""
 
 _STOP_TIMEOUT_S: Final = 3.0
+_AGENT_STOP_TIMEOUT_S: Final = 2.0
+_AUTOPSY_TIMEOUT_S: Final = 5.0
+"""A new agent's process takes a second or two to start; without an answer, nobody is to blame."""
 _CONNECT_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Postmortem:
+    """A lost runner whose node's agent was asked what it was doing."""
+
+    call: Call
+    why: BaseException
+    deadline: float
 
 
 @final
@@ -60,18 +77,28 @@ class RayBackend:
             if self._owns_connection:
                 ray.shutdown()
             raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
+        self._agents = NodeAgents(_deadlines(settings), _runtime_env(settings.runners))
+        self._group = uuid.uuid4().hex[:12]
+        self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
+        self._postmortems: dict[Any, _Postmortem] = {}
+        self._dying: set[int] = set()
+        self._forlorn: list[Reply] = []
+        """Losses that nobody could be asked about and that are yet to be told."""
         self._stopped = False
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
-        actor = self._actor_class.remote(self._payload, index)
+        actor = self._actor_class.remote(self._payload, index, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
+        self._agents.expect(runner, actor.settle.remote())
         self._calls[actor.start.remote()] = Call(runner, "start", 0)
 
     def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
         """See :class:`Backend`."""
+        if runner in self._dying:
+            return
         ref = self._actors[runner].call.remote(method, *args)
         self._calls[ref] = Call(runner, method, tag)
 
@@ -82,25 +109,33 @@ class RayBackend:
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See :class:`Backend`."""
-        if not self._calls:
-            return []
-        pending = list(self._calls)
-        ready, _ = ray.wait(pending, num_returns=1, timeout=timeout_s)
+        pending = [*self._calls, *self._postmortems, *self._agents.refs]
+        ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
         if ready and len(pending) > 1:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
-        return [self._reply(ref) for ref in ready]
+        replies = [reply for ref in ready if (reply := self._answered(ref)) is not None]
+        replies += [*self._unanswered(time.monotonic()), *self._forlorn]
+        self._forlorn = []
+        return replies
 
     @property
     def busy(self) -> bool:
         """See :class:`Backend`."""
-        return bool(self._calls)
+        return bool(self._calls or self._postmortems or self._forlorn)
 
     def kill(self, runner: int) -> None:
         """See :class:`Backend`."""
         actor = self._actors.pop(runner, None)
-        self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
+        self._drop_calls(runner)
+        self._dying.discard(runner)
         if actor is not None:
             ray.kill(actor, no_restart=True)
+            self._agents.end(runner)
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        """See :class:`Backend`."""
+        if reply := self._lost(Call(runner, "condemn", 0), why):
+            self._forlorn.append(reply)
 
     def shortage(self) -> str:
         """See :class:`Backend`."""
@@ -128,20 +163,59 @@ class RayBackend:
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)
         for runner in list(self._actors):
             self.kill(runner)
+        self._agents.stop(_AGENT_STOP_TIMEOUT_S)
         del self._payload
         if self._owns_connection:
             ray.shutdown()
 
-    def _reply(self, ref: Any) -> Reply:
+    # ------------------------------------------------------------------ answers
+
+    def _answered(self, ref: Any) -> Reply | None:
+        if ref in self._calls:
+            return self._reply(ref)
+        if ref in self._postmortems:
+            return self._concluded(ref)
+        if ref in self._agents.refs:
+            self._agents.ended(ref)
+        return None
+
+    def _reply(self, ref: Any) -> Reply | None:
         call = self._calls.pop(ref)
         try:
             return Reply(call, ray.get(ref))
         except RayTaskError as error:
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
-            return Reply(call, error=RunnerLost(f"runner process lost: {_first_line(error)}"), lost=True)
+            return self._lost(call, RunnerLost(f"runner process lost: {_first_line(error)}"))
         except RayError as error:
             return Reply(call, error=error)
+
+    def _lost(self, call: Call, why: RunnerLost) -> Reply | None:
+        """Ask what a runner was doing, once; return the reply if there is nobody to ask."""
+        if call.runner in self._dying:
+            return None
+        self._drop_calls(call.runner)
+        self._dying.add(call.runner)
+        asked = self._agents.autopsy(call.runner)
+        if asked is None:
+            return Reply(call, error=why, lost=True)
+        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _AUTOPSY_TIMEOUT_S)
+        return None
+
+    def _concluded(self, ref: Any) -> Reply:
+        lost = self._postmortems.pop(ref)
+        try:
+            autopsy = ray.get(ref)
+        except RayError:
+            autopsy = None  # The agent died too, as it does with its node.
+        return Reply(lost.call, error=lost.why, lost=True, autopsy=autopsy)
+
+    def _unanswered(self, now: float) -> list[Reply]:
+        overdue = [ref for ref, lost in self._postmortems.items() if now > lost.deadline]
+        return [Reply(lost.call, error=lost.why, lost=True) for lost in map(self._postmortems.pop, overdue)]
+
+    def _drop_calls(self, runner: int) -> None:
+        self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
 
 
 def _connect(section: RunnersSection) -> bool:
@@ -181,7 +255,6 @@ def _knock(address: str) -> None:
 
 
 def _actor_options(section: RunnersSection) -> dict[str, Any]:
-    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
     options: dict[str, Any] = {
         "num_cpus": section.num_cpus_per_runner,
         "num_gpus": section.num_gpus_per_runner,
@@ -189,11 +262,21 @@ def _actor_options(section: RunnersSection) -> dict[str, Any]:
         "scheduling_strategy": "SPREAD",
         "max_restarts": 0,
         "max_task_retries": 0,
-        "runtime_env": {**section.runtime_env, "env_vars": variables},
+        "runtime_env": _runtime_env(section),
     }
     if section.label_selector:
         options["label_selector"] = dict(section.label_selector)
     return options
+
+
+def _runtime_env(section: RunnersSection) -> dict[str, Any]:
+    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
+    return {**section.runtime_env, "env_vars": variables}
+
+
+def _deadlines(settings: EvalSettings) -> Deadlines:
+    faults = settings.fault_tolerance
+    return Deadlines(faults.reset_timeout_s, faults.step_timeout_s, faults.episode_timeout_s, faults.runner_timeout_s)
 
 
 def _amounts(resources: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_eval.recorder import Residence, install
+
 __all__ = ["RunnerActor"]
 
 
@@ -17,12 +19,22 @@ class RunnerActor:
     Args:
         payload: Pickled ``(settings, policy)``.
         runner_index: Position of the runner in its group.
+        group: Name of the group, for its flight recorders.
+        name: Name of the runner, unique in the group.
+        lanes: Lanes of the runner.
     """
 
-    def __init__(self, payload: bytes, runner_index: int) -> None:
+    def __init__(self, payload: bytes, runner_index: int, group: str, name: str, lanes: int) -> None:
         self._payload = payload
         self._runner_index = runner_index
+        self._recording = group, name, lanes
         self._runner: Any = None
+
+    def settle(self) -> Residence:
+        """Begin to record, before anything of the user's is loaded; tell where this process lives."""
+        import ray
+
+        return install(*self._recording, ray.get_runtime_context().get_node_id())
 
     def start(self) -> None:
         """Unpickle the user's code and build the runner."""

@@ -1,0 +1,101 @@
+"""Which node has an agent, and what it is asked: one for every node where a runner lives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final, final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl_eval.backends.node_agent import Deadlines, NodeAgent
+from rl_eval.recorder import Residence
+
+__all__ = ["NodeAgents"]
+
+_MAX_AGENTS_PER_NODE: Final = 10
+_CONCURRENCY: Final = 8
+
+
+@final
+class NodeAgents:
+    """The agents of a group; they come with the first runner of a node, and are replaced when they die.
+
+    Args:
+        deadlines: When agents end a runner.
+        runtime_env: Ray runtime environment in which they find this package.
+    """
+
+    def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any]) -> None:
+        self._deadlines = deadlines
+        # What a hook sets up is for environments and policies.
+        plain = {key: value for key, value in runtime_env.items() if key != "worker_process_setup_hook"}
+        self._actor_class = ray.remote(NodeAgent).options(
+            num_cpus=0, max_concurrency=_CONCURRENCY, max_restarts=0, runtime_env=plain
+        )
+        self._agents: dict[str, Any] = {}
+        self._spawned: Counter[str] = Counter()
+        self._residences: dict[int, Residence] = {}
+        self._settling: dict[Any, int] = {}
+        self._vigils: dict[Any, str] = {}
+
+    @property
+    def refs(self) -> list[Any]:
+        """Calls whose end should be told to :meth:`ended`."""
+        return [*self._settling, *self._vigils]
+
+    def expect(self, runner: int, settling: Any) -> None:
+        """A runner is about to tell where it lives."""
+        self._settling[settling] = runner
+
+    def ended(self, ref: Any) -> None:
+        """A call among :attr:`refs` has ended."""
+        if ref in self._vigils:
+            self._bereaved(self._vigils.pop(ref))
+            return
+        runner = self._settling.pop(ref)
+        try:
+            residence: Residence = ray.get(ref)
+        except RayError:
+            return  # Its other calls fail as well.
+        self._residences[runner] = residence
+        self._agent(residence.node_id).watch.remote(runner, residence)
+
+    def autopsy(self, runner: int) -> Any:
+        """Ask why a runner died; return the call, or None if nobody knows where it lived."""
+        residence = self._residences.pop(runner, None)
+        return None if residence is None else self._agent(residence.node_id).autopsy.remote(runner, residence)
+
+    def end(self, runner: int) -> None:
+        """Have a runner's process ended, and what it had started."""
+        residence = self._residences.pop(runner, None)
+        if residence is not None and (agent := self._agents.get(residence.node_id)) is not None:
+            agent.end.remote(runner)
+
+    def stop(self, timeout_s: float) -> None:
+        """End what is left of all runners, and then the agents."""
+        stopping = [agent.stop.remote() for agent in self._agents.values()]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s)
+        for agent in self._agents.values():
+            ray.kill(agent)
+        self._agents, self._vigils, self._settling = {}, {}, {}
+
+    def _agent(self, node_id: str) -> Any:
+        if node_id not in self._agents:
+            where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            agent = self._actor_class.options(scheduling_strategy=where).remote(self._deadlines)
+            self._agents[node_id] = agent
+            self._spawned[node_id] += 1
+            self._vigils[agent.vigil.remote()] = node_id
+        return self._agents[node_id]
+
+    def _bereaved(self, node_id: str) -> None:
+        """An agent is lost: another takes its runners over, if the node still lives."""
+        self._agents.pop(node_id, None)
+        lives = any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+        if lives and self._spawned[node_id] < _MAX_AGENTS_PER_NODE:
+            for runner, residence in self._residences.items():
+                if residence.node_id == node_id:
+                    self._agent(node_id).watch.remote(runner, residence)

@@ -1,0 +1,250 @@
+"""The node agent on real processes: ended at their deadlines, examined after their deaths, with all they started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_eval.backends.node_agent import Deadlines, NodeAgent
+from rl_eval.recorder import LaneEntry, Moment, Residence, process_state
+
+LIMIT_S = 60.0
+
+PRELUDE = """
+import ctypes, os, subprocess, sys, time
+from rl_eval.recorder import *
+from rl_eval.recorder import CLOSE, CONSTRUCT
+residence = install("group-{group}", "{name}", 2, "node")
+recorder = flight_recorder(2)
+recorder.begin(1, 37, 1234, 2)
+def tell(*more):
+    print(residence.pid, residence.born, residence.mark, residence.recorder, residence.stack, *more, flush=True)
+"""
+
+
+class Runner:
+    """A process that records like a runner."""
+
+    numbers = 0
+
+    def __init__(self, script: str) -> None:
+        Runner.numbers += 1
+        text = PRELUDE.replace("{group}", str(os.getpid())).replace("{name}", str(Runner.numbers)) + script
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        )
+        assert self.process.stdout is not None
+        pid, born, mark, recorder, stack, *self.more = self.process.stdout.readline().split()
+        self.residence = Residence("node", int(pid), int(born), mark, recorder, stack)
+
+    def gone(self) -> bool:
+        return self.process.poll() is not None
+
+
+@pytest.fixture
+def agent() -> Iterator[NodeAgent]:
+    agent = NodeAgent(Deadlines(reset_s=0.5, step_s=0.3, runner_s=1.5))
+    yield agent
+    agent.stop()
+
+
+@pytest.fixture
+def runner(agent: NodeAgent) -> Iterator[Callable[[str], Runner]]:
+    started: list[Runner] = []
+
+    def start(script: str) -> Runner:
+        started.append(Runner(script))
+        agent.watch(len(started), started[-1].residence)
+        return started[-1]
+
+    yield start
+    for runner in started:
+        if not runner.gone():
+            runner.process.kill()
+        runner.process.wait()
+        assert runner.process.stdout is not None
+        runner.process.stdout.close()
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("phase", "hang"),
+    [
+        ("STEP", "while True: pass"),
+        ("STEP", "time.sleep(600)"),
+        ("STEP", "while True: ctypes.PyDLL(None).sleep(600)"),
+        ("RESET", "while True: ctypes.PyDLL(None).sleep(600)"),
+        ("CONSTRUCT", "while True: pass"),
+        ("CLOSE", "time.sleep(600)"),
+        ("ACT", "time.sleep(600)"),
+    ],
+)
+def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
+    runner: Callable[[str], Runner], agent: NodeAgent, phase: str, hang: str
+) -> None:
+    """Whether it holds the interpreter's lock or not, the process is gone and its stack names the place."""
+    hung = runner(f"def guilty():\n    {hang}\nrecorder.enter({phase}, 1, 17)\ntell()\nguilty()")
+    assert eventually(hung.gone)
+    assert hung.process.returncode == -signal.SIGKILL
+    found = agent.autopsy(1, hung.residence)
+    assert found.cause == "deadline"
+    assert "fault_tolerance." in found.detail
+    assert found.moment is not None
+    assert (found.moment.phase, found.moment.lane, found.moment.step) == (phase.lower(), 1, 17)
+    assert "guilty" in found.stack
+    assert not Path(hung.residence.recorder).exists()
+
+
+def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
+    """SIGSTOP is not the fault of the episode: it is told apart from a hang."""
+    stopped = runner("recorder.enter(STEP, 1)\ntell()\nos.kill(os.getpid(), 19)")
+    assert eventually(stopped.gone)
+    assert agent.autopsy(1, stopped.residence).cause == "stopped"
+
+
+@pytest.mark.parametrize("death", ["ctypes.string_at(0)", "os.abort()"])
+def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: NodeAgent, death: str) -> None:
+    """SIGSEGV and SIGABRT are written down with a stack before the process dies."""
+    dead = runner(f"def guilty():\n    {death}\nrecorder.enter(STEP, 1, 3)\ntell()\nguilty()")
+    assert eventually(dead.gone)
+    found = agent.autopsy(1, dead.residence)
+    assert found.cause == "signal"
+    assert found.detail
+    assert "guilty" in found.stack
+
+
+@pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], agent: NodeAgent, death: str) -> None:
+    """Exit and kill leave no word, but the recorder says what was going on."""
+    dead = runner(f"recorder.enter(STEP, 1, 3)\ntell()\n{death}")
+    assert eventually(dead.gone)
+    found = agent.autopsy(1, dead.residence)
+    assert found.cause == "vanished"
+    assert found.moment is not None
+    assert found.moment.current is not None
+    assert found.moment.current.index == 37
+
+
+def test_a_busy_runner_is_left_alone(runner: Callable[[str], Runner]) -> None:
+    """Steps that are each within the limit, and idleness, are no hang, however long they last together."""
+    script = """
+tell()
+until = time.perf_counter() + 2.0
+while time.perf_counter() < until:
+    recorder.enter(STEP, 1, 1)
+    time.sleep(0.05)
+recorder.idle()
+time.sleep(2.0)
+os._exit(42)
+"""
+    busy = runner(script)
+    assert busy.process.wait(LIMIT_S) == 42
+
+
+def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
+    """A driver that gives a runner up learns what it was doing."""
+    silent = runner("def idling():\n    time.sleep(600)\nrecorder.idle()\ntell()\nidling()")
+    found = agent.autopsy(1, silent.residence)
+    assert eventually(silent.gone)
+    assert found.moment is not None
+    assert found.moment.phase == "idle"
+    assert "idling" in found.stack
+
+
+@pytest.mark.parametrize("session", ["False", "True"])
+def test_what_a_dead_runner_had_started_is_ended(
+    runner: Callable[[str], Runner], agent: NodeAgent, session: str
+) -> None:
+    """Simulator processes die with their runner, also in a session of their own, and also when they are stopped."""
+    script = f"""
+children = [subprocess.Popen(["sleep", "600"], start_new_session={session}) for _ in range(2)]
+os.kill(children[1].pid, 19)
+if not {session} and (grandchild := os.fork()) == 0:
+    time.sleep(600)
+tell(*(child.pid for child in children))
+os.kill(os.getpid(), 9)
+"""
+    dead = runner(script)
+    children = [int(pid) for pid in dead.more]
+    assert len(children) == 2
+    assert eventually(dead.gone)
+    agent.autopsy(1, dead.residence)
+    assert eventually(lambda: all(process_state(pid) in ("", "Z", "X") for pid in children))
+    with pytest.raises(ProcessLookupError):
+        while True:  # Until its last zombie is collected, a group is still there.
+            os.killpg(dead.residence.pid, 0)
+            time.sleep(0.02)
+
+
+def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_path: Path) -> None:
+    """A pid that was given away since is told apart by its start time."""
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        former = Residence("node", bystander.pid, 1, "no-such-mark", str(tmp_path / "x.rec"), str(tmp_path / "x.stack"))
+        found = agent.autopsy(9, former)
+        assert (found.cause, found.moment) == ("vanished", None)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
+    """After stop no watched process lives, not even a stopped one."""
+    alive, stopped = runner("tell()\ntime.sleep(600)"), runner("tell()\nos.kill(os.getpid(), 19)")
+    assert eventually(lambda: process_state(stopped.residence.pid) == "T")
+    agent.stop()
+    assert eventually(lambda: alive.gone() and stopped.gone())
+    assert not Path(alive.residence.recorder).parent.exists()
+
+
+def moment(phase: Any, since: float, started: float = 0.0) -> Moment:
+    return Moment(phase, 0, 0, since, (LaneEntry(True, 0, 0, 1, started),))
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "phase", "seconds", "key"),
+    [
+        (Deadlines(), "step", 1e9, ""),
+        (Deadlines(step_s=2), "step", 1.9, ""),
+        (Deadlines(step_s=2), "step", 2.1, "step_timeout_s=2"),
+        (Deadlines(step_s=2), "reset", 1e9, ""),
+        (Deadlines(reset_s=2), "step", 1e9, ""),
+        (Deadlines(reset_s=2), "reset", 2.1, "reset_timeout_s=2"),
+        (Deadlines(reset_s=2), "construct", 2.1, "reset_timeout_s=2"),
+        (Deadlines(reset_s=2), "close", 2.1, "reset_timeout_s=2"),
+        (Deadlines(reset_s=2, step_s=2), "act", 1e9, ""),
+        (Deadlines(runner_s=2), "act", 2.1, "runner_timeout_s=2"),
+        (Deadlines(runner_s=2), "idle", 1e9, ""),
+        (Deadlines(step_s=5, runner_s=2), "step", 2.1, "runner_timeout_s=2"),
+        (Deadlines(episode_s=100), "step", 99, ""),
+        (Deadlines(episode_s=100), "step", 102, "episode_timeout_s=100"),
+        (Deadlines(episode_s=100), "act", 102, ""),
+    ],
+)
+def test_each_deadline_is_for_its_phase(deadlines: Deadlines, phase: str, seconds: float, key: str) -> None:
+    """Step and reset have their own limits, a runner one for all, an attempt one for its environment's calls."""
+    passed = deadlines.passed(moment(phase, since=1000.0, started=1000.0), 1000.0 + seconds)
+    assert (key in passed) if key else passed == ""
+
+
+def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> None:
+    """A runner that still steps ends the attempt itself: no quick step is to blame."""
+    deadlines = Deadlines(episode_s=100)
+    assert deadlines.passed(moment("step", since=1000.0, started=0.0), 1000.5) == ""
+    assert "episode_timeout_s" in deadlines.passed(moment("step", since=1000.0, started=0.0), 1001.5)

@@ -1,0 +1,124 @@
+"""The flight recorder: what one process writes, another reads after its death."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rl_eval.recorder import (
+    ACT,
+    NOW,
+    RESET,
+    RUNNER_MARK,
+    SINCE,
+    STEP,
+    FlightRecorder,
+    process_born,
+    process_state,
+    read_moment,
+)
+
+
+def written(path: Path, recorder: FlightRecorder) -> Path:
+    path.write_bytes(recorder.cells.tobytes())
+    return path
+
+
+def test_a_reading_is_what_was_written(tmp_path: Path) -> None:
+    """Phase, lane, step and every lane's attempt come back, also at the edges of their ranges."""
+    recorder = FlightRecorder(300)
+    for lane in range(300):
+        recorder.begin(lane, 2**31 - 1 - lane, lane, 1 + lane % 3)
+    recorder.end(7)
+    recorder.enter(STEP, 299, 10**9)
+    moment = read_moment(str(written(tmp_path / "a.rec", recorder)))
+    assert moment is not None
+    assert (moment.phase, moment.lane, moment.step) == ("step", 299, 10**9)
+    assert moment.current == moment.lanes[299]
+    assert moment.lanes[299][1:4] == (2**31 - 300, 299, 3)
+    assert [entry.live for entry in moment.lanes] == [lane != 7 for lane in range(300)]
+
+
+def test_the_hot_path_writes_the_same_as_enter(tmp_path: Path) -> None:
+    """A step is written as two stores: the mark of the lane plus its steps, and the time."""
+    fast, slow = FlightRecorder(3), FlightRecorder(3)
+    slow.enter(STEP, 2, 41)
+    fast.cells[NOW] = FlightRecorder.mark(STEP, 2) + 41
+    fast.clock[SINCE] = slow.clock[SINCE]
+    assert fast.cells.tobytes() == slow.cells.tobytes()
+
+
+def test_between_calls_nobody_is_current(tmp_path: Path) -> None:
+    """While the policy acts, or nothing runs, no lane is named."""
+    recorder = FlightRecorder(2)
+    recorder.begin(0, 5, 55, 1)
+    recorder.enter(ACT)
+    acting = read_moment(str(written(tmp_path / "a.rec", recorder)))
+    recorder.idle()
+    idle = read_moment(str(written(tmp_path / "a.rec", recorder)))
+    assert acting is not None
+    assert idle is not None
+    assert (acting.phase, acting.current, idle.phase, idle.current) == ("act", None, "idle", None)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 400, bytes(39)])
+def test_what_is_no_recording_is_none(tmp_path: Path, content: bytes) -> None:
+    """Junk, an empty file and a missing one are no reading, and no error."""
+    path = tmp_path / "junk.rec"
+    path.write_bytes(content)
+    assert read_moment(str(path)) is None
+    assert read_moment(str(tmp_path / "missing.rec")) is None
+
+
+SCRIPT = """
+import os, subprocess, sys, time
+from rl_eval.recorder import RESET, flight_recorder, install
+residence = install("group-{pid}", "7", 2, "node")
+recorder = flight_recorder(2)
+recorder.begin(1, 37, 1234, 2)
+recorder.enter(RESET, 1)
+child = subprocess.Popen(["sleep", "60"])
+print(residence.recorder, residence.stack, residence.mark, residence.born, child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> None:
+    """After kill -9 the file says what it was doing; its children carry its mark, and its group."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("{pid}", str(os.getpid()))], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert process.stdout is not None
+    recorder, stack, mark, born, child = process.stdout.readline().split()
+    try:
+        assert process_born(process.pid) == int(born)
+        assert process_state(process.pid) in ("S", "R")
+        assert os.getpgid(int(child)) == process.pid
+        assert f"{RUNNER_MARK}={mark}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        moment = read_moment(recorder)
+        assert moment is not None
+        assert (moment.phase, moment.lane) == ("reset", 1)
+        assert moment.current is not None
+        assert moment.current[1:4] == (37, 1234, 2)
+        assert 0 < time.perf_counter() - moment.since < 60
+        assert Path(stack).exists()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        for path in (recorder, stack):
+            Path(path).unlink()
+        Path(recorder).parent.rmdir()
+
+
+def test_marks_of_phases_differ() -> None:
+    """Two phases or lanes never look alike."""
+    marks = {FlightRecorder.mark(phase, lane) for phase in range(6) for lane in (0, 1, 1000)}
+    assert len(marks) == 18
+    assert FlightRecorder.mark(RESET, 0) != FlightRecorder.mark(STEP, 0)
