@@ -13,6 +13,7 @@ from rl_eval.backends import Backend, Reply
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.fleet import Fleet, Member
 from rl_eval.jobs import Job, WeightsSync
+from rl_eval.recorder import Autopsy
 
 __all__ = ["Driver"]
 
@@ -69,8 +70,7 @@ class Driver:
     def forget(self, members: list[Member]) -> None:
         """Tell the jobs that members left on request; call in the loop."""
         for member in members:
-            for job in list(self._active.values()):
-                job.lost(member)
+            self._bereave(member, None)
 
     def stop(self) -> None:
         """Fail what is unfinished, end the thread and the runners."""
@@ -137,8 +137,7 @@ class Driver:
 
     def _tick(self, now: float) -> None:
         try:
-            for member, why in self._fleet.tick(now):
-                self._lose(member, why, now)
+            self._fleet.tick(now)
         except EvalError as error:
             self._die(error)
         for job in [*self._active.values(), *self._waiting]:
@@ -152,7 +151,7 @@ class Driver:
         if member is None:
             return
         if reply.lost:
-            self._lose(member, reply.error or RunnerLost("runner lost"), now)
+            self._lose(member, reply.error or RunnerLost("runner lost"), now, reply.autopsy)
         elif reply.error is not None:
             self._failed(member, reply, now)
         elif reply.call.method == "start":
@@ -184,9 +183,13 @@ class Driver:
         elif reply.call.method in ("start", "set_weights"):
             self._die(reply.error)
 
-    def _lose(self, member: Member, why: BaseException, now: float) -> None:
-        self._fleet.lose(member, why, now)
-        self.forget([member])
+    def _lose(self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None) -> None:
+        self._fleet.lose(member, why, now, charged=self._bereave(member, autopsy))
+
+    def _bereave(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """Tell the jobs that a member is gone; return whether one of them has an episode to blame."""
+        verdicts = [job.lost(member, autopsy) for job in list(self._active.values())]
+        return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
         """Nothing can work any more: what waits fails, and so does what comes."""

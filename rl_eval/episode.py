@@ -29,6 +29,8 @@ __all__ = [
     "Progress",
     "RunReport",
     "Truncation",
+    "charged_attempts",
+    "failed_row",
 ]
 
 TRACEBACK_CAP: Final = 8_000
@@ -66,13 +68,15 @@ class Lease(NamedTuple):
     """Permission for one runner to run one episode, from its given attempt on.
 
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
-    incarnation that holds the lease: a replaced runner is another incarnation.
+    incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
+    environment that has served no other episode.
     """
 
     index: int  # type: ignore[assignment]
     seed: int
     attempt: int
     runner: int
+    fresh: bool = False
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
@@ -195,7 +199,7 @@ class EpisodeRecord:
     inference_seconds: float
     weights_version: int
     runner: int
-    """Index of the runner that finished it."""
+    """Index of the runner that finished it; -1 when none lived to say that it failed."""
 
     @property
     def success(self) -> bool | None:
@@ -352,3 +356,24 @@ def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     for name in _OUTCOME_COLUMNS:
         packed[name] = rows[name]
     return packed
+
+
+def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
+    """Return the row, shape (1,), of an episode whose runner did not live to report that it failed."""
+    row = np.zeros(1, ROW)
+    for name in ("episode_return", "discounted_return"):
+        row[name] = np.nan
+    for name in ("success_once", "success_at_end", "runner"):
+        row[name] = -1
+    row["index"], row["seed"], row["attempts"] = index, seed, attempts
+    row["outcome"], row["weights_version"] = Outcome.FAILED, weights_version
+    return row
+
+
+def charged_attempts(table: EpisodeTable) -> dict[int, int]:
+    """Return the number of attempts that unfinished episodes have used up, by index."""
+    return {
+        index: max(charged)
+        for index, faults in table.faults.items()
+        if (charged := [fault.attempt for fault in faults if fault.charged]) and not table.filled[index]
+    }

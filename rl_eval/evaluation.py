@@ -5,24 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from typing import Any, final
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from rl_eval.episode import EpisodeTable, Lease, Outcome, RunReport
+from rl_eval.blame import assign_blame
+from rl_eval.episode import Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.jobs import Job
+from rl_eval.ledger import Ledger
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import provenance
-from rl_eval.result import EvalResult, Timing
+from rl_eval.purity import PurityCheck
+from rl_eval.recorder import Autopsy
+from rl_eval.result import EvalResult, Timing, decide_status
 from rl_eval.schedule import (
     Abort,
     Audit,
     Cancelled,
+    Charge,
     Command,
     FleetSized,
+    GiveUp,
     Grant,
     Reclaim,
     Record,
@@ -33,6 +41,9 @@ from rl_eval.schedule import (
 )
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
+
+if TYPE_CHECKING:
+    from rl_eval.log import EvaluationLog, Manifest
 
 __all__ = ["Evaluation"]
 
@@ -48,31 +59,29 @@ class Evaluation(Job):
         tag: Mark of its calls.
         settings: What to evaluate.
         plan: Which episodes.
+        log: Where their records are kept, if anywhere besides the result.
     """
 
     exclusive = True
 
-    def __init__(self, tag: int, settings: EvalSettings, plan: EpisodePlan) -> None:
+    def __init__(self, tag: int, settings: EvalSettings, plan: EpisodePlan, log: EvaluationLog | None = None) -> None:
         super().__init__(tag)
         self._settings = settings
         self._plan = plan
         self._weights: WeightsSnapshot | None = None
-        self._table = EpisodeTable(len(plan), settings.evaluation.info_keys)
+        self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
         self._cancel_requested = False
-        self.handle = EvalHandle(self.progress, self._request_cancel)
+        self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush)
         self._fleet: Fleet | None = None
         self._schedule = Schedule(plan)
-        self._fleet_size = 1
         self._leases: dict[int, list[Lease]] = defaultdict(list)
         self._reclaims: dict[int, list[int]] = defaultdict(list)
-        self._late: list[Any] = []
-        self._mismatches: set[int] = set()
-        self._numerics: dict[str, Any] = {}
-        self._totals: dict[str, float] = defaultdict(float)
         self._started = self._ended = 0.0
         """When the first runner took part, and when it was over."""
+        self._fleet_size = 1
         self._most_runners = 0
         self._refused: list[str] = []
+        self._purity: PurityCheck | None = None
         self._losses_before = 0
 
     # ------------------------------------------------------------------ the job
@@ -83,22 +92,57 @@ class Evaluation(Job):
         self._losses_before = fleet.losses
         self._weights = fleet.weights and fleet.weights.snapshot
         self._fleet_size = max(1, fleet.expected())
-        self._schedule = Schedule(self._plan, self._fleet_size)
+        try:
+            self._ledger.begin(self._manifest() if self._ledger.durable else None)
+        except EvalError as error:
+            self.fail(error)
+            return
+        table, faults = self._ledger.table, self._settings.fault_tolerance
+        self._schedule = Schedule(
+            self._plan,
+            self._fleet_size,
+            done=np.flatnonzero(table.filled).tolist(),
+            attempts=charged_attempts(table),
+            max_attempts=faults.max_attempts_per_episode,
+        )
+        if self._schedule.complete:
+            self._finish("", now)
         for member in fleet.ready():
             self.joined(member, now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
+        if self.done:
+            return
         assert self._fleet is not None
         self._started = self._started or now
+        self._ledger.start_clock(now)
         self._most_runners = max(self._most_runners, len(self._fleet.ready()))
+        if self._purity is not None:
+            self._pump(member, now)
+            return
         self._obey(self._schedule.handle(RunnerJoined(member.incarnation, self._settings.runners.lanes)), None, now)
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
         """See :class:`Job`."""
+        if self.done:
+            return False
         self._leases.pop(member.incarnation, None)
         self._reclaims.pop(member.incarnation, None)
-        self._obey(self._schedule.handle(RunnerLost(member.incarnation)), None, time.monotonic())
+        now = time.monotonic()
+        if self._purity is not None:
+            self._purity.lost(member.incarnation)
+            self._check_purity(self._purity, now)
+            return False
+        blame = assign_blame(autopsy, member.index)
+        commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
+        charges = {(command.index, command.attempt) for command in commands if isinstance(command, Charge)}
+        faults = (replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
+        # A late fault of an episode that is over was reported with its record.
+        self._ledger.add_faults(tuple(fault for fault in faults if fault.charged or self._unfinished(fault)))
+        self._obey(commands, None, now)
+        self._check_complete(now)
+        return bool(charges)
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """Take a report.
@@ -111,10 +155,10 @@ class Evaluation(Job):
             return  # The result is out, and with it the table.
         report: RunReport = value
         self._check_origin(member, report)
-        for fault in report.faults:
-            self._table.add_fault(fault)
-        for name in ("env_steps", "reset_seconds", "step_seconds", "inference_seconds"):
-            self._totals[name] += getattr(report, name)
+        if self._purity is not None:
+            self._purity.finished(member.incarnation, report.rows)
+            self._check_purity(self._purity, now)
+            return
         event = RunnerReported(
             member.incarnation,
             report.rows["index"].tolist(),
@@ -122,33 +166,49 @@ class Evaluation(Job):
             report.returned,
             [progress.index for progress in report.progress],
         )
-        self._obey(self._schedule.handle(event), report, now)
-        if self._schedule.complete:
-            self._finish("", now)
-        else:
+        commands = self._schedule.handle(event)
+        counted = next((command.positions for command in commands if isinstance(command, Record)), ())
+        self._ledger.add(report, counted)
+        if counted:
+            assert self._fleet is not None
+            self._fleet.progressed()
+        self._obey(commands, report, now)
+        self._check_complete(now)
+        if not self.done:
             self._pump(member, now)
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
+        if self.done:
+            return
         if self._fleet is None:
             if self._cancel_requested:
                 self._finish("cancelled", now)
-        elif self._cancel_requested:
+            return
+        try:
+            self._ledger.settle()
+        except EvalError as error:
+            self.fail(error)
+            return
+        if self._cancel_requested:
             self._obey(self._schedule.handle(Cancelled()), None, now)
             self._finish("cancelled", now)
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
-        elif (size := max(1, self._fleet.expected())) != self._fleet_size:
-            self._fleet_size = size
-            self._obey(self._schedule.handle(FleetSized(size)), None, now)
+        elif (expected := self._fleet.expected()) != self._fleet_size:
+            self._fleet_size = expected
+            self._obey(self._schedule.handle(FleetSized(expected)), None, now)
 
     def fail(self, error: BaseException) -> None:
         """See :class:`Job`."""
         if self.done:
             return
+        with suppress(EvalError):  # What is finished is kept, whatever became of the rest.
+            self._ledger.flush()
+        self._ledger.close()
         self.handle._set_error(error)
         if self._fleet is not None:
-            # Lanes that live on would report into the next evaluation.
+            # Episodes that live on would report into the next evaluation.
             self._obey(self._schedule.handle(Cancelled()), None, time.monotonic())
 
     @property
@@ -170,12 +230,12 @@ class Evaluation(Job):
                     touched[runner] = None
                 case Abort(runner):
                     self._abort(runner, now)
-                case Record(positions):
-                    assert report is not None
-                    self._record(report, positions)
                 case Audit(positions):
                     assert report is not None
-                    self._late.append(report.rows[list(positions)])
+                    self._ledger.audit(report.rows[list(positions)])
+                case GiveUp(index, seed, attempts):
+                    version = 0 if self._weights is None else self._weights.version
+                    self._ledger.add_row(failed_row(index, seed, attempts, version))
         assert self._fleet is not None
         for runner in touched:
             if member := self._fleet.members.get(runner):
@@ -184,7 +244,12 @@ class Evaluation(Job):
     def _pump(self, member: Member, now: float) -> None:
         """Keep two calls in flight; new leases go with the next one."""
         assert self._fleet is not None
-        while member.calls[self.tag] < _CALLS_IN_FLIGHT and self._schedule.holds(member.incarnation):
+        if self._purity is not None:
+            positions = [other.index for other in self._fleet.ready()]
+            lanes = self._settings.runners.lanes
+            self._leases[member.incarnation] += self._purity.take(member.incarnation, member.index, lanes, positions)
+        holds = (self._purity or self._schedule).holds
+        while member.calls[self.tag] < _CALLS_IN_FLIGHT and holds(member.incarnation):
             leases = tuple(self._leases.pop(member.incarnation, ()))
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
             self._fleet.call(member, "run", leases, self._fleet.slice_s, reclaim, tag=self.tag, now=now)
@@ -194,11 +259,29 @@ class Evaluation(Job):
         if member := self._fleet.members.get(runner):
             self._fleet.call(member, "run", (), 0.0, (), True, tag=self.tag, now=now)
 
-    def _record(self, report: RunReport, positions: tuple[int, ...]) -> None:
-        chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
-        self._table.fill(report.rows[chosen], report.infos[chosen])
+    def _unfinished(self, fault: Fault) -> bool:
+        return not self._ledger.table.filled[fault.index]
+
+    def _check_complete(self, now: float) -> None:
+        """When every episode has its record, end, or begin to check a few of them."""
+        if not self._schedule.complete or self._purity is not None:
+            return
+        share = self._settings.evaluation.purity_check
+        if share:
+            self._ledger.flush()
+            self._purity = PurityCheck(self._ledger.table, share, self._plan.seed)
+            self._check_purity(self._purity, now)
+        else:
+            self._finish("", now)
+
+    def _check_purity(self, purity: PurityCheck, now: float) -> None:
+        """Go on with the check, or end."""
         assert self._fleet is not None
-        self._fleet.progressed()
+        if purity.done:
+            self._finish("", now)
+            return
+        for member in self._fleet.ready():
+            self._pump(member, now)
 
     def _check_origin(self, member: Member, report: RunReport) -> None:
         version = 0 if self._weights is None else self._weights.version
@@ -206,18 +289,17 @@ class Evaluation(Job):
             raise EvalError(f"runner {member.index} used weights version {report.weights_version} instead of {version}")
         if not report.numerics:
             return
-        self._numerics = self._numerics or report.numerics
-        different = [key for key in self._numerics if self._numerics[key] != report.numerics.get(key)]
+        known = self._ledger.numerics = self._ledger.numerics or report.numerics
+        different = [key for key in known if known[key] != report.numerics.get(key)]
         if different == ["outputs"] and self._weights is None:
             raise ConfigError(
                 f"runner {member.index} built another policy than the others: a factory that initializes weights at "
                 "random needs policy.weights, or sync_weights before the evaluation"
             )
         if different:
-            shown = ", ".join(
-                f"{key} is {report.numerics.get(key)!r}, not {self._numerics[key]!r}" for key in different
-            )
-            self._refused.append(f"runner {member.index} would compute other floats than its group: {shown}")
+            shown = ", ".join(f"{key} is {report.numerics.get(key)!r}, not {known[key]!r}" for key in different)
+            others = "the records in the log" if self._ledger.durable else "its group"
+            self._refused.append(f"runner {member.index} would compute other floats than {others}: {shown}")
             raise NumericsMismatch(self._refused[-1])
 
     # ------------------------------------------------------------------ the end
@@ -229,66 +311,71 @@ class Evaluation(Job):
         if self.done:
             return
         self._ended = now
-        for rows in self._late:
-            known = rows[self._table.filled[rows["index"]]]
-            self._mismatches.update(self._table.mismatches(known))
         try:
-            self.handle._set_result(self._result(reason))
+            self._ledger.flush()
+            result = self._result(reason)
         except Exception as error:
+            self._ledger.close()
             self.handle._set_error(error)
+        else:
+            self._ledger.close()
+            self.handle._set_result(result)
+
+    def _manifest(self) -> Manifest:
+        from rl_eval.log import Manifest
+
+        described = provenance(self._settings, self._weights, {})
+        return Manifest(
+            num_episodes=len(self._plan),
+            seed=self._plan.seed,
+            plan_fingerprint=self._plan.fingerprint,
+            identity=described.pop("identity"),
+            weights=described.pop("weights"),
+            info_keys=self._settings.evaluation.info_keys,
+            config=described.pop("config"),
+            provenance=described,
+        )
 
     def _result(self, reason: str) -> EvalResult:
-        status, reason = _status(self._table, self._settings.fault_tolerance.max_failed_episodes, reason)
+        ledger = self._ledger
+        status, reason = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
         lost = self._fleet.losses - self._losses_before if self._fleet else 0
         return EvalResult(
-            table=self._table,
+            table=ledger.table,
             plan=self._plan,
             status=status,
             reason=reason,
             timing=Timing(
-                wall_seconds=self._ended - (self._started or self._ended),
-                env_steps=int(self._totals["env_steps"]),
-                reset_seconds=self._totals["reset_seconds"],
-                step_seconds=self._totals["step_seconds"],
-                inference_seconds=self._totals["inference_seconds"],
+                wall_seconds=ledger.totals["wall_seconds"],
+                env_steps=int(ledger.totals["env_steps"]),
+                reset_seconds=ledger.totals["reset_seconds"],
+                step_seconds=ledger.totals["step_seconds"],
+                inference_seconds=ledger.totals["inference_seconds"],
                 num_runners=self._most_runners if self._settings.runners.num_runners else 0,
             ),
-            provenance=provenance(self._settings, self._weights, self._numerics)
+            provenance=provenance(self._settings, self._weights, ledger.numerics)
             | {"runners_lost": lost, "runners_refused": self._refused},
             return_bounds=self._settings.evaluation.return_bounds,
-            audit_mismatches=tuple(sorted(self._mismatches)),
+            audit_mismatches=ledger.mismatches(),
+            purity=self._purity and self._purity.result,
         )
 
     def progress(self) -> EvalProgress:
         """Return how far it is; may be called from any thread."""
-        rows = self._table.rows
-        prefix = rows[: self._table.prefix()]
+        table = self._ledger.table
+        rows = table.rows
+        prefix = rows[: table.prefix()]
         returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
         count = len(returns)
         return EvalProgress(
             num_episodes=len(rows),
-            num_finished=int(self._table.filled.sum()),
+            num_finished=int(table.filled.sum()),
             num_failed=int((rows["outcome"] == Outcome.FAILED).sum()),
-            num_faults=sum(map(len, list(self._table.faults.values()))),
+            num_faults=sum(map(len, list(table.faults.values()))),
             num_prefix=len(prefix),
             mean_return=float(np.mean(returns)) if count else math.nan,
             half_width=1.96 * float(np.std(returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
-            env_steps=int(self._totals["env_steps"]),
+            env_steps=int(self._ledger.totals.get("env_steps", 0)),
             seconds=(self._ended or time.monotonic()) - self._started if self._started else 0.0,
             num_runners=len(self._fleet.ready()) if self._fleet else 0,
         )
-
-
-def _status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Any, str]:
-    """Decide between complete, partial and failed, and say why."""
-    failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
-    missing = int((~table.filled).sum())
-    if missing:
-        reason = f"{missing} of {len(table)} episodes did not run: {reason}"
-        return ("partial" if table.completed.any() else "failed"), reason
-    if not failed:
-        return "complete", ""
-    first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))
-    reason = f"{failed} of {len(table)} episodes failed; first: {table.faults[first][-1]}"
-    allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
-    return ("failed" if failed > allowed or failed == len(table) else "partial"), reason

@@ -2,7 +2,8 @@
 
 A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is
 replaced after a back-off that doubles with each consecutive loss; a finished episode sets it back. After
-``max_runner_restarts`` losses in a row the position stays empty.
+``max_runner_restarts`` losses in a row the position stays empty. A loss that an episode was charged with is not one of
+them: the episode's attempts bound it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Member:
     index: int
     spawned: float
     ready: bool = False
+    condemned: bool = False
+    """Whether it was given up, and is only waited for to be found dead."""
     heard: float = 0.0
     """When it last answered, or was called while idle."""
     pending: deque[str] = field(default_factory=deque)
@@ -100,7 +103,8 @@ class Fleet:
     def ready(self) -> list[Member]:
         """Members that can work, in order of their position."""
         # A copy, since other threads ask too.
-        return sorted((m for m in list(self.members.values()) if m.ready), key=lambda member: member.index)
+        fit = [member for member in list(self.members.values()) if member.ready and not member.condemned]
+        return sorted(fit, key=lambda member: member.index)
 
     def expected(self) -> int:
         """Members that work or will, if all goes well."""
@@ -147,15 +151,27 @@ class Fleet:
 
     # ------------------------------------------------------------------ losses
 
-    def lose(self, member: Member, why: BaseException, now: float) -> None:
-        """Give a member up, and replace it later if the budget allows."""
+    def condemn(self, member: Member, why: RunnerLost) -> None:
+        """Have a member ended that has gone wrong; its loss is reported when it is known what it was doing."""
+        member.condemned = True
+        self._backend.condemn(member.incarnation, why)
+
+    def lose(self, member: Member, why: BaseException, now: float, *, charged: bool = False) -> None:
+        """Give a member up, and replace it later if the budget allows.
+
+        Args:
+            member: Which.
+            why: What is known.
+            now: The time.
+            charged: Whether an episode was charged with the loss, and not the runner.
+        """
         self._remove(member)
         self.losses += 1
         self.last_loss = why
         losses = self._consecutive[member.index]
-        if losses < self._settings.fault_tolerance.max_runner_restarts:
-            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
-            self._consecutive[member.index] += 1
+        if charged or losses < self._settings.fault_tolerance.max_runner_restarts:
+            delay = _FIRST_BACKOFF_S if charged else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
+            self._consecutive[member.index] += not charged
             self._due.append((now + delay, member.index))
 
     def dismiss(self, member: Member, why: BaseException) -> None:
@@ -167,8 +183,8 @@ class Fleet:
         """An episode finished: losses before it count no longer."""
         self._consecutive.clear()
 
-    def tick(self, now: float) -> list[tuple[Member, BaseException]]:
-        """Start the replacements that are due; return members that must be given up, and why.
+    def tick(self, now: float) -> None:
+        """Start the replacements that are due, and condemn the members that must be given up.
 
         Raises:
             RunnerStartError: No runner ever came up, for longer than ``runner_start_timeout_s``.
@@ -183,13 +199,15 @@ class Fleet:
             self._due.remove(due)
             self.restarts += 1
             self._spawn(due[1], now)
-        return [(member, why) for member in self.members.values() if (why := self._given_up(member, now))]
+        for member in list(self.members.values()):
+            if not member.condemned and (why := self._given_up(member, now)):
+                self.condemn(member, why)
 
     def patience(self, now: float) -> float:
         """Seconds until something may be due, at most 1."""
         return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
 
-    def _given_up(self, member: Member, now: float) -> BaseException | None:
+    def _given_up(self, member: Member, now: float) -> RunnerLost | None:
         if not member.ready:
             limit = self._settings.runners.runner_start_timeout_s
             if self.ever_ready and now - member.spawned > limit:
@@ -197,17 +215,23 @@ class Fleet:
                     f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}"
                 )
             return None
-        faults = self._settings.fault_tolerance
-        limit_s = faults.step_timeout_s or faults.episode_timeout_s
+        limit_s = self._longest_silence()
         working = bool(member.pending) and member.pending[0] == "run"
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard
         if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.probed else _FIRST_CALL_GRACE_S):
-            return RunnerLost(
-                f"runner {member.index} has been silent for {silence:.1f} s, longer than one reset or step may take"
-            )
+            return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
         return None
+
+    def _longest_silence(self) -> float | None:
+        """Seconds that a call may take, by the settings. Agents on the nodes see to it; this is for when none can."""
+        faults = self._settings.fault_tolerance
+        if faults.runner_timeout_s is not None:
+            return faults.runner_timeout_s
+        if faults.step_timeout_s is None or faults.reset_timeout_s is None:
+            return faults.episode_timeout_s
+        return max(faults.step_timeout_s, faults.reset_timeout_s)
 
     def _spawn(self, index: int, now: float) -> None:
         incarnation = self._next_incarnation

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.backends import Backend
 from rl_eval.config import EvalConfig
 from rl_eval.driver import Driver
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, EvalError
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet, PublishedWeights
 from rl_eval.handle import EvalHandle
@@ -23,6 +24,9 @@ from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+
+if TYPE_CHECKING:
+    from rl_eval.log import EvaluationLog
 
 __all__ = ["EvalRunnerGroup", "evaluate"]
 
@@ -77,15 +81,24 @@ class EvalRunnerGroup:
 
     # ------------------------------------------------------------------ evaluating
 
-    def submit(self, num_episodes: int | None = None, seed: int | None = None) -> EvalHandle:
+    def submit(
+        self,
+        num_episodes: int | None = None,
+        seed: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> EvalHandle:
         """Start an evaluation with the current weights, and return at once.
 
         Args:
             num_episodes: How many episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
+            run_dir: Folder, or URI that ``pyarrow.fs`` opens, of an evaluation log. A log that is there already is
+                continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
+                another plan, policy or environment.
 
         Raises:
-            ConfigError: A value is out of range.
+            ConfigError: A value is out of range, or the folder cannot be used.
+            LogOwned: Another driver is writing this log.
         """
         changes: dict[str, Any] = {}
         if num_episodes is not None:
@@ -95,13 +108,24 @@ class EvalRunnerGroup:
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
         plan = EpisodePlan(evaluation.num_episodes, evaluation.seed)
-        job = Evaluation(self._driver.next_tag(), settings, plan)
-        self._driver.post(job)
+        log = None if run_dir is None else _open_log(run_dir)
+        job = Evaluation(self._driver.next_tag(), settings, plan, log)
+        try:
+            self._driver.post(job)
+        except EvalError:
+            if log is not None:
+                log.close()
+            raise
         return job.handle
 
-    def evaluate(self, num_episodes: int | None = None, seed: int | None = None) -> EvalResult:
+    def evaluate(
+        self,
+        num_episodes: int | None = None,
+        seed: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed).result()
+        return self.submit(num_episodes, seed, run_dir).result()
 
     # ------------------------------------------------------------------ weights
 
@@ -204,19 +228,30 @@ class EvalRunnerGroup:
             raise ConfigError(f"{what}: with runners.num_runners=0 the one runner is this process; configure 1 or more")
 
 
-def evaluate(config: EvalConfig | EvalSettings, policy: Any = None) -> EvalResult:
+def evaluate(
+    config: EvalConfig | EvalSettings, policy: Any = None, run_dir: str | os.PathLike[str] | None = None
+) -> EvalResult:
     """Evaluate once: start runners, run the plan, stop them.
 
     Args:
         config: What to evaluate and how.
         policy: A live policy, used instead of the configured one and its weights.
+        run_dir: Folder or URI of an evaluation log, to continue or to begin; see :meth:`EvalRunnerGroup.submit`.
 
     Raises:
         ConfigError: The configuration cannot work.
         RunnerStartError: No runner came up.
+        LogMismatch: The log belongs to another plan, policy or environment.
+        LogOwned: Another driver is writing it.
     """
     with EvalRunnerGroup(config, policy) as group:
-        return group.evaluate()
+        return group.evaluate(run_dir=run_dir)
+
+
+def _open_log(run_dir: str | os.PathLike[str]) -> EvaluationLog:
+    from rl_eval.log import EvaluationLog
+
+    return EvaluationLog.open(run_dir)
 
 
 def _make_backend(settings: EvalSettings, policy: Any) -> Backend:

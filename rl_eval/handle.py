@@ -40,11 +40,15 @@ class EvalHandle:
     Args:
         progress: Called for :meth:`progress`.
         cancel: Called for :meth:`cancel`.
+        flush: Called for :meth:`flush`.
     """
 
-    def __init__(self, progress: Callable[[], EvalProgress], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, progress: Callable[[], EvalProgress], cancel: Callable[[], None], flush: Callable[[float], None]
+    ) -> None:
         self._progress = progress
         self._cancel = cancel
+        self._flush = flush
         self._finished = threading.Event()
         self._result: EvalResult | None = None
         self._error: BaseException | None = None
@@ -76,6 +80,14 @@ class EvalHandle:
         """Stop; episodes that have not finished are dropped."""
         if not self.done():
             self._cancel()
+
+    def flush(self, timeout_s: float = 10.0) -> None:
+        """Commit what has finished to the evaluation log, if there is one, even while an environment hangs.
+
+        Raises:
+            LogError: It cannot be written, or not in time.
+        """
+        self._flush(timeout_s)
 
     def progress(self) -> EvalProgress:
         """Return how far it is."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, final
 
 from rl_eval.errors import ClusterError
 from rl_eval.fleet import Fleet, Member, PublishedWeights
+from rl_eval.recorder import Autopsy
 
 __all__ = ["Apply", "Do", "Job", "WeightsSync"]
 
@@ -38,8 +39,13 @@ class Job(abc.ABC):
         """A member came up."""
 
     @abc.abstractmethod
-    def lost(self, member: Member) -> None:
-        """A member is gone."""
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """A member is gone; return whether an episode is to blame.
+
+        Args:
+            member: Which.
+            autopsy: What it was doing, if that is known.
+        """
 
     @abc.abstractmethod
     def replied(self, member: Member, value: Any, now: float) -> None:
@@ -99,8 +105,9 @@ class Do(_Awaited[None]):
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
         """See :class:`Job`."""
+        return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
@@ -132,13 +139,14 @@ class _Broadcast(_Awaited[list[Any]]):
         if self._fleet is not None and not self._sent:
             self._send(self._fleet, member, now)
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
         """See :class:`Job`."""
         called = self._waiting.pop(member.incarnation, None) is not None
         if called and not self._waiting and not self._values:
             # Not sent again: what a call did before its runner was lost, nobody knows.
             self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
         self._settle()
+        return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""

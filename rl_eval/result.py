@@ -24,6 +24,7 @@ import numpy.typing as npt
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError, nearest
 from rl_eval.plan import EpisodePlan
+from rl_eval.purity import Purity
 from rl_eval.report.files import (
     EPISODES_FILE,
     RESULT_FILE,
@@ -44,9 +45,30 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-__all__ = ["EpisodeSequence", "EvalResult", "Status", "Timing"]
+__all__ = ["EpisodeSequence", "EvalResult", "Status", "Timing", "decide_status"]
 
 Status = Literal["complete", "partial", "failed"]
+
+
+def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Status, str]:
+    """Decide between complete, partial and failed, and say why.
+
+    Args:
+        table: Every record.
+        limit: ``fault_tolerance.max_failed_episodes``.
+        reason: Why episodes did not run, if some did not.
+    """
+    failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
+    missing = int((~table.filled).sum())
+    if missing:
+        reason = f"{missing} of {len(table)} episodes did not run: {reason}"
+        return ("partial" if table.completed.any() else "failed"), reason
+    if not failed:
+        return "complete", ""
+    first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))
+    reason = f"{failed} of {len(table)} episodes failed; first: {table.faults[first][-1]}"
+    allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
+    return ("failed" if failed > allowed or failed == len(table) else "partial"), reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,7 @@ class EvalResult:
         confidence: Nominal coverage of every interval.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Least and greatest possible return, if known.
+        purity: What the second run of a share of the episodes found, if there was one.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -130,6 +153,7 @@ class EvalResult:
         confidence: float = 0.95,
         audit_mismatches: tuple[int, ...] = (),
         return_bounds: tuple[float, float] | None = None,
+        purity: Purity | None = None,
     ) -> None:
         check_confidence(confidence)
         if status not in get_args(Status):
@@ -143,6 +167,7 @@ class EvalResult:
         self.confidence = confidence
         self.audit_mismatches = tuple(audit_mismatches)
         self.return_bounds = return_bounds
+        self.purity = purity
         self._check_rows()
         self._check_bounds()
 
@@ -375,6 +400,9 @@ class EvalResult:
                 confidence=data["confidence"],
                 audit_mismatches=tuple(data["audit_mismatches"]),
                 return_bounds=None if bounds is None else (bounds[0], bounds[1]),
+                purity=None
+                if (found := data.get("purity")) is None
+                else Purity(found["checked"], tuple(found["mismatched"])),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(f"the result is damaged: {type(error).__name__}: {error}") from error

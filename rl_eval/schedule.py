@@ -17,11 +17,15 @@ Balance is by pull. Each runner holds about one lease per lane beyond its lanes,
 episodes are so short that a report empties the queue. When fresh episodes run out, leases that a
 busy runner has not started are *reclaimed* for runners with nothing to do; live episodes are never
 taken from a live runner.
+
+A lost runner is charged to an episode on evidence only. One that is proven guilty, or suspected, runs
+in *quarantine* from then on: when all other episodes are done, alone in the whole fleet, so that it
+can take nobody's work with it, and so that a second death convicts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -34,9 +38,11 @@ __all__ = [
     "Abort",
     "Audit",
     "Cancelled",
+    "Charge",
     "Command",
     "Event",
     "FleetSized",
+    "GiveUp",
     "Grant",
     "Reclaim",
     "Record",
@@ -60,9 +66,13 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnerLost:
-    """A runner is gone. What it held goes back to the queue, uncharged."""
+    """A runner is gone. What it held is granted again; pairs whose index it did not hold mean nothing."""
 
     runner: int
+    charged: Sequence[tuple[int, int]] = ()
+    """(index, attempt) of what is proven to have ended it: a passed deadline, a fatal signal."""
+    suspects: Sequence[tuple[int, int]] = ()
+    """(index, attempt) of what may have ended it: it was in reset or step when the process vanished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,24 @@ class Audit:
     positions: tuple[int, ...]
 
 
-Command = Grant | Reclaim | Abort | Record | Audit
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Count the attempt that a lost runner was in against the episode."""
+
+    index: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Record the episode as failed: its attempts are used up, and no runner is left to say so."""
+
+    index: int
+    seed: int
+    attempts: int
+
+
+Command = Grant | Reclaim | Abort | Record | Audit | Charge | GiveUp
 
 
 # ------------------------------------------------------------------------------ the state machine
@@ -170,21 +197,37 @@ class Schedule:
         expected_runners: Runners that will join, if all goes well: the first to join leaves their
             share to the others.
         done: Indices that are finished already; a resumed run starts from them.
+        attempts: Attempts that were charged already, by index. What has none left is given up with
+            the first event.
+        max_attempts: Attempts that an episode has.
     """
 
-    def __init__(self, plan: EpisodePlan, expected_runners: int = 1, done: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        plan: EpisodePlan,
+        expected_runners: int = 1,
+        done: Collection[int] = (),
+        attempts: Mapping[int, int] | None = None,
+        max_attempts: int = 3,
+    ) -> None:
         self._plan = plan
         self._expected = max(1, expected_runners)
         self._done = bytearray(len(plan))
-        for index in done:
+        for index in [*done, *(attempts or ())]:
             if not 0 <= index < len(plan):
-                raise ValueError(f"episode {index} cannot be done: the plan has {len(plan)} episodes")
+                raise ValueError(f"episode {index} cannot have run: the plan has {len(plan)} episodes")
+        for index in done:
             self._done[index] = 1
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
         self._requeued: list[int] = []
+        self._quarantine: list[int] = []
+        self._alone = -1
+        """The episode that left the quarantine last; while it is held, nothing else is."""
         self._holder: dict[int, int] = {}
-        self._attempts: dict[int, int] = {}
+        self._max_attempts = max_attempts
+        self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
+        self._spent = sorted(index for index, count in self._attempts.items() if count >= max_attempts)
         self._runners: dict[int, _Runner] = {}
         self._dry: set[int] = set()
         self._backlogged: set[int] = set()
@@ -193,7 +236,7 @@ class Schedule:
 
     @property
     def complete(self) -> bool:
-        """Whether every episode has its record."""
+        """Whether every episode has its record, or was given up."""
         return self._unfinished == 0
 
     @property
@@ -203,7 +246,7 @@ class Schedule:
 
     @property
     def unfinished(self) -> int:
-        """Episodes without a record."""
+        """Episodes that have no record and were not given up."""
         return self._unfinished
 
     def holds(self, runner: int) -> bool:
@@ -212,20 +255,22 @@ class Schedule:
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event and return what to do about it, in order."""
+        commands: list[Command] = self._give_up_spent() if self._spent else []
         match event:
             case RunnerJoined(runner, lanes):
-                return self._joined(runner, lanes)
-            case RunnerLost(runner):
-                return self._lost(runner)
+                commands += self._joined(runner, lanes)
+            case RunnerLost():
+                commands += self._lost(event)
             case RunnerReported():
-                return self._reported(event)
+                commands += self._reported(event)
             case FleetSized(runners):
                 self._expected = max(1, runners)
-                return self._feed(self._hungry())
+                commands += self._feed(self._hungry())
             case Cancelled():
-                return self._cancel()
+                commands += self._cancel()
             case _:
                 assert_never(event)
+        return commands
 
     # ---------------------------------------------------------------- one method per event
 
@@ -236,14 +281,25 @@ class Schedule:
         self._note(runner)
         return self._feed([runner])
 
-    def _lost(self, runner: int) -> list[Command]:
-        lost = self._runners.pop(runner, None)
+    def _lost(self, loss: RunnerLost) -> list[Command]:
+        lost = self._runners.pop(loss.runner, None)
         if lost is None:
             return []
+        # A suspect that was alone has no one to share the suspicion with.
+        charged = dict(loss.charged) | {index: attempt for index, attempt in loss.suspects if index == self._alone}
+        dangerous = charged.keys() | dict(loss.suspects).keys()
+        commands: list[Command] = []
         for index in lost.held:
-            self._release(index)
-        self._note(runner)
-        return self._feed(self._hungry())
+            if charged.get(index, 0) > self._attempts.get(index, 0):
+                self._attempts[index] = charged[index]
+                commands.append(Charge(index, charged[index]))
+            del self._holder[index]
+            if self._attempts.get(index, 0) >= self._max_attempts:
+                commands.append(self._give_up(index))
+            else:
+                self._requeue(index, dangerous=index in dangerous)
+        self._note(loss.runner)
+        return commands + self._feed(self._hungry())
 
     def _reported(self, report: RunnerReported) -> list[Command]:
         runner = report.runner
@@ -269,7 +325,8 @@ class Schedule:
             if self._holder.get(index) == runner:
                 del state.held[index]
                 state.reclaiming.discard(index)
-                self._release(index)
+                del self._holder[index]
+                self._requeue(index)
         self._note(runner)
         return commands + self._feed(self._hungry() if report.returned else [runner])
 
@@ -292,20 +349,33 @@ class Schedule:
         self._done[index] = 1
         self._unfinished -= 1
 
-    def _release(self, index: int) -> None:
-        del self._holder[index]
-        heappush(self._requeued, index)
+    def _give_up(self, index: int) -> GiveUp:
+        self._done[index] = 1
+        self._unfinished -= 1
+        return GiveUp(index, int(self._plan.seeds[index]), self._attempts.pop(index))
+
+    def _give_up_spent(self) -> list[Command]:
+        """Give up what had no attempt left when the run was resumed."""
+        spent, self._spent = self._spent, []
+        commands: list[Command] = [self._give_up(index) for index in spent]
+        self._skip_done()
+        return commands
+
+    def _requeue(self, index: int, *, dangerous: bool = False) -> None:
+        """Put an episode that nobody holds any more into its queue; there is no way out of the quarantine."""
+        heappush(self._quarantine if dangerous or index == self._alone else self._requeued, index)
 
     def _skip_done(self) -> None:
         following = self._done.find(0, self._next)
         self._next = len(self._done) if following < 0 else following
 
     @property
-    def _unassigned(self) -> int:
-        return self._unfinished - len(self._holder)
+    def _admitted(self) -> int:
+        """Unfinished episodes, held or not, that are not kept in quarantine."""
+        return self._unfinished - len(self._quarantine)
 
     def _take(self) -> int:
-        """Remove and return the lowest index that nobody holds."""
+        """Remove and return the lowest index that nobody holds and that is not in quarantine."""
         if self._requeued:
             return heappop(self._requeued)
         index = self._next
@@ -324,14 +394,24 @@ class Schedule:
         if self._cancelled:
             return []
         grants = [self._grant(runner, count) for runner in runners if (count := self._room(runner))]
+        if self._quarantine and self._runners and not self._holder:
+            grants.append(self._grant_alone())
         return [*grants, *self._rebalance()]
 
     def _room(self, runner: int) -> int:
         """How many leases to grant now: up to its depth, but no more than its share of what is left."""
         state = self._runners[runner]
         fleet = max(self._expected, len(self._runners))
-        share = -(-self._unfinished // fleet)
-        return max(0, min(self._unassigned, min(state.depth, share) - len(state.held)))
+        admitted = self._admitted
+        share = -(-admitted // fleet)
+        return max(0, min(admitted - len(self._holder), min(state.depth, share) - len(state.held)))
+
+    def _grant_alone(self) -> Grant:
+        """Let one episode out of the quarantine: nothing is held, so nothing else is left to grant."""
+        self._alone = heappop(self._quarantine)
+        self._requeued.append(self._alone)
+        # The lowest incarnation: losses go round the fleet, and with them the restarts.
+        return self._grant(min(self._runners), 1)
 
     def _grant(self, runner: int, count: int) -> Grant:
         state, leases = self._runners[runner], []
@@ -382,15 +462,22 @@ class Schedule:
             "reclaims what is not held"
         )
         assert not any(self._done[index] for index in held), "a finished episode is held"
-        assert not any(self._done[index] for index in self._requeued), "a finished episode is queued"
-        assert len(set(self._requeued)) == len(self._requeued), "an episode is queued twice"
+        queued = [*self._requeued, *self._quarantine]
+        assert not any(self._done[index] for index in queued), "a finished episode is queued"
+        assert len(set(queued)) == len(queued), "an episode is queued twice"
         assert self._unfinished == self._done.count(0), "the count of unfinished episodes is off"
         fresh = self._done.count(0, self._next) if self._next < len(self._done) else 0
-        assert self._unassigned == fresh + len(self._requeued), "an episode is in no queue"
-        if self._unassigned and not self._cancelled:
+        unassigned = self._admitted - len(self._holder)
+        assert unassigned == fresh + len(self._requeued), "an episode is in no queue"
+        if unassigned and not self._cancelled:
             assert not self._dry, "a runner is idle while episodes wait"
         for runner, state in self._runners.items():
             assert (runner in self._dry) == (not state.held), "the set of dry runners is off"
             assert (runner in self._backlogged) == (state.queued > 0), "the set of backlogged runners is off"
+        if self._alone in self._holder:
+            assert self.outstanding == 1, "an episode in quarantine is not alone"
+            assert not unassigned, "an episode left the quarantine before the others were done"
+        if self._unfinished and self._runners and not self._cancelled:
+            assert self._holder, "nothing is under way, and not everything is done"
         if self._dry and self._backlogged and not self._cancelled:
             assert any(s.reclaiming for s in self._runners.values()), "a runner is idle while leases queue elsewhere"

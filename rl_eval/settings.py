@@ -113,6 +113,8 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
+    purity_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the episodes that are run once more in a fresh environment, and compared; 0 is none."""
 
 
 class FaultToleranceSection(_Section):

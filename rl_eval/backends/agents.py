@@ -31,9 +31,8 @@ class NodeAgents:
         self._deadlines = deadlines
         # What a hook sets up is for environments and policies.
         plain = {key: value for key, value in runtime_env.items() if key != "worker_process_setup_hook"}
-        self._actor_class = ray.remote(NodeAgent).options(
-            num_cpus=0, max_concurrency=_CONCURRENCY, max_restarts=0, runtime_env=plain
-        )
+        self._actor_class = ray.remote(NodeAgent)
+        self._options = {"num_cpus": 0, "max_concurrency": _CONCURRENCY, "max_restarts": 0, "runtime_env": plain}
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
         self._residences: dict[int, Residence] = {}
@@ -85,7 +84,7 @@ class NodeAgents:
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:
             where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            agent = self._actor_class.options(scheduling_strategy=where).remote(self._deadlines)
+            agent = self._actor_class.options(scheduling_strategy=where, **self._options).remote(self._deadlines)
             self._agents[node_id] = agent
             self._spawned[node_id] += 1
             self._vigils[agent.vigil.remote()] = node_id

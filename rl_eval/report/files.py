@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, Truncation
+from rl_eval.columns import episode_columns, read_episodes
+from rl_eval.episode import EpisodeTable, Fault
 from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,19 +47,6 @@ FORMAT: Final = 1
 
 RESULT_FILE: Final = "result.json"
 EPISODES_FILE: Final = "episodes.parquet"
-
-_OUTCOMES: Final = {outcome.name.lower(): int(outcome) for outcome in Outcome}
-_TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
-_SUCCESS: Final = {None: -1, False: 0, True: 1}
-_CODES: Final[dict[str, dict[Any, int]]] = {
-    "outcome": _OUTCOMES,
-    "truncated_by": _TRUNCATIONS,
-    "success_once": _SUCCESS,
-    "success_at_end": _SUCCESS,
-}
-"""Columns whose codes are written as text or booleans: written value to code."""
-
-_INFO: Final = "info_"
 
 
 def plain(value: Any) -> Any:
@@ -96,6 +83,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "return_bounds": result.return_bounds,
         "mean_return_bounds": result.mean_return_bounds,
         "audit_mismatches": result.audit_mismatches,
+        "purity": None if result.purity is None else asdict(result.purity) | {"rate_below": result.purity.rate_below()},
         "timing": asdict(result.timing),
         "provenance": result.provenance,
         "fault_counts": result.fault_counts,
@@ -184,22 +172,9 @@ def _to_arrow(table: EpisodeTable) -> pa.Table:
 
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
-    columns: dict[str, Any] = {name: _decode(name, rows[name]) for name in rows.dtype.names or ()}
-    columns |= {_INFO + key: table.infos[positions, number] for number, key in enumerate(table.info_keys)}
     texts = {index: json.dumps([plain(asdict(fault)) for fault in faults]) for index, faults in table.faults.items()}
-    columns["faults"] = pa.array([texts.get(int(index), "[]") for index in rows["index"]], pa.string())
-    return pa.table(columns)
-
-
-def _decode(name: str, codes: npt.NDArray[Any]) -> Any:
-    """Return a column as it is written: codes become text or booleans, null for "none"."""
-    import pyarrow as pa
-
-    if name not in _CODES:
-        return np.ascontiguousarray(codes)
-    written = {code: value for value, code in _CODES[name].items()}
-    kind = pa.bool_() if _CODES[name] is _SUCCESS else pa.string()
-    return pa.array([written[code] for code in codes.tolist()], kind)
+    faults = pa.array([texts.get(int(index), "[]") for index in rows["index"]], pa.string())
+    return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -228,23 +203,10 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
 
 
 def _to_table(episodes: pa.Table, num_episodes: int) -> EpisodeTable:
-    keys = [name.removeprefix(_INFO) for name in episodes.column_names if name.startswith(_INFO)]
-    rows = np.zeros(len(episodes), ROW)
-    infos = np.empty((len(episodes), len(keys)))
-    for name in ROW.names or ():
-        rows[name] = _encode(name, episodes.column(name))
-    for number, key in enumerate(keys):
-        infos[:, number] = episodes.column(_INFO + key).to_numpy()
+    rows, infos, keys = read_episodes(episodes)
     indices = rows["index"]
     if len(np.unique(indices)) != len(indices) or ((indices < 0) | (indices >= num_episodes)).any():
         raise ValueError(f"episodes appear twice or lie outside a plan of {num_episodes}")
     table = EpisodeTable(num_episodes, keys)
     table.fill(rows, infos)
     return table
-
-
-def _encode(name: str, column: Any) -> npt.NDArray[Any]:
-    """Return a written column as codes: the inverse of :func:`_decode`."""
-    if name not in _CODES:
-        return np.asarray(column.to_numpy())
-    return np.array([_CODES[name][value] for value in column.to_pylist()], ROW[name])

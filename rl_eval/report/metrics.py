@@ -62,6 +62,14 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
+    if result.purity is not None and result.purity.mismatched:
+        shown = ", ".join(map(str, result.purity.mismatched[:5])) + (
+            ", ..." if len(result.purity.mismatched) > 5 else ""
+        )
+        yield (
+            f"not a function of the seed: in a fresh environment episodes {shown} come out differently, so the numbers "
+            "depend on the layout; environment.env_reuse=episode builds a new environment for each"
+        )
 
 
 def _return_metrics(result: EvalResult) -> dict[str, float]:
@@ -111,6 +119,8 @@ def _run_metrics(result: EvalResult) -> dict[str, float]:
         "num_failed_episodes": result.num_failed,
         "num_retried_episodes": result.num_retried,
         "num_faults": len(result.faults),
+        "num_purity_checked": math.nan if result.purity is None else result.purity.checked,
+        "num_purity_mismatched": math.nan if result.purity is None else len(result.purity.mismatched),
         "num_env_steps_sampled": timing.env_steps,
         "env_steps_per_second": timing.env_steps / timing.wall_seconds if timing.wall_seconds > 0 else math.nan,
         "wall_seconds": timing.wall_seconds,

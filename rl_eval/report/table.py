@@ -193,8 +193,11 @@ def _time_lines(result: EvalResult) -> list[Line]:
 
 def _identity_lines(result: EvalResult) -> list[Line]:
     lines = [Line("fingerprint", "", result.fingerprint[:16])]
-    weights = weights_name(result)
-    return [*lines, Line("weights", "", weights)] if weights else lines
+    if weights := weights_name(result):
+        lines.append(Line("weights", "", weights))
+    if result.purity is not None:
+        lines.append(Line("purity", "", f"{result.purity} (run again in fresh environments)"))
+    return lines
 
 
 # A comparison

@@ -24,7 +24,7 @@ from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunRepor
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
-from rl_eval.recorder import ACT, CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
+from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
@@ -189,7 +189,6 @@ class EvalRunner(abc.ABC):
             self._returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
         if not self._inference.numerics:
-            self._recorder.enter(ACT)
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
 
@@ -238,7 +237,7 @@ class EvalRunner(abc.ABC):
             Whether the attempt started. If not, the fault is recorded and the attempt charged.
         """
         assert lane.lease is not None
-        if lane.outworn:
+        if lane.outworn or lane.lease.fresh:
             self._close(lane)
         lane.begin(self._inference_clock)
         self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.attempt)
@@ -374,9 +373,10 @@ class EvalRunner(abc.ABC):
         self._free(lane)
 
     def _free(self, lane: Lane) -> None:
+        assert lane.lease is not None
+        lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
         lane.lease = None
         lane.unreported = True
-        lane.outworn = lane.outworn or self._renewing
         self._spent += lane.outworn
         self._recorder.end(lane.index)
         self._inference.end(lane.index)

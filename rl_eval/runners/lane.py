@@ -41,8 +41,8 @@ class Lane:
         "started",
         "step",
         "step_seconds",
-        "success_at_end",
         "stepping",
+        "success_at_end",
         "success_once",
         "unreported",
     )

@@ -24,10 +24,13 @@ LAYERS = (
     "plan",
     "schedule",
     "blame",
+    "purity",
     "stats",
     "settings",
     "config",
     "weights",
+    "columns",
+    "log",
     "policies",
     "runners",
     "backends",
@@ -37,6 +40,7 @@ LAYERS = (
     "report",
     "result",
     "provenance",
+    "ledger",
     "evaluation",
     "driver",
     "group",
@@ -71,10 +75,10 @@ IMPURE_MODULES = {
 TORCH_AT_ONCE = ("policies.mlp", "policies.module")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
-RAY = ("backends.ray_actors",)
+RAY = ("backends.ray_actors", "backends.agents")
 """Modules that import Ray."""
 
-RAY_LATER = ("cli",)
+RAY_LATER = ("cli", "backends")
 """Parts that may import Ray inside functions."""
 
 

@@ -1,0 +1,159 @@
+"""Which records an evaluation has: those that are committed, and no others.
+
+Without an evaluation log a record is committed when it arrives; with one, when its segment is written. Progress and
+result are read from here, so nobody hears of an episode that a crash could still lose.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
+from rl_eval.log import Batch
+
+if TYPE_CHECKING:
+    from rl_eval.log import EvaluationLog, Manifest
+
+__all__ = ["Ledger"]
+
+_FLUSH_TIMEOUT_S: Final = 120.0
+_TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")
+
+
+@final
+class Ledger:
+    """The records of one evaluation.
+
+    Args:
+        num_episodes: Episodes of the plan.
+        info_keys: Names of the requested ``info`` scalars.
+        log: Where to commit them to, if anywhere.
+    """
+
+    def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
+        self.table = EpisodeTable(num_episodes, info_keys)
+        self.totals: dict[str, float] = defaultdict(float)
+        """Sums over everything that is committed: steps, and seconds by activity."""
+        self.numerics: dict[str, Any] = {}
+        """The key that all records share; empty before the first."""
+        self._log = log
+        self._late: list[npt.NDArray[np.void]] = []
+        self._mismatches: set[int] = set()
+        self._unwritten: dict[str, float] = defaultdict(float)
+        self._clock: float | None = None
+        self._settling = threading.Lock()
+
+    @property
+    def durable(self) -> bool:
+        """Whether there is a log."""
+        return self._log is not None
+
+    # ------------------------------------------------------------------ what happens
+
+    def begin(self, manifest: Manifest | None) -> None:
+        """Take what the log holds already.
+
+        Raises:
+            LogMismatch: It belongs to another evaluation.
+            LogError: It is damaged beyond repair.
+        """
+        if self._log is None or manifest is None:
+            return
+        found = self._log.begin(manifest)
+        self.table.fill(found.rows, found.infos)
+        for fault in found.faults:
+            self.table.add_fault(fault)
+        self.numerics = dict(found.numerics)
+        self._mismatches.update(found.mismatches)
+        for name, value in found.totals.items():
+            self.totals[name] += value
+
+    def start_clock(self, now: float) -> None:
+        """From now on the evaluation takes time."""
+        self._clock = now if self._clock is None else self._clock
+
+    def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
+        """Take the rows of a report that count, all its faults, and its times."""
+        whole = len(positions) == len(report.rows)
+        chosen = slice(None) if whole else list(positions)
+        for name in _TIMES:
+            self._unwritten[name] += getattr(report, name)
+        self._enter(report.rows[chosen], report.infos[chosen], report.faults)
+
+    def add_faults(self, faults: tuple[Fault, ...]) -> None:
+        """Take faults that no runner was left to report."""
+        keys = len(self.table.info_keys)
+        self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
+
+    def add_row(self, row: npt.NDArray[np.void]) -> None:
+        """Take a row, shape (1,), that no runner was left to report."""
+        self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
+
+    def audit(self, rows: npt.NDArray[np.void]) -> None:
+        """Take rows that do not count, to compare them with those that do."""
+        self._late.append(rows)
+
+    def settle(self) -> None:
+        """Take note of what has been committed.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written.
+        """
+        if self._log is None:
+            return
+        with self._settling:
+            for batch in self._log.poll():
+                self._commit(batch)
+
+    def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
+        """Commit everything; may be called from any thread.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written, or not in time.
+        """
+        if self._log is not None:
+            self._log.flush(timeout_s)
+            self.settle()
+
+    def close(self) -> None:
+        """Give the log up to whoever comes next."""
+        if self._log is not None:
+            self._log.close()
+
+    def mismatches(self) -> tuple[int, ...]:
+        """Return the indices of episodes that ran twice with different outcomes."""
+        for rows in self._late:
+            self._mismatches.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
+        self._late = []
+        return tuple(sorted(self._mismatches))
+
+    # ------------------------------------------------------------------ inside
+
+    def _enter(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], faults: tuple[Fault, ...]) -> None:
+        if self._log is not None and not (len(rows) or faults):
+            return  # Times alone wait for the next row.
+        now = time.monotonic()
+        if self._clock is not None:
+            self._unwritten["wall_seconds"] += now - self._clock
+            self._clock = now
+        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics)
+        self._unwritten.clear()
+        if self._log is None:
+            self._commit(batch)
+        else:
+            self._log.append(batch)
+
+    def _commit(self, batch: Batch) -> None:
+        self.table.fill(batch.rows, batch.infos)
+        for fault in batch.faults:
+            self.table.add_fault(fault)
+        for name, value in batch.totals.items():
+            self.totals[name] += value

@@ -1,0 +1,224 @@
+"""Decides what an evaluation log says: the segments in order of writing, each index once, and nothing that is damaged.
+
+A row is a function of its index, so when two sessions wrote one (the second did not know of the first, or the
+first was thought dead) the row that was written first counts and the other is compared with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.episode import ROW, Fault, fingerprint_rows
+from rl_eval.errors import LogError
+from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.ownership import Claim, read_claims
+from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
+from rl_eval.log.storage import Storage, open_storage
+
+__all__ = ["LogContents", "Scan", "read_log", "read_manifest", "scan", "set_aside"]
+
+_SEGMENTS: Final = "segments"
+_DAMAGED: Final = "damaged"
+_NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")
+_READERS: Final = 8
+"""Segments read at once: on an object store each costs a round trip."""
+
+
+@dataclass(frozen=True)
+class LogContents:
+    """What is known of an evaluation."""
+
+    manifest: Manifest
+    rows: npt.NDArray[np.void]
+    """Array of :data:`~rl_eval.episode.ROW`, shape (n,), in order of writing, each index once."""
+    infos: npt.NDArray[np.float64]
+    """Their info scalars, shape (n, len(manifest.info_keys))."""
+    faults: tuple[Fault, ...]
+    """In order of writing. A fault that ended the same attempt in the same way again, after a restart, counts once."""
+    numerics: dict[str, Any]
+    """Numerics key of the first session that had one."""
+    totals: dict[str, float]
+    """What all sessions spent, as far as they committed it."""
+    mismatches: tuple[int, ...]
+    """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
+    damaged: tuple[str, ...]
+    """Segments that were set aside, now or earlier; what they held is not in the rows unless it was run again."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All segments of a folder, whole ones and others."""
+
+    segments: list[tuple[SegmentName, Segment]] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    """File name to what is wrong with it."""
+    missing: list[str] = field(default_factory=list)
+    """Beginnings of the names of segments that are gone."""
+    set_aside: list[str] = field(default_factory=list)
+
+
+def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
+    """Read an evaluation log, also one that is being written.
+
+    Raises:
+        LogError: There is none, or it is damaged; the message names the file and says what to do.
+        ConfigError: The folder or URI cannot be opened.
+    """
+    storage = open_storage(run_dir)
+    try:
+        manifest = read_manifest(storage)
+        found = scan(storage)
+        if found.damaged or found.missing:
+            found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
+    except OSError as error:
+        raise LogError(f"{storage.label} cannot be read: {error}") from error
+    if manifest is None:
+        raise LogError(f"{storage.label} holds no evaluation log: it has no {MANIFEST_FILE}")
+    for name, reason in found.damaged.items():
+        raise LogError(_damaged(storage, name, reason))
+    for name in found.missing:
+        raise LogError(_damaged(storage, f"{name}-...parquet", "it is gone, though it was written"))
+    return fold(manifest, found, storage.label)
+
+
+def read_manifest(storage: Storage) -> Manifest | None:
+    """Return the manifest of a log; None if there is neither a manifest nor a segment.
+
+    Raises:
+        LogError: It is damaged, or gone while segments are there.
+    """
+    try:
+        return Manifest.from_json(storage.read(MANIFEST_FILE))
+    except FileNotFoundError:
+        problem = "is gone"
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"is damaged ({error})"
+    count = len(storage.names(_SEGMENTS))
+    if count == 0:
+        return None
+    raise LogError(
+        f"{storage.label}/{MANIFEST_FILE} {problem}, so nobody knows what the {count} segments beside it are about: "
+        "restore the file from a copy, or start anew with --fresh or another --run-dir"
+    )
+
+
+def scan(storage: Storage) -> Scan:
+    """Read all segments.
+
+    Raises:
+        LogError: A segment has another format.
+        OSError: The folder cannot be read.
+    """
+    claims = read_claims(storage)  # First: a live driver's count may be behind its segments, never ahead.
+    names = [name for text in storage.names(_SEGMENTS) if (name := SegmentName.parse(text))]
+    found = Scan(set_aside=[name for name in storage.names(_DAMAGED) if _NUMBERED.match(name)])
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="rl_eval-log-read") as pool:
+        decoded = pool.map(lambda name: _read(storage, name), names)
+        for name, segment in zip(names, decoded, strict=True):
+            if isinstance(segment, Segment):
+                found.segments.append((name, segment))
+            else:
+                found.damaged[str(name)] = segment
+    found.segments.sort(key=lambda pair: pair[0])
+    found.missing.extend(_missing([*map(str, names), *found.set_aside], claims))
+    return found
+
+
+def set_aside(storage: Storage, found: Scan) -> tuple[str, ...]:
+    """Move damaged segments out of the way, and note those that are gone, so that the log can be read again."""
+    for name in found.damaged:
+        storage.move(f"{_SEGMENTS}/{name}", f"{_DAMAGED}/{name}")
+    notes = [f"{name}-missing" for name in found.missing]
+    for note in notes:
+        storage.write(f"{_DAMAGED}/{note}", b"This segment was written, and was gone when the log was read.\n")
+    return (*found.damaged, *notes)
+
+
+def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
+    """Put segments together.
+
+    Raises:
+        LogError: A row does not belong to the plan.
+    """
+    rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
+    width = len(manifest.info_keys)
+    infos = [segment.infos for _, segment in found.segments if len(segment.rows)]
+    for name, segment in found.segments:
+        indices = segment.rows["index"]
+        if ((indices < 0) | (indices >= manifest.num_episodes)).any() or (
+            len(indices) and segment.infos.shape[1] != width
+        ):
+            raise LogError(f"{label}/{_SEGMENTS}/{name} belongs to another log: remove it from the folder")
+    _, first, place = np.unique(rows["index"], return_index=True, return_inverse=True)
+    kept = np.sort(first)
+    return LogContents(
+        manifest=manifest,
+        rows=rows[kept],
+        infos=np.concatenate([np.zeros((0, width)), *infos])[kept],
+        faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
+        numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
+        totals=sum_totals(segment.header.totals for _, segment in found.segments),
+        mismatches=_mismatches(rows, first[place]),
+        damaged=tuple(found.set_aside),
+    )
+
+
+def _read(storage: Storage, name: SegmentName) -> Segment | str:
+    """Return a segment, or what is wrong with it."""
+    try:
+        return decode(name, storage.read(f"{_SEGMENTS}/{name}"))
+    except FileNotFoundError:
+        return "it was removed while the log was read"
+    except ValueError as error:
+        return str(error)
+
+
+def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
+    """Return the beginnings of the names between the first and the last of each session that are not there."""
+    numbers: dict[int, set[int]] = defaultdict(set)
+    for name in names:
+        epoch, number = name.split("-")[:2]
+        numbers[int(epoch)].add(int(number))
+    last = {epoch: max(there) for epoch, there in numbers.items()}
+    for claim in claims:
+        last[claim.epoch] = max(last.get(claim.epoch, 0), claim.segments)
+    return [
+        f"{epoch:06d}-{number:08d}"
+        for epoch in sorted(last)
+        for number in range(1, last[epoch] + 1)
+        if number not in numbers[epoch]
+    ]
+
+
+def _damaged(storage: Storage, name: str, reason: str) -> str:
+    return (
+        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}. Continue the run with --run-dir {storage.label}: "
+        "that sets the segment aside and runs its episodes again"
+    )
+
+
+def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
+    seen = set()
+    for fault in faults:
+        same = (fault.index, fault.attempt, fault.culprit, fault.phase, fault.step, fault.error_type, fault.message)
+        if not fault.charged or same not in seen:
+            yield fault
+        seen.add(same)
+
+
+def _mismatches(rows: npt.NDArray[np.void], first: npt.NDArray[np.intp]) -> tuple[int, ...]:
+    """Return the indices of rows that differ from the first row of their index."""
+    again = np.flatnonzero(first != np.arange(len(rows)))
+    ours, theirs = fingerprint_rows(rows[first[again]]), fingerprint_rows(rows[again])
+    indices = rows["index"][again]
+    different = {int(i) for i, a, b in zip(indices, ours, theirs, strict=True) if a.tobytes() != b.tobytes()}
+    return tuple(sorted(different))

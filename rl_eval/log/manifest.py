@@ -1,0 +1,102 @@
+"""Decides what an evaluation log is about, and whether a run may continue it.
+
+The manifest is written once, before the first episode: plan, identity, weights, and what is needed to do
+it again. A run continues a log whose plan, identity, weights and info keys equal its own; config and provenance
+may differ, since neither more runners nor another machine change the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import xxhash
+
+from rl_eval.errors import LogError
+
+__all__ = ["FORMAT", "MANIFEST_FILE", "Manifest"]
+
+FORMAT: Final = 1
+"""Version of the log; a reader refuses what it does not know."""
+
+MANIFEST_FILE: Final = "manifest.json"
+
+_COMPARED: Final = ("num_episodes", "seed", "plan_fingerprint", "identity", "weights", "info_keys")
+_ABSENT: Final = "(absent)"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is evaluated, and where it came from. All values are plain JSON."""
+
+    num_episodes: int
+    seed: int
+    plan_fingerprint: str
+    identity: dict[str, Any]
+    """What the result depends on besides plan and weights."""
+    weights: dict[str, Any]
+    """Version and digest."""
+    info_keys: tuple[str, ...]
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> str:
+        """Return the text of ``manifest.json``, which holds a checksum of itself."""
+        body = _plain(asdict(self))
+        return json.dumps({"format": FORMAT, "checksum": _checksum(body), **body}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Parse the text of ``manifest.json``.
+
+        Raises:
+            ValueError: It is damaged.
+            LogError: Another version of this package wrote it.
+        """
+        body = json.loads(text)
+        if not isinstance(body, dict) or "format" not in body:
+            raise ValueError("it is no manifest")
+        if body.pop("format") != FORMAT:
+            raise LogError(f"the log has another format than {FORMAT}, which this version of rl_eval reads and writes")
+        if body.pop("checksum", None) != _checksum(body):
+            raise ValueError("its contents do not have the checksum in it")
+        body["info_keys"] = tuple(body["info_keys"])
+        return cls(**body)
+
+    def differences(self, other: Manifest) -> list[str]:
+        """Return one line per value of another run that keeps it from continuing this log."""
+        theirs = dict(_flat(self._compared()))
+        ours = dict(_flat(other._compared()))
+        return [
+            f"{key}: {_shown(theirs, key)} -> {_shown(ours, key)}"
+            for key in (theirs | ours)
+            if _shown(theirs, key) != _shown(ours, key)
+        ]
+
+    def _compared(self) -> dict[str, Any]:
+        return {name: value for name, value in _plain(asdict(self)).items() if name in _COMPARED}
+
+
+def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what comes back when a body is written and read: tuples are lists, keys are text."""
+    plain = json.loads(json.dumps(body, default=str))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else _ABSENT

@@ -1,0 +1,235 @@
+"""Decides which driver may write an evaluation log: the newest claim, and none while the driver before it lives.
+
+Claims are numbered by *epoch*; a new one is made only when the one before was released or its driver is dead. On the
+machine of that driver the kernel says whether it is: process id and start time. From elsewhere only its
+heartbeat can be watched: a counter that stands still for some intervals, so that no two clocks are ever compared.
+A driver that was only asleep finds the newer claim before its next write, and writes nothing more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, final
+
+from rl_eval.errors import LogError, LogFenced, LogOwned
+from rl_eval.log.storage import Storage
+
+__all__ = ["BEAT_SECONDS", "Claim", "Ownership", "read_claims", "take_ownership"]
+
+BEAT_SECONDS = 3.0
+"""Time between heartbeats."""
+
+MISSED_BEATS = 3
+"""A driver on another machine that missed so many is taken for dead."""
+
+_FOLDER: Final = "owners"
+_RACES: Final = 10
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who writes the log, or wrote it."""
+
+    epoch: int
+    host: str
+    pid: int
+    process: str
+    """Start time of the process in the kernel's ticks: a number that is used again has another."""
+    machine: str
+    """Boot and process namespace; equal for processes that see each other's ids. Empty if unknown."""
+    since: str
+    beat: int = 0
+    """Counts heartbeats."""
+    segments: int = 0
+    """How many segments were committed at the last beat; a log with fewer has lost one."""
+    released: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+@final
+class Ownership:
+    """The right to write one log, until somebody else takes it.
+
+    Args:
+        storage: The run folder.
+        name: File of the claim.
+        claim: Its first contents.
+    """
+
+    def __init__(self, storage: Storage, name: str, claim: Claim) -> None:
+        self._storage = storage
+        self._name = name
+        self._claim = claim
+
+    @property
+    def epoch(self) -> int:
+        """Number of this claim; those of later owners are higher."""
+        return self._claim.epoch
+
+    @property
+    def session(self) -> str:
+        """Text that no other session of this log has."""
+        claim = self._claim
+        return f"{claim.epoch} {claim.host} {claim.pid} {claim.process} {claim.since}"
+
+    def check(self) -> None:
+        """Make sure that nobody took the log over.
+
+        Raises:
+            LogFenced: Somebody did.
+            LogError: The claim is gone.
+            OSError: The claims cannot be listed.
+        """
+        newest = _newest(self._storage)
+        if newest == self._name:
+            return
+        if newest is None or _rank(newest) > _rank(self._name):
+            raise LogError(
+                f"the claim {self._name} of this driver is gone from {self._storage.label}: somebody removed the "
+                "folder or its files while the evaluation ran. Nothing more is written; start the run again"
+            )
+        owner = _read(self._storage, newest)
+        raise LogFenced(
+            f"{self._storage.label} was taken over by {owner or 'another driver'}, since this driver (process "
+            f"{self._claim.pid} on {self._claim.host}) had been silent; it writes nothing more"
+        )
+
+    def beat(self, segments: int) -> None:
+        """Show that this driver lives.
+
+        Raises:
+            LogFenced: Somebody took the log over.
+            LogError: The claim is gone.
+            OSError: It cannot be written.
+        """
+        self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
+
+    def release(self, segments: int) -> None:
+        """Let the next driver take the log at once; raises as :meth:`beat`."""
+        self._rewrite(replace(self._claim, segments=segments, released=True))
+
+    def _rewrite(self, claim: Claim) -> None:
+        self.check()
+        self._storage.write(self._name, _to_bytes(claim))
+        self._claim = claim
+
+
+def take_ownership(storage: Storage) -> Ownership:
+    """Claim a log that nobody writes.
+
+    Raises:
+        LogOwned: Somebody does; the message says who.
+        OSError: The claim cannot be written.
+    """
+    for _ in range(_RACES):
+        newest = _newest(storage)
+        if newest is not None and (owner := _living_owner(storage, newest)):
+            break
+        claim = _own_claim(1 if newest is None else _epoch(newest) + 1)
+        # Whoever loses the race looks again, and finds a winner that lives.
+        if name := storage.create(f"{_FOLDER}/{claim.epoch:06d}", _to_bytes(claim)):
+            return Ownership(storage, name, claim)
+        owner = "drivers that start as fast as others end"
+    raise LogOwned(
+        f"{storage.label} is being written by {owner}: wait for it to end, stop it, or give another --run-dir"
+    )
+
+
+def read_claims(storage: Storage) -> list[Claim]:
+    """Return all claims that can be read, oldest first."""
+    claims = [_read(storage, f"{_FOLDER}/{name}") for name in storage.names(_FOLDER)]
+    return [claim for claim in claims if claim]
+
+
+def _newest(storage: Storage) -> str | None:
+    """Return the claim that counts: the highest epoch, and of racers in it the first."""
+    names = [f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name[:6].isdigit()]
+    return min(names, key=_rank, default=None)
+
+
+def _epoch(name: str) -> int:
+    return int(name.removeprefix(f"{_FOLDER}/").split("-")[0])
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return -_epoch(name), name
+
+
+def _read(storage: Storage, name: str) -> Claim | None:
+    """Return a claim; None if its driver died, or still is, between creating and writing it."""
+    try:
+        return Claim(**json.loads(storage.read(name)))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _to_bytes(claim: Claim) -> bytes:
+    return json.dumps(asdict(claim), indent=1).encode()
+
+
+def _living_owner(storage: Storage, name: str) -> str | None:
+    """Say who holds a claim, or None if it was released or its driver is dead.
+
+    A driver that cannot be asked is watched for some heartbeats.
+    """
+    first = _read(storage, name)
+    give_up = time.monotonic() + MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS / 3
+    while True:
+        claim = _read(storage, name)
+        state = "unknown" if claim is None else _state(claim)
+        if state == "dead":
+            return None
+        if state == "alive" or claim != first:
+            return str(claim or "another driver")
+        if time.monotonic() >= give_up:
+            return None
+        time.sleep(BEAT_SECONDS / 6)
+
+
+def _state(claim: Claim) -> Literal["alive", "dead", "unknown"]:
+    if claim.released:
+        return "dead"
+    if not claim.machine or claim.machine != _machine():
+        return "unknown"
+    try:
+        os.kill(claim.pid, 0)
+    except ProcessLookupError:
+        return "dead"
+    except PermissionError:
+        pass  # It exists, and is another user's.
+    process = _process(claim.pid)
+    if process is None:
+        return "unknown"
+    return "alive" if process == claim.process else "dead"
+
+
+def _own_claim(epoch: int) -> Claim:
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    pid = os.getpid()
+    return Claim(epoch, socket.gethostname(), pid, _process(pid) or "", _machine(), now)
+
+
+def _process(pid: int) -> str | None:
+    """Return the start time of a process, "" for one that has ended but was not waited for, None if unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+@cache
+def _machine() -> str:
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

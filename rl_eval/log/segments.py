@@ -1,0 +1,148 @@
+"""Decides what a segment is: a Parquet file with some rows of the log, whose name tells whether its bytes are whole.
+
+A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session that wrote it, its place in that session, what
+it holds, and the hash of its bytes. Numbers start at 1 and have no gap, so a segment that is gone is noticed too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from rl_eval.columns import episode_columns, fault_columns, read_episodes, read_faults
+from rl_eval.episode import ROW, Fault
+from rl_eval.errors import LogError
+from rl_eval.log.manifest import FORMAT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Batch", "Header", "Kind", "Segment", "SegmentName", "decode", "encode", "name_of", "sum_totals"]
+
+Kind = Literal["episodes", "faults"]
+
+_METADATA: Final = b"rl_eval"
+_NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
+
+
+class SegmentName(NamedTuple):
+    """What the name of a segment says; names sort in the order of writing."""
+
+    epoch: int
+    number: int
+    kind: str
+    digest: str
+
+    @classmethod
+    def parse(cls, text: str) -> SegmentName | None:
+        """Read a file name; None if it is no segment's."""
+        match = _NAME.fullmatch(text)
+        return match and cls(int(match[1]), int(match[2]), match[3], match[4])
+
+    def __str__(self) -> str:
+        return f"{self.epoch:06d}-{self.number:08d}-{self.kind}-{self.digest}.parquet"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the driver learned at once. The log keeps the arrays: they must not change any more."""
+
+    rows: npt.NDArray[np.void]
+    """Array of :data:`~rl_eval.episode.ROW`, shape (n,)."""
+    infos: npt.NDArray[np.float64]
+    """Their info scalars, shape (n, k)."""
+    faults: tuple[Fault, ...] = ()
+    totals: dict[str, float] = field(default_factory=dict)
+    """What was spent since the batch before, by name."""
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """Numerics key; empty while unknown."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the metadata of a segment say about the flush that wrote it."""
+
+    session: str
+    """The session; two that claimed one epoch at once differ."""
+    numerics: dict[str, Any] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+    """What was spent since the flush before."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The contents of a segment."""
+
+    header: Header
+    rows: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ROW))
+    infos: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    faults: tuple[Fault, ...] = ()
+
+
+def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> list[tuple[Kind, bytes]]:
+    """Return the segments of one flush, in the order of writing: faults before the episodes that had them."""
+    faults = [fault for batch in batches for fault in batch.faults]
+    rows = np.concatenate([batch.rows for batch in batches])
+    infos = np.concatenate([batch.infos for batch in batches])
+    numerics = next((batch.numerics for batch in reversed(batches) if batch.numerics), {})
+    header = Header(session, numerics, sum_totals(batch.totals for batch in batches))
+    files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
+    if faults:
+        files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))
+    return files
+
+
+def name_of(data: bytes, epoch: int, number: int, kind: Kind) -> SegmentName:
+    """Return the name that the bytes of a segment get."""
+    return SegmentName(epoch, number, kind, xxhash.xxh3_128_hexdigest(data))
+
+
+def decode(name: SegmentName, data: bytes) -> Segment:
+    """Read the bytes of a segment.
+
+    Raises:
+        ValueError: They are not those that were written.
+        LogError: Another version of this package wrote them.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if xxhash.xxh3_128_hexdigest(data) != name.digest:
+        raise ValueError("its bytes do not have the hash in its name")
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    described = json.loads(table.schema.metadata[_METADATA])
+    if described.pop("format") != FORMAT:
+        raise LogError(f"segment {name} has another format than {FORMAT}, which this version of rl_eval reads")
+    header = Header(**described)
+    if name.kind == "faults":
+        return Segment(header, faults=read_faults(table))
+    rows, infos, _ = read_episodes(table)
+    return Segment(header, rows, infos)
+
+
+def sum_totals(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up what was spent, by name."""
+    summed: dict[str, float] = defaultdict(float)
+    for total in totals:
+        for name, value in total.items():
+            summed[name] += value
+    return dict(summed)
+
+
+def _encode(columns: Mapping[str, pa.Array], header: Header) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    described = {"format": FORMAT, "session": header.session, "numerics": header.numerics, "totals": header.totals}
+    table = pa.table(dict(columns), metadata={_METADATA: json.dumps(described, default=str)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,280 @@
+"""Decides when what an evaluation finished is committed, and what its driver may hear of.
+
+One thread writes. The driver appends and polls, and never waits for a disk; it hears of a batch when the batch is
+in the log, so nothing that was announced can be lost.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, final
+
+from rl_eval.errors import ConfigError, EvalError, LogError, LogMismatch
+from rl_eval.log import ownership
+from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
+from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.ownership import Ownership, take_ownership
+from rl_eval.log.segments import Batch, Kind, encode, name_of
+from rl_eval.log.storage import Storage, is_unusable, open_storage
+
+__all__ = ["EvaluationLog"]
+
+FLUSH_SHARE: Final = 0.05
+"""Flush interval as a share of the session's age: the number of segments grows with its logarithm at first."""
+FLUSH_SECONDS: Final = (1.0, 30.0)
+"""Shortest and longest flush interval."""
+
+RETRIES = 13
+"""How often a failed write is tried again."""
+RETRY_SECONDS = (0.25, 5.0)
+"""First and longest wait before it is; each is twice the one before. The longest must not look like a dead driver."""
+
+CLOSE_SECONDS: Final = 10.0
+"""How long :meth:`EvaluationLog.close` waits for a write that is under way."""
+
+
+@dataclass
+class _Flush:
+    """Batches on their way, with the files that are still to be written for them."""
+
+    batches: list[Batch]
+    files: list[tuple[Kind, bytes]]
+
+
+@final
+class EvaluationLog:
+    """The log of one evaluation, open for writing.
+
+    ``append`` and ``poll`` belong to one thread; ``flush`` and ``close`` may be called from any, also from a signal
+    handler.
+
+    Args:
+        storage: The run folder.
+        owner: The right to write it.
+    """
+
+    def __init__(self, storage: Storage, owner: Ownership) -> None:
+        self._storage = storage
+        self._owner = owner
+        self._info_keys: tuple[str, ...] = ()
+        # Protects what follows. It is reentrant, since a signal handler may flush while the thread below it appends.
+        self._changed = threading.Condition(threading.RLock())
+        self._pending: list[Batch] = []
+        self._committed: list[Batch] = []
+        self._num_appended = self._num_committed = self._num_urgent = 0
+        self._closing = False
+        self._error: EvalError | None = None
+        self._trouble: OSError | None = None
+        """Why the last write failed, if it did."""
+        self._retry_at = 0.0
+        # Only the writer's.
+        self._flush: _Flush | None = None
+        self._failures = 0
+        self._segments = 0
+        """How many are committed."""
+        self._opened = self._flushed_at = self._beaten_at = time.monotonic()
+        self._thread = threading.Thread(target=self._serve, name="rl_eval-log", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ open and continue
+
+    @classmethod
+    def open(cls, run_dir: str | os.PathLike[str]) -> EvaluationLog:
+        """Claim a run folder, which may be empty or absent.
+
+        Raises:
+            ConfigError: The folder or URI cannot be used.
+            LogOwned: A live driver writes it.
+            LogError: It cannot be written now.
+        """
+        storage = open_storage(run_dir)
+        try:
+            owner = take_ownership(storage)
+            for folder in ("", "owners", "segments", "damaged"):
+                storage.sweep(folder)
+        except OSError as error:
+            if is_unusable(error):
+                raise ConfigError(
+                    f"run_dir {storage.label} cannot be used: {error}. Give a folder, or a URI, that can be written"
+                ) from error
+            raise LogError(f"{storage.label} cannot be written: {error}") from error
+        return cls(storage, owner)
+
+    def begin(self, manifest: Manifest) -> LogContents:
+        """Start the log, or continue the one that is there.
+
+        Damaged segments are set aside, and named in the result; their episodes are not in it.
+
+        Raises:
+            LogMismatch: The log there has another plan, policy, environment or weights.
+            LogError: The log there cannot be continued, or the folder cannot be read or written.
+            LogFenced: Another driver took the log over.
+        """
+        self._info_keys = manifest.info_keys
+        try:
+            return self._begin(manifest)
+        except OSError as error:
+            raise LogError(f"{self._storage.label} cannot be read or written: {error}") from error
+
+    def _begin(self, ours: Manifest) -> LogContents:
+        self._owner.check()
+        theirs = read_manifest(self._storage)
+        if theirs is None:
+            self._storage.write(MANIFEST_FILE, ours.to_json().encode())
+            return fold(ours, Scan(), self._storage.label)
+        if differences := theirs.differences(ours):
+            raise LogMismatch(
+                "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences])
+                + "\nGive another --run-dir, or start beside it with --fresh"
+            )
+        found = scan(self._storage)
+        found.set_aside[:] = set_aside(self._storage, found)
+        return fold(theirs, found, self._storage.label)
+
+    # ------------------------------------------------------------------ the driver's side
+
+    def append(self, batch: Batch) -> None:
+        """Hand over what finished; it is committed with the next flush."""
+        with self._changed:
+            self._pending.append(batch)
+            self._num_appended += 1
+            if len(self._pending) == 1:
+                self._changed.notify_all()
+
+    def poll(self) -> list[Batch]:
+        """Return the batches that were committed since the last call, in the order of appending.
+
+        Raises:
+            LogFenced: Another driver took the log over; nothing more is written.
+            LogError: The log cannot be written.
+        """
+        with self._changed:
+            committed, self._committed = self._committed, []
+            if not committed:
+                self._raise_error()
+        return committed
+
+    def flush(self, timeout_s: float) -> None:
+        """Commit everything that was appended so far.
+
+        Raises:
+            LogFenced: Another driver took the log over; nothing more is written.
+            LogError: The log cannot be written, or not in time.
+        """
+        give_up = time.monotonic() + timeout_s
+        with self._changed:
+            wanted = self._num_urgent = self._num_appended
+            self._retry_at = 0.0
+            self._changed.notify_all()
+            while self._num_committed < wanted:
+                self._raise_error()
+                left = give_up - time.monotonic()
+                if left <= 0 or self._closing:
+                    reason = "the log was closed" if self._closing else "a write is still under way"
+                    if self._trouble:
+                        reason = f"the last write failed: {self._trouble}"
+                    raise LogError(
+                        f"{self._storage.label} could not be written within {timeout_s:g} s: {reason}. "
+                        f"{wanted - self._num_committed} batches are not in the log; their episodes run again "
+                        "when the run is continued"
+                    )
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """Stop writing, and let the next driver take the log at once. What was not flushed is dropped."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            # A claim that cannot be released is found to be that of a dead process later on.
+            with suppress(OSError, EvalError):
+                self._owner.release(self._segments)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args) from self._error
+
+    # ------------------------------------------------------------------ the writer's side
+
+    def _serve(self) -> None:
+        while self._wait():
+            try:
+                self._work()
+            except OSError as error:
+                self._retry_later(error)
+            except EvalError as error:
+                self._give_up(error)
+            except Exception as error:  # A driver that waits for this thread must hear of everything that ended it.
+                self._give_up(LogError(f"{self._storage.label} cannot be written: {type(error).__name__}: {error}"))
+            if self._error is not None:
+                return
+
+    def _wait(self) -> bool:
+        """Wait until something is due; false when the log is closed."""
+        with self._changed:
+            while not self._closing and (rest := self._due() - time.monotonic()) > 0:
+                self._changed.wait(rest)
+            return not self._closing
+
+    def _due(self) -> float:
+        return max(self._retry_at, min(self._flush_due(), self._beaten_at + ownership.BEAT_SECONDS))
+
+    def _flush_due(self) -> float:
+        if not self._pending and not self._flush:
+            return float("inf")
+        if self._flush or self._num_urgent > self._num_committed:
+            return 0.0
+        shortest, longest = FLUSH_SECONDS
+        age = self._flushed_at - self._opened
+        return self._flushed_at + min(max(FLUSH_SHARE * age, shortest), longest)
+
+    def _work(self) -> None:
+        now = time.monotonic()
+        if self._beaten_at + ownership.BEAT_SECONDS <= now:
+            self._owner.beat(self._segments)
+            self._beaten_at = now
+        if self._flush_due() <= now:
+            self._commit()
+            self._flushed_at = now
+        self._failures = 0
+        self._trouble = None
+
+    def _commit(self) -> None:
+        if self._flush is None:
+            with self._changed:
+                batches, self._pending = self._pending, []
+            self._flush = _Flush(batches, encode(batches, self._info_keys, self._owner.session))
+        while self._flush.files:
+            kind, data = self._flush.files[0]
+            self._owner.check()
+            name = name_of(data, self._owner.epoch, self._segments + 1, kind)
+            self._storage.write(f"segments/{name}", data)
+            self._segments += 1
+            del self._flush.files[0]
+        with self._changed:
+            self._committed += self._flush.batches
+            self._num_committed += len(self._flush.batches)
+            self._flush = None
+            self._changed.notify_all()
+
+    def _retry_later(self, error: OSError) -> None:
+        self._failures += 1
+        if self._failures > RETRIES:
+            self._give_up(LogError(f"{self._storage.label} cannot be written, after {RETRIES} retries: {error}"))
+            return
+        first, longest = RETRY_SECONDS
+        with self._changed:
+            self._trouble = error
+            self._retry_at = time.monotonic() + min(first * 2 ** (self._failures - 1), longest)
+
+    def _give_up(self, error: EvalError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

@@ -1,0 +1,253 @@
+"""What every policy owes a runner: the action of a row depends on that row's episode, and on nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.config import EvalConfig
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.protocols import Policy
+from rl_eval.runners.spaces import ActionReader, ObservationBatch
+from rl_eval.settings import EvalSettings
+from rl_eval.testing.contracts.subject import Subject, build_subject
+
+__all__ = ["PolicyContract"]
+
+_POOL: Final = 64
+"""Made-up observations."""
+_STEPS: Final = 5
+_EPISODES: Final = 33
+
+Array = npt.NDArray[Any]
+Actions = list[list[Array]]
+"""Leaves of the batch of actions, for every step."""
+
+
+class PolicyContract:
+    """Tests of a policy, to inherit by a pytest class of your own.
+
+    Example:
+        >>> class TestMyPolicy(PolicyContract):
+        ...     config = EvalConfig().environment("CartPole-v1").policy("my_pkg.policies:make_policy")
+
+    The policy acts on made-up observations of the environment's space. Discrete actions must be equal; floats may
+    differ by rounding, since a runner sees to that the rows it batches are rounded alike.
+    """
+
+    config: EvalConfig
+    """Where the spaces (from its environment) and the policy come from."""
+    batch_sizes: tuple[int, ...] = (1, 2, 16, 33)
+    tolerance: float = 1e-4
+    """Greatest relative difference of floats that counts as rounding."""
+
+    # ------------------------------------------------------------------ a row is a row
+
+    def test_actions_fit_the_action_space(self) -> None:
+        """Shape, dtype and values are those that the environment takes."""
+        reader = ActionReader(self._subject.action_space, self._settings.policy.actions)
+        structure = reader.structure
+        for size in self.batch_sizes:
+            for leaves in self._act(range(size)):
+                reader.read(tree.unflatten_as(structure, leaves), np.ones(size, bool))
+
+    def test_a_row_does_not_depend_on_the_size_of_the_batch(self) -> None:
+        """Alone or among others, an episode gets the same actions."""
+        for size in self.batch_sizes:
+            self._expect_alone(range(size), self._act(range(size)), f"in a batch of {size}")
+
+    def test_a_row_does_not_depend_on_its_position(self) -> None:
+        """Nor on its neighbours."""
+        for size in self.batch_sizes:
+            for seed in range(3):
+                episodes = np.random.default_rng(seed).permutation(_EPISODES)[:size].tolist()
+                self._expect_alone(episodes, self._act(episodes), f"at another position in a batch of {size}")
+
+    def test_rows_of_dead_lanes_do_not_matter(self) -> None:
+        """They hold what some other episode left."""
+        for size in self.batch_sizes:
+            live = np.arange(size) % 2 == 0
+            self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)
+
+    def test_a_lane_that_starts_over_starts_afresh(self) -> None:
+        """With the rows of its state reset, an episode is the same as on a new policy; others go on."""
+        for size in self.batch_sizes:
+            again = np.arange(size) % 2 == 0
+            actions = self._act(range(size), restart=again)
+            before, after = actions[: _STEPS // 2], actions[_STEPS // 2 :]
+            self._expect_alone(range(size), before + after, "beside a lane that started over", ~again)
+            self._expect_alone(range(size), after, "in a lane that started over", again)
+
+    # ------------------------------------------------------------------ nothing is hidden
+
+    def test_acting_leaves_nothing_behind(self) -> None:
+        """What the same policy did before, in another evaluation, changes no action."""
+        first = self._act(range(8))
+        self._expect_equal(self._act(range(8)), first, "when repeated")
+        self._act(range(_EPISODES))
+        self._expect_equal(self._act(range(8)), first, "after other episodes")
+
+    def test_randomness_comes_from_the_noise_argument_alone(self) -> None:
+        """Global generators are neither read nor moved: they may be a trainer's."""
+        first = self._act(range(8))
+        for seed in range(3):
+            with _global_seed(seed) as states:
+                before = states()
+                actions = self._act(range(8))
+                moved = [name for name, state in states().items() if state != before[name]]
+            if moved:
+                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}: draw from `noise`")
+            self._expect_equal(actions, first, "with other seeds of the global generators")
+
+    def test_acting_does_not_write_into_its_arguments(self) -> None:
+        """Observations and the mask belong to the runner."""
+        observations, live = self._observations(np.arange(16)), np.ones(16, bool)
+        kept = tree.map_structure(np.copy, observations)
+        self._call(self._subject.policy, observations, self._fresh_state(self._subject.policy, 16), live, np.arange(16))
+        if not all(map(np.array_equal, tree.flatten(observations), tree.flatten(kept))):
+            raise AssertionError("act() wrote into the observations: copy what you change")
+        if not live.all():
+            raise AssertionError("act() wrote into the mask of live rows: copy what you change")
+
+    def test_a_pickled_copy_acts_alike(self) -> None:
+        """A live policy reaches its runners as pickled bytes."""
+        first = self._act(range(8))
+        twin: Policy = pickle.loads(cloudpickle.dumps(self._subject.policy))
+        self._expect_equal(self._act(range(8), policy=twin), first, "of a pickled copy")
+
+    # ------------------------------------------------------------------ what the tests are made of
+
+    @cached_property
+    def _settings(self) -> EvalSettings:
+        return self.config.build()
+
+    @cached_property
+    def _subject(self) -> Subject:
+        return build_subject(self._settings)
+
+    @cached_property
+    def _pool(self) -> Any:
+        batch = ObservationBatch(self._subject.observation_space, 1)
+        return batch.sample(_POOL, np.random.default_rng(0))
+
+    @cached_property
+    def _alone(self) -> list[Actions]:
+        """Actions of every episode in a batch of one."""
+        return [self._act([episode]) for episode in range(_EPISODES)]
+
+    def _observations(self, rows: npt.NDArray[np.int64]) -> Any:
+        return tree.map_structure(lambda leaf: leaf[rows % _POOL], self._pool)
+
+    def _fresh_state(self, policy: Policy, size: int) -> Any:
+        make = getattr(policy, "initial_state", None)
+        if make is None:
+            return None
+        with _inference_mode():
+            return make(size)
+
+    def _call(
+        self, policy: Policy, observations: Any, state: Any, live: npt.NDArray[np.bool_], seeds: Any, steps: Any = 0
+    ) -> tuple[Any, Any]:
+        steps = np.broadcast_to(np.asarray(steps, np.int64), seeds.shape)
+        noise = None if self._settings.policy.deterministic else EpisodeNoise(seeds, steps)
+        with _inference_mode():
+            return policy.act(observations, state, live, noise)
+
+    def _act(
+        self,
+        episodes: Sequence[int],
+        live: npt.NDArray[np.bool_] | None = None,
+        *,
+        restart: npt.NDArray[np.bool_] | None = None,
+        policy: Policy | None = None,
+    ) -> Actions:
+        """Run episodes side by side for some steps; each has observations and noise of its own.
+
+        Args:
+            episodes: One for each row.
+            live: Mask of the rows that count; all by default.
+            restart: Mask of the rows whose episode starts over, half way.
+            policy: By default the one under test.
+        """
+        policy = self._subject.policy if policy is None else policy
+        seeds, live = np.array(episodes, np.int64), np.ones(len(episodes), bool) if live is None else live
+        ages, state = np.zeros(len(seeds), np.int64), self._fresh_state(policy, len(seeds))
+        actions: Actions = []
+        for step in range(_STEPS):
+            if restart is not None and step == _STEPS // 2:
+                ages[restart] = 0
+                self._reset_rows(policy, state, restart)
+            # The number of the episode shifts the noise and the observations.
+            observations = self._observations(seeds * 3 + ages)
+            chosen, state = self._call(policy, observations, state, live.copy(), seeds, ages)
+            actions.append([np.array(leaf.cpu() if hasattr(leaf, "cpu") else leaf) for leaf in tree.flatten(chosen)])
+            ages += 1
+        return actions
+
+    def _reset_rows(self, policy: Policy, state: Any, rows: npt.NDArray[np.bool_]) -> None:
+        if state is None:
+            return
+        fresh = self._fresh_state(policy, len(rows))
+        with _inference_mode():
+            for ours, new in zip(tree.flatten(state), tree.flatten(fresh), strict=True):
+                ours[rows] = new[rows]
+
+    def _expect_alone(
+        self, episodes: Sequence[int], actions: Actions, where: str, mask: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Compare rows with what their episodes get alone."""
+        for row, episode in enumerate(episodes):
+            if mask is None or mask[row]:
+                alone = self._alone[episode][: len(actions)]
+                mine = [[leaf[row : row + 1] for leaf in leaves] for leaves in actions]
+                self._expect_equal(mine, alone, f"of one episode {where}")
+
+    def _expect_equal(self, actions: Actions, due: Actions, where: str) -> None:
+        for step, (leaves, others) in enumerate(zip(actions, due, strict=True)):
+            for leaf, other in zip(leaves, others, strict=True):
+                if not self._same(leaf, other):
+                    raise AssertionError(
+                        f"actions {where} differ at step {step}: {leaf.tolist()} instead of {other.tolist()}. act() "
+                        "must choose the action of a row by that row of its arguments, and by nothing else"
+                    )
+
+    def _same(self, leaf: Array, other: Array) -> bool:
+        if leaf.dtype.kind == "f":
+            return bool(np.allclose(leaf, other, rtol=self.tolerance, atol=self.tolerance))
+        return bool(np.array_equal(leaf, other))
+
+
+def _inference_mode() -> Any:
+    import torch
+
+    return torch.inference_mode()
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int) -> Iterator[Callable[[], dict[str, bytes]]]:
+    """Seed the global generators, offer a look at their states, and put them back."""
+    import torch
+
+    kept = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+    try:
+        yield lambda: {
+            "random": pickle.dumps(random.getstate()),
+            "numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002
+            "torch": torch.random.get_rng_state().numpy().tobytes(),
+        }
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        torch.random.set_rng_state(kept[2])

@@ -1,0 +1,121 @@
+"""Environments with known truth, with an odd space, or with a leak; and which one a test factory wraps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.protocols import EnvContext
+from rl_eval.runners.environment import construct_env
+from rl_eval.settings import EnvironmentSection
+
+__all__ = ["DictObservation", "ImpureEnv", "TwoLengthEnv", "impure", "two_length", "wrapped_env"]
+
+
+class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
+    """Half of the seeds give 5 steps worth 0, the other half 200 steps worth 1: the true mean return is 0.5.
+
+    An evaluator that counts the first episodes to finish reports less.
+    """
+
+    SHORT: Final = 5
+    LONG: Final = 200
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._length = 0
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Draw the length."""
+        super().reset(seed=seed)
+        self._length = self.LONG if self.np_random.random() < 0.5 else self.SHORT
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Count; the last step of a long episode is rewarded."""
+        self._steps += 1
+        done = self._steps >= self._length
+        return self._observation(), float(done and self._length == self.LONG), done, False, {}
+
+    def _observation(self) -> npt.NDArray[np.float32]:
+        return np.array([self._steps / self.LONG, self._length == self.LONG], np.float32)
+
+
+class DictObservation(gym.ObservationWrapper[Any, Any, Any]):
+    """Splits a vector observation into a nested dict, with an image and a discrete part beside it."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        box = env.observation_space
+        assert isinstance(box, gym.spaces.Box)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "body": gym.spaces.Tuple(
+                    (
+                        gym.spaces.Box(box.low[:1], box.high[:1], dtype=np.float32),
+                        gym.spaces.Box(box.low[1:], box.high[1:], dtype=np.float32),
+                    )
+                ),
+                "camera": gym.spaces.Box(0, 255, (4, 4, 1), np.uint8),
+                "side": gym.spaces.Discrete(2),
+            }
+        )
+
+    def observation(self, observation: npt.NDArray[np.float32]) -> dict[str, Any]:
+        """Split one observation."""
+        pixels = np.full((4, 4, 1), int(abs(float(observation[0])) * 100) % 256, np.uint8)
+        return {"body": (observation[:1], observation[1:]), "camera": pixels, "side": int(observation[0] > 0)}
+
+
+class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Leaks state across resets: its rewards grow with the number of episodes that this object has run."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._episodes = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset everything but the count of episodes."""
+        self._episodes += 1
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, with the leak in the reward."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, float(reward) + 0.001 * self._episodes, terminated, truncated, info
+
+
+def wrapped_env(context: EnvContext) -> tuple[gym.Env[Any, Any], dict[str, Any]]:
+    """Build the environment that a test factory wraps.
+
+    Args:
+        context: Holds ``env`` (whatever ``environment.env`` may be, or ``two_length``; by default CartPole-v1) and
+            ``env_kwargs``.
+
+    Returns:
+        The environment, and the items of the context that remain.
+    """
+    kwargs = dict(context)
+    name, inner = kwargs.pop("env", "CartPole-v1"), kwargs.pop("env_kwargs", {})
+    if isinstance(name, str) and name == "two_length":
+        return TwoLengthEnv(**inner), kwargs
+    section = EnvironmentSection(env=name, env_kwargs=inner)
+    return construct_env(section, context.runner_index, context.lane_index, context.num_runners), kwargs
+
+
+def impure(context: EnvContext) -> ImpureEnv:
+    """Build an :class:`ImpureEnv` from ``env`` and ``env_kwargs``."""
+    return ImpureEnv(wrapped_env(context)[0])
+
+
+def two_length(context: EnvContext) -> TwoLengthEnv:
+    """Build a :class:`TwoLengthEnv`."""
+    return TwoLengthEnv()

@@ -1,0 +1,240 @@
+"""What each kind of fault does, and in which phases it can strike."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import nearest
+
+__all__ = [
+    "EXIT_STATUS",
+    "PHASES",
+    "SPOILS",
+    "STRIKES",
+    "InjectedFault",
+    "Strike",
+    "StrikePhase",
+    "check_kind",
+]
+
+StrikePhase = Literal["construct", "reset", "step", "close"]
+
+EXIT_STATUS: Final = 13
+"""Status that ``exit`` and ``os_exit`` leave with."""
+
+_BLOCK_BYTES: Final = 2**24
+
+
+class InjectedFault(RuntimeError):
+    """What an environment of this package raises on purpose."""
+
+
+class Strike(NamedTuple):
+    """One fault that is due."""
+
+    where: str
+    """Phase, episode, attempt and step, for the message."""
+    seconds: float
+    """How long a hang lasts."""
+    limit_mib: int
+    """Memory that a balloon may take."""
+
+
+# ------------------------------------------------------------------ what happens to the process
+
+
+def _nothing(strike: Strike) -> None:
+    """Let the environment be."""
+
+
+def _raise(strike: Strike) -> None:
+    raise InjectedFault(f"injected fault in {strike.where}")
+
+
+def _exit(strike: Strike) -> None:
+    sys.exit(EXIT_STATUS)
+
+
+def _os_exit(strike: Strike) -> None:
+    os._exit(EXIT_STATUS)
+
+
+def _segfault(strike: Strike) -> None:
+    ctypes.string_at(0)
+
+
+def _abort(strike: Strike) -> None:
+    os.abort()
+
+
+def _sigkill(strike: Strike) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _sigstop(strike: Strike) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _loop(strike: Strike) -> None:
+    end = time.perf_counter() + strike.seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _sleep(strike: Strike) -> None:
+    time.sleep(strike.seconds)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _gil_sleep(strike: Strike) -> None:
+    # PyDLL, unlike CDLL, keeps the GIL while the C function runs.
+    nanosleep = ctypes.PyDLL(None).nanosleep
+    seconds = int(strike.seconds)
+    left = _Timespec(seconds, int((strike.seconds - seconds) * 1e9))
+    # A signal interrupts it, and tells in its second argument how much is left.
+    while nanosleep(ctypes.byref(left), ctypes.byref(left)):
+        pass
+
+
+def _balloon(strike: Strike) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    ceiling = pages * resource.getpagesize() + strike.limit_mib * 2**20
+    # The limit is what keeps the machine alive.
+    limits = [ceiling, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    blocks: list[bytes] = []
+    try:
+        while True:
+            blocks.append(b"\1" * _BLOCK_BYTES)
+    finally:
+        blocks.clear()
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+STRIKES: Final[Mapping[str, Callable[[Strike], None]]] = {
+    "none": _nothing,
+    "raise": _raise,
+    "exit": _exit,
+    "os_exit": _os_exit,
+    "segfault": _segfault,
+    "abort": _abort,
+    "sigkill": _sigkill,
+    "sigstop": _sigstop,
+    "loop": _loop,
+    "sleep": _sleep,
+    "gil_sleep": _gil_sleep,
+    "balloon": _balloon,
+}
+"""Kinds that befall the process."""
+
+
+# ------------------------------------------------------------------ what the environment returns
+
+
+def _observation_spoiler(spoil: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda result: (spoil(result[0]), *result[1:])
+
+
+def _with_nan(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    return np.full_like(array, np.nan) if array.dtype.kind == "f" else leaf
+
+
+def _doubled(leaf: Any) -> npt.NDArray[Any]:
+    return np.stack([np.asarray(leaf)] * 2)
+
+
+def _as_text(leaf: Any) -> npt.NDArray[Any]:
+    return np.asarray(leaf).astype(str)
+
+
+def _without_first_key(observation: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(list(observation.items())[1:])
+
+
+def _with_nan_reward(result: Any) -> tuple[Any, ...]:
+    return (result[0], float("nan"), *result[2:])
+
+
+def _no_tuple(result: Any) -> None:
+    return None
+
+
+SPOILS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "nan_observation": _observation_spoiler(lambda observation: tree.map_structure(_with_nan, observation)),
+    "bad_shape": _observation_spoiler(lambda observation: tree.map_structure(_doubled, observation)),
+    "bad_dtype": _observation_spoiler(lambda observation: tree.map_structure(_as_text, observation)),
+    "missing_key": _observation_spoiler(_without_first_key),
+    "nan_reward": _with_nan_reward,
+    "not_a_tuple": _no_tuple,
+}
+"""Kinds that change what ``reset`` or ``step`` returns."""
+
+
+# ------------------------------------------------------------------ which kind can strike where
+
+
+_EVERYWHERE: Final[tuple[StrikePhase, ...]] = ("step", "reset", "construct", "close")
+
+PHASES: Final[Mapping[str, tuple[StrikePhase, ...]]] = {
+    **dict.fromkeys(STRIKES, _EVERYWHERE),
+    **dict.fromkeys(SPOILS, ("step", "reset")),
+    "nan_reward": ("step",),
+    "leak": ("reset", "step"),
+    "spawn": ("construct",),
+}
+"""Phases of each kind, the usual one first. ``leak`` and ``spawn`` need the environment's own state."""
+
+
+def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePhase:
+    """Return the phase that a kind strikes in.
+
+    Args:
+        kind: Name of the kind.
+        phase: Name of the phase, or None for the kind's usual one.
+        space: Observation space that the kind must be able to spoil.
+
+    Raises:
+        ValueError: Kind or phase are unknown, or the kind cannot strike there.
+    """
+    if kind not in PHASES:
+        raise ValueError(f"kind is {kind!r}: {nearest(kind, PHASES)}")
+    if phase is not None and phase not in _EVERYWHERE:
+        raise ValueError(f"phase is {phase!r}: {nearest(phase, _EVERYWHERE)}")
+    if phase is not None and phase not in PHASES[kind]:
+        raise ValueError(f"kind {kind!r} cannot strike in phase {phase!r}: use {' or '.join(map(repr, PHASES[kind]))}")
+    if kind == "missing_key" and not isinstance(space, gym.spaces.Dict):
+        raise ValueError(f"kind 'missing_key' needs a Dict observation space, but the environment has {space}")
+    if kind == "nan_observation" and not any(
+        leaf.dtype is not None and leaf.dtype.kind == "f" for leaf in _leaves(space)
+    ):
+        raise ValueError(
+            f"kind 'nan_observation' needs floats in the observation space, but the environment has {space}"
+        )
+    return next(known for known in PHASES[kind] if phase in (None, known))
+
+
+def _leaves(space: gym.Space[Any]) -> list[gym.Space[Any]]:
+    """Return the parts of a nested space."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for part in space.spaces.values() for leaf in _leaves(part)]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for part in space.spaces for leaf in _leaves(part)]
+    return [space]

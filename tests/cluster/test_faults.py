@@ -1,0 +1,181 @@
+"""The fault matrix: whatever an environment does to its process, the result is that of the undisturbed run."""
+
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workloads import MLP, WEIGHTS
+
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
+from rl_eval.recorder import process_born
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+EPISODES = 24
+GUILTY = 7
+
+DEADLINES = {"reset_timeout_s": 1.0, "step_timeout_s": 1.0}
+
+DEATHS = ["raise", "os_exit", "segfault", "abort", "sigkill", "balloon"]
+HANGS = ["sigstop", "loop", "sleep", "gil_sleep"]
+RUNNERS = {"single_agent": 1, "vector": 4}
+
+
+def config(runner: str = "vector", runners: int = 2, **fault: Any) -> EvalConfig:
+    """Two runners on CartPole, in which one episode is guilty."""
+    return (
+        EvalConfig()
+        .environment("rl_eval.testing:faulty", env_kwargs={"episodes": [GUILTY], **fault})
+        .policy(MLP, weights=WEIGHTS / "cartpole_ppo_early.safetensors")
+        .runners(num_runners=runners, num_envs_per_runner=RUNNERS[runner], runner=runner)
+        .evaluation(num_episodes=EPISODES)
+        .fault_tolerance(**(DEADLINES if runners else {}))
+    )
+
+
+@cache
+def undisturbed() -> str:
+    return evaluate(config(runners=0)).fingerprint
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is gone; a stopped one is not."""
+    deadline = time.monotonic() + 30
+    while process_born(pid) is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def struck(folder: Path) -> list[int]:
+    """Return the processes that were struck."""
+    return [int(mark.read_text()) for mark in folder.iterdir()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where faults leave their marks; after the test no struck process is left."""
+    yield tmp_path
+    assert all(gone(pid) for pid in struck(tmp_path))
+
+
+def check_recovered(result: EvalResult) -> None:
+    assert result.status == "complete"
+    assert [record.index for record in result.episodes] == list(range(EPISODES))
+    assert result.fingerprint == undisturbed()
+    innocent = [fault for fault in result.faults if fault.charged and fault.index != GUILTY]
+    assert not innocent, innocent
+
+
+def recovers(folder: Path, runner: str, kind: str, phase: str, **fault: Any) -> EvalResult:
+    """Strike once, and expect the result of the undisturbed run."""
+    result = evaluate(config(runner, kind=kind, phase=phase, folder=str(folder), **fault))
+    assert len(struck(folder)) == 1
+    check_recovered(result)
+    return result
+
+
+@pytest.mark.parametrize("kind", ["segfault", "gil_sleep"])
+def test_a_fault_in_a_step_is_survived(folder: Path, kind: str) -> None:
+    """The guilty episode is charged on evidence, runs again with its seed, and its fault has the stack."""
+    result = recovers(folder, "vector", kind, "step", step=3)
+    record = result.episodes[GUILTY]
+    assert record.attempts == 2
+    (fault,) = record.faults
+    assert (fault.index, fault.seed, fault.attempt, fault.phase, fault.step) == (GUILTY, record.seed, 1, "step", 2)
+    assert fault.culprit == ("env" if kind == "segfault" else "timeout")
+    assert fault.charged
+    assert "faulty_env.py" in fault.traceback
+    assert result.provenance["runners_lost"] == 1
+
+
+def test_a_kill_is_charged_to_nobody(folder: Path) -> None:
+    """A process that vanishes may have been pre-empted: its episode runs again, with its first attempt."""
+    result = recovers(folder, "vector", "sigkill", "step", step=3)
+    record = result.episodes[GUILTY]
+    assert record.attempts == 1
+    assert [(fault.culprit, fault.charged, fault.phase) for fault in record.faults] == [("runner", False, "step")]
+
+
+@pytest.mark.parametrize("kind", ["os_exit", "gil_sleep"])
+def test_an_episode_that_always_takes_its_process_along_fails_alone(tmp_path: Path, kind: str) -> None:
+    """All other episodes complete; the guilty one is failed with its reason, after its attempts."""
+    result = evaluate(config(kind=kind, phase="step", step=3).fault_tolerance(max_runner_restarts=2))
+    assert result.status == "partial"
+    assert [record.index for record in result.episodes] == list(range(EPISODES))
+    (failed,) = [record for record in result.episodes if record.outcome == "failed"]
+    assert failed.index == GUILTY
+    assert failed.attempts == 3
+    assert [fault.attempt for fault in failed.faults if fault.charged] == [1, 2, 3]
+    expected = evaluate(config(runners=0))
+    for record in result.episodes:
+        if record.index != GUILTY:
+            assert record.episode_return == expected.episodes[record.index].episode_return
+            assert record.attempts == 1
+
+
+def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:
+    """Simulators that run in processes of their own do not outlive the runner that started them."""
+    simulators = config(kind="spawn", folder=str(tmp_path)).runners(num_envs_per_runner=2)
+    with EvalRunnerGroup(simulators) as group:
+        group.evaluate(num_episodes=4)
+        pids = group.foreach_runner(lambda runner: runner.pid())
+        assert struck(tmp_path)
+        group.foreach_runner(lambda runner: None)
+    children = [int(mark.name.removeprefix("spawn-")) for mark in tmp_path.iterdir()]
+    assert all(gone(pid) for pid in [*pids, *children])
+
+
+# ------------------------------------------------------------------------------ all of it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("phase", ["reset", "step"])
+@pytest.mark.parametrize("kind", DEATHS + HANGS)
+def test_every_fault_in_every_runner(folder: Path, runner: str, phase: str, kind: str) -> None:
+    """Raised, exited, killed, stopped, looping, asleep, or out of memory: N records once each, the same bits."""
+    recovers(folder, runner, kind, phase, step=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("kind", ["raise", "os_exit", "segfault", "sigkill", "sigstop", "loop", "gil_sleep"])
+def test_every_fault_in_close(folder: Path, runner: str, kind: str) -> None:
+    """What happens in close is no episode's fault: what it had finished counts."""
+    closing = config(runner, kind=kind, phase="close", folder=str(folder)).environment(env_reuse="episode")
+    result = evaluate(closing)
+    assert len(struck(folder)) == 1
+    check_recovered(result)
+    assert {record.attempts for record in result.episodes} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("kind", ["raise", "os_exit", "segfault", "sigkill", "sigstop", "loop", "gil_sleep"])
+@pytest.mark.parametrize("env_reuse", ["lane", "episode"])
+def test_every_fault_in_a_constructor(folder: Path, runner: str, kind: str, env_reuse: str) -> None:
+    """Once, in whatever process comes first: while it starts, when another is up or not."""
+    building = config(runner, kind=kind, phase="construct", folder=str(folder)).environment(env_reuse=env_reuse)
+    result = evaluate(building.runners(runner_start_timeout_s=15.0))
+    assert len(struck(folder)) == 1
+    assert result.status == "complete"
+    assert result.fingerprint == undisturbed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("kind", ["raise", "os_exit", "segfault", "sigstop", "loop", "gil_sleep"])
+@pytest.mark.parametrize("phase", ["reset", "step"])
+def test_the_guilty_episode_alone_fails(tmp_path: Path, runner: str, phase: str, kind: str) -> None:
+    """An episode that does it every time is failed after its attempts; every other one is untouched."""
+    result = evaluate(config(runner, kind=kind, phase=phase, step=3).fault_tolerance(max_runner_restarts=1))
+    assert result.status == "partial"
+    assert [record.index for record in result.episodes if record.outcome == "failed"] == [GUILTY]
+    assert result.episodes[GUILTY].attempts == 3
+    assert {record.attempts for record in result.episodes if record.index != GUILTY} == {1}
+    assert len(result.episodes) == EPISODES
