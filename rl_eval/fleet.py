@@ -215,7 +215,9 @@ class Fleet:
                     f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}"
                 )
             return None
-        limit_s = self._longest_silence()
+        faults = self._settings.fault_tolerance
+        # Agents on the nodes see to single steps and resets.
+        limit_s = faults.runner_timeout_s or faults.episode_timeout_s
         working = bool(member.pending) and member.pending[0] == "run"
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
@@ -223,15 +225,6 @@ class Fleet:
         if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.probed else _FIRST_CALL_GRACE_S):
             return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
         return None
-
-    def _longest_silence(self) -> float | None:
-        """Seconds that a call may take, by the settings. Agents on the nodes see to it; this is for when none can."""
-        faults = self._settings.fault_tolerance
-        if faults.runner_timeout_s is not None:
-            return faults.runner_timeout_s
-        if faults.step_timeout_s is None or faults.reset_timeout_s is None:
-            return faults.episode_timeout_s
-        return max(faults.step_timeout_s, faults.reset_timeout_s)
 
     def _spawn(self, index: int, now: float) -> None:
         incarnation = self._next_incarnation

@@ -8,6 +8,7 @@ Like the runner's shell it imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ _ROUND_S: Final = 0.1
 _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
+_STOPPED: Final = ("T", "t")
 _FATAL: Final = "Fatal Python error: "
 
 
@@ -69,11 +71,20 @@ class Deadlines:
         return ""
 
 
+    @property
+    def shortest(self) -> float:
+        """How long a process may stand still: whatever it was about to do, it would be over by then."""
+        given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
+        return min(given, default=math.inf)
+
+
 @dataclass(slots=True)
 class _Ward:
     """A runner under watch."""
 
     residence: Residence
+    running: float = field(default_factory=time.perf_counter)
+    """When it was last seen not to be stopped."""
     autopsy: Autopsy | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -143,6 +154,12 @@ class NodeAgent:
         """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
         if not _lives(ward.residence):
             return
+        if process_state(ward.residence.pid) not in _STOPPED:
+            ward.running = time.perf_counter()
+        elif time.perf_counter() - ward.running > self._deadlines.shortest:
+            ward.autopsy = _examine(ward.residence, "")
+            _end(ward.residence)
+            return
         overdue = self._overdue(ward.residence)
         if overdue and _still(ward.residence, overdue[0]):
             ward.autopsy = _examine(ward.residence, overdue[1])
@@ -176,7 +193,7 @@ def _examine(residence: Residence, overdue: str) -> Autopsy:
     now, alive = time.perf_counter(), _lives(residence)
     # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
     moment = read_moment(residence.recorder)
-    stopped = alive and process_state(residence.pid) in ("T", "t")
+    stopped = alive and process_state(residence.pid) in _STOPPED
     if alive and not stopped:
         _ask_for_stack(residence)
     stack = _read(residence.stack)

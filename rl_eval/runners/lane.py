@@ -56,6 +56,7 @@ class Lane:
         self.begin_episode: Callable[[int, int, int], None] | None = None
         self.lease: Lease | None = None
         self.attempt = 0
+        self.length = 0
         self.outworn = False
         """Whether its environment must not serve another attempt."""
         self.unreported = False

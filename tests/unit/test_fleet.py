@@ -23,6 +23,7 @@ class FakeBackend:
         self.spawned: list[tuple[int, int]] = []
         self.killed: list[int] = []
         self.called: list[tuple[Any, ...]] = []
+        self.condemned: list[tuple[int, RunnerLost]] = []
 
     def spawn(self, runner: int, index: int) -> None:
         self.spawned.append((runner, index))
@@ -42,6 +43,9 @@ class FakeBackend:
 
     def kill(self, runner: int) -> None:
         self.killed.append(runner)
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        self.condemned.append((runner, why))
 
     def shortage(self) -> str:
         return "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free"
@@ -84,8 +88,11 @@ class World:
         self.fleet.lose(self.member(index), LOST, self.now)
 
     def wait(self, seconds: float) -> list[tuple[int, BaseException]]:
+        """Let time pass; return the positions that were condemned in it, and why."""
         self.now += seconds
-        return [(member.index, why) for member, why in self.fleet.tick(self.now)]
+        before = len(self.backend.condemned)
+        self.fleet.tick(self.now)
+        return [(self.fleet.members[runner].index, why) for runner, why in self.backend.condemned[before:]]
 
     def until_spawn(self, limit_s: float = 60.0) -> float:
         """Wait until the next replacement; return how long it took."""
@@ -299,7 +306,7 @@ def silence_limit(world: World) -> float:
         if lost := world.wait(0.125):
             assert [index for index, _ in lost] == [0]
             assert isinstance(lost[0][1], RunnerLost)
-            assert "runner 0 has been silent for" in str(lost[0][1])
+            assert "runner 0 was silent for" in str(lost[0][1])
             return world.now - before
     pytest.fail("it was never given up")
 
@@ -316,10 +323,11 @@ def working(**changes: Any) -> World:
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        ({"fault_tolerance__step_timeout_s": 5.0}, 5.0),
-        ({"fault_tolerance__step_timeout_s": 5.0, "fault_tolerance__episode_timeout_s": 50.0}, 5.0),
+        ({"fault_tolerance__runner_timeout_s": 5.0}, 5.0),
+        ({"fault_tolerance__runner_timeout_s": 5.0, "fault_tolerance__episode_timeout_s": 50.0}, 5.0),
         ({"fault_tolerance__episode_timeout_s": 50.0}, 50.0),
-        ({"fault_tolerance__episode_timeout_s": None, "fault_tolerance__step_timeout_s": 20.0}, 20.0),
+        ({"fault_tolerance__episode_timeout_s": None, "fault_tolerance__runner_timeout_s": 20.0}, 20.0),
+        ({"fault_tolerance__episode_timeout_s": 50.0, "fault_tolerance__step_timeout_s": 5.0}, 50.0),
     ],
 )
 def test_a_silent_runner_is_given_up(changes: dict[str, Any], limit: float) -> None:
@@ -329,14 +337,14 @@ def test_a_silent_runner_is_given_up(changes: dict[str, Any], limit: float) -> N
 
 def test_the_first_call_has_more_time() -> None:
     """It also probes the policy and builds environments: that is no silence yet."""
-    world = World(fault_tolerance__step_timeout_s=5.0).grow(1).started(0)
+    world = World(fault_tolerance__runner_timeout_s=5.0).grow(1).started(0)
     world.call(0)
-    assert silence_limit(world) > silence_limit(working(fault_tolerance__step_timeout_s=5.0)) + 10
+    assert silence_limit(world) > silence_limit(working(fault_tolerance__runner_timeout_s=5.0)) + 10
 
 
 def test_answers_break_the_silence() -> None:
     """A runner that answers in time is never given up, however long it works."""
-    world = working(fault_tolerance__step_timeout_s=5.0)
+    world = working(fault_tolerance__runner_timeout_s=5.0)
     for _ in range(100):
         assert world.wait(5.0) == []
         world.answer(0)
@@ -345,7 +353,7 @@ def test_answers_break_the_silence() -> None:
 
 def test_one_answer_of_two_breaks_the_silence() -> None:
     """With two calls in flight, the answer to the first restarts the wait for the second."""
-    world = working(fault_tolerance__step_timeout_s=5.0)
+    world = working(fault_tolerance__runner_timeout_s=5.0)
     world.call(0)
     assert world.wait(5.0) == []
     world.answer(0)
@@ -355,7 +363,7 @@ def test_one_answer_of_two_breaks_the_silence() -> None:
 
 def test_a_runner_without_calls_may_be_silent() -> None:
     """Nobody waits for an idle runner; the wait begins with its next call."""
-    world = working(fault_tolerance__step_timeout_s=5.0)
+    world = working(fault_tolerance__runner_timeout_s=5.0)
     world.answer(0)
     assert world.wait(10_000) == []
     world.call(0)

@@ -117,6 +117,16 @@ def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str
     assert agent.autopsy(1, stopped.residence).cause == "stopped"
 
 
+@pytest.mark.parametrize("phase", ["recorder.enter(ACT)", "recorder.idle()"])
+def test_a_process_that_is_stopped_between_steps_is_ended_too(
+    runner: Callable[[str], Runner], agent: NodeAgent, phase: str
+) -> None:
+    """No step takes too long, and yet nothing goes on."""
+    stopped = runner(f"{phase}\ntell()\nos.kill(os.getpid(), 19)")
+    assert eventually(stopped.gone)
+    assert agent.autopsy(1, stopped.residence).cause == "stopped"
+
+
 @pytest.mark.parametrize("death", ["ctypes.string_at(0)", "os.abort()"])
 def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: NodeAgent, death: str) -> None:
     """SIGSEGV and SIGABRT are written down with a stack before the process dies."""
