@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 EPISODES = 24
 GUILTY = 7
 
-DEADLINES = {"reset_timeout_s": 1.0, "step_timeout_s": 1.0}
+DEADLINES = {"reset_timeout_s": 2.0, "step_timeout_s": 2.0}
 
 DEATHS = ["raise", "os_exit", "segfault", "abort", "sigkill", "balloon"]
 HANGS = ["sigstop", "loop", "sleep", "gil_sleep"]

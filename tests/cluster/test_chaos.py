@@ -1,0 +1,160 @@
+"""Evaluations while somebody kills runners, agents and whole nodes every few seconds.
+
+``RL_EVAL_CHAOS_S=600 pytest -m slow tests/cluster/test_chaos.py`` keeps it up for ten minutes.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from workloads import cartpole
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.recorder import process_state
+
+SECONDS = float(os.environ.get("RL_EVAL_CHAOS_S", "60"))
+NODES = 3
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head without room for runners, and three nodes with room for one each."""
+    ray.shutdown()
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 1024**2},
+    )
+    for _ in range(NODES):
+        add_node(nodes)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def add_node(cluster: Any) -> None:
+    cluster.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
+
+
+def config(runners: int) -> EvalConfig:
+    settings = cartpole(attempt_rates=[0.05]).evaluation(num_episodes=1_500)
+    if not runners:
+        return settings.runners(num_envs_per_runner=16)
+    return settings.runners(num_runners=runners, num_envs_per_runner=4, runner_start_timeout_s=60.0).fault_tolerance(
+        step_timeout_s=10.0, reset_timeout_s=10.0, runner_timeout_s=15.0, max_runner_restarts=50
+    )
+
+
+def processes(kind: str) -> list[int]:
+    """Return the processes of an actor class in this machine's clusters."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if entry.joinpath("cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
+                    found.append(int(entry.name))
+    return found
+
+
+def resident_mib() -> float:
+    """Return this process's resident memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Chaos(threading.Thread):
+    """Kills something every few seconds."""
+
+    def __init__(self, cluster: Any, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.cluster = cluster
+        self.rng = random.Random(seed)
+        self.over = threading.Event()
+        self.done: Counter[str] = Counter()
+        self.victims: set[int] = set()
+
+    def run(self) -> None:
+        while not self.over.wait(self.rng.uniform(1.0, 4.0)):
+            what = self.rng.choice(["runner", "runner", "stop", "agent", "node", "raylet"])
+            try:
+                getattr(self, what)()
+            except OSError:
+                continue
+            self.done[what] += 1
+
+    def runner(self) -> None:
+        self.strike("RunnerActor", signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.strike("RunnerActor", signal.SIGSTOP)
+
+    def agent(self) -> None:
+        self.strike("NodeAgent", signal.SIGKILL)
+
+    def node(self) -> None:
+        """A node goes, and another comes."""
+        self.cluster.remove_node(self.rng.choice(self.workers()), allow_graceful=False)
+        add_node(self.cluster)
+
+    def raylet(self) -> None:
+        """A node dies of itself, and another comes."""
+        node = self.rng.choice(self.workers())
+        (raylet,) = node.all_processes["raylet"]
+        os.kill(raylet.process.pid, signal.SIGKILL)
+        time.sleep(1.0)
+        self.cluster.remove_node(node, allow_graceful=False)
+        add_node(self.cluster)
+
+    def workers(self) -> list[Any]:
+        return [node for node in self.cluster.list_all_nodes() if node is not self.cluster.head_node]
+
+    def strike(self, kind: str, number: int) -> None:
+        if candidates := processes(kind):
+            victim = self.rng.choice(candidates)
+            self.victims.add(victim)
+            os.kill(victim, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(int(SECONDS) + 600)
+def test_chaos(cluster: Any) -> None:
+    """Every evaluation is complete and has the undisturbed fingerprint; nothing leaks."""
+    expected = evaluate(config(0)).fingerprint
+    chaos, memory = Chaos(cluster, seed=0), []
+    with EvalRunnerGroup(config(NODES)) as group:
+        group.evaluate()
+        chaos.start()
+        began, evaluations = time.monotonic(), 0
+        while time.monotonic() - began < SECONDS:
+            result = group.submit().result(timeout_s=300)
+            evaluations += 1
+            assert result.status == "complete", result.reason
+            assert result.fingerprint == expected
+            memory.append(resident_mib())
+        chaos.over.set()
+        chaos.join()
+        assert group.evaluate().fingerprint == expected
+        threads = threading.active_count()
+    print(
+        f"\n{evaluations} evaluations; {dict(chaos.done)}; MiB {memory[0]:.0f} to {memory[-1]:.0f}; {threads} threads"
+    )
+    assert sum(chaos.done.values()) > SECONDS / 10
+    late = memory[len(memory) // 4 :]
+    assert late[-1] < 1.25 * min(late) + 50
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (processes("RunnerActor") or processes("NodeAgent")):
+        time.sleep(0.1)
+    assert not processes("RunnerActor")
+    assert not processes("NodeAgent")
+    assert not [pid for pid in chaos.victims if process_state(pid) == "T"]

@@ -1,0 +1,203 @@
+"""A driver that is killed, at any moment, and continued: every episode once, the same bits, little work done twice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pyarrow.parquet  # noqa: F401  # Before the forks, which then have it.
+import pytest
+from workloads import cartpole
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.log import read_log
+from rl_eval.testing import flaky
+
+LANES = 8
+
+
+def config(episodes: int = 300, **faults: Any) -> EvalConfig:
+    settings = cartpole(**faults).runners(num_envs_per_runner=LANES)
+    return settings.evaluation(num_episodes=episodes, max_episode_steps=30)
+
+
+class Witness(gym.Wrapper[Any, Any, Any, Any]):
+    """Writes down which episodes begin, in a file of its process."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        with (self._folder / str(os.getpid())).open("a") as file:
+            file.write(f"{index}\n")
+        self.env.get_wrapper_attr("begin_episode")(index, seed, attempt)
+
+
+def witnessed(context: Any) -> Witness:
+    folder = context.pop("folder")
+    return Witness(flaky(context), folder)
+
+
+def driven(config_: EvalConfig, folder: Path) -> int:
+    """Run an evaluation in a child process, which is what a fork costs; return the child's pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        evaluate(config_, run_dir=folder)
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
+
+
+def finished(folder: Path) -> set[int]:
+    try:
+        return set(read_log(folder).rows["index"].tolist())
+    except Exception:
+        return set()
+
+
+def kill_until_complete(config_: EvalConfig, folder: Path, kills: int, longest_s: float, seed: int) -> int:
+    """Kill drivers at random moments, then let one finish; return the number of kills that struck."""
+    rng, struck = random.Random(seed), 0
+    for _ in range(kills):
+        child = driven(config_, folder)
+        time.sleep(rng.uniform(0.0, longest_s))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        struck += os.WIFSIGNALED(status)
+        before = finished(folder)
+        assert len(before) <= config_.build().evaluation.num_episodes
+    return struck
+
+
+def check_continued(config_: EvalConfig, folder: Path) -> None:
+    expected = evaluate(config_)
+    result = evaluate(config_, run_dir=folder)
+    assert result.status == expected.status
+    assert [record.index for record in result.episodes] == list(range(len(expected.plan)))
+    assert result.fingerprint == expected.fingerprint
+    assert not result.audit_mismatches
+
+
+def test_a_continued_run_does_only_what_is_missing(tmp_path: Path) -> None:
+    """A finished log is not run again; a log of half the plan has the other half run."""
+    whole = evaluate(config(60), run_dir=tmp_path / "log")
+    again = evaluate(config(60), run_dir=tmp_path / "log")
+    assert again.fingerprint == whole.fingerprint
+    assert again.timing.env_steps == whole.timing.env_steps
+    assert again.status == "complete"
+
+
+def test_killed_drivers_lose_nothing_that_was_flushed(tmp_path: Path) -> None:
+    """Kill -9 at a dozen random moments, then continue: the table of an undisturbed run."""
+    flaky = config(4_000, attempt_rates=[0.2])
+    assert kill_until_complete(flaky, tmp_path, kills=8, longest_s=2.5, seed=1) > 0
+    check_continued(flaky, tmp_path)
+
+
+def test_what_is_in_the_log_is_not_run_again(tmp_path: Path) -> None:
+    """After each kill only episodes begin that were not committed: what was in flight, or not yet flushed."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    watched = config(4_000).environment(witnessed, env_kwargs={"env": "CartPole-v1", "folder": str(seen)})
+    rng = random.Random(0)
+    for _ in range(4):
+        committed = finished(tmp_path / "log")
+        child = driven(watched, tmp_path / "log")
+        while finished(tmp_path / "log") <= committed and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.2)
+        time.sleep(rng.uniform(0.0, 1.0))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        began = {int(line) for file in seen.glob(str(child)) for line in file.read_text().split()}
+        assert began
+        assert began.isdisjoint(committed)
+    assert finished(tmp_path / "log")
+
+
+def test_a_cancelled_run_goes_on_later(tmp_path: Path) -> None:
+    """What had finished when it was cancelled is in the log."""
+    with EvalRunnerGroup(config(20_000)) as group:
+        handle = group.submit(run_dir=tmp_path)
+        while handle.progress().num_finished < 50:
+            time.sleep(0.01)
+        handle.cancel()
+        partial = handle.result(timeout_s=60)
+    assert partial.status == "partial"
+    assert finished(tmp_path) == {record.index for record in partial.episodes}
+
+
+def test_nobody_hears_of_an_episode_before_it_is_in_the_log(tmp_path: Path) -> None:
+    """Progress counts what a reader of the log finds, never more."""
+    with EvalRunnerGroup(config(4_000)) as group:
+        handle = group.submit(run_dir=tmp_path)
+        told: list[int] = []
+        while not handle.done():
+            count = handle.progress().num_finished
+            if count and (not told or count != told[-1]):
+                told.append(count)
+                assert len(finished(tmp_path)) >= count
+            time.sleep(0.2)
+        result = handle.result()
+    assert told
+    assert len(finished(tmp_path)) == 4_000 == len(result.episodes)
+
+
+def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
+    """An episode that used up two attempts before the driver died has one left, and its faults are told once."""
+    never = config(40, attempt_rates=[1.0] * 3, within_steps=3)
+    first = driven(never.fault_tolerance(max_attempts_per_episode=3), tmp_path)
+    os.waitpid(first, 0)
+    result = evaluate(never, run_dir=tmp_path)
+    assert result.status == "failed"
+    assert {record.attempts for record in result.episodes} == {3}
+    assert all([fault.attempt for fault in record.faults] == [1, 2, 3] for record in result.episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    """Kill -9 at 200 random moments over several plans; each continued run is the undisturbed one."""
+    struck = 0
+    for round_ in range(5):
+        flaky = config(25_000, attempt_rates=[0.1]).evaluation(seed=round_)
+        struck += kill_until_complete(flaky, tmp_path / str(round_), kills=40, longest_s=2.5, seed=round_)
+        check_continued(flaky, tmp_path / str(round_))
+    assert struck >= 150
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from workloads import cartpole
+from rl_eval import evaluate
+config = cartpole().runners(num_runners=2, num_envs_per_runner=4).evaluation(num_episodes=4000)
+evaluate(config, run_dir={folder!r})
+"""
+
+
+@pytest.mark.slow
+def test_killed_drivers_of_ray_runners(tmp_path: Path) -> None:
+    """The same with runners of their own: they end with their driver, and the next one's do the rest."""
+    rng, script = random.Random(0), SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "log"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
+        )
+        before, deadline = len(finished(tmp_path / "log")), time.monotonic() + 120
+        while child.poll() is None and time.monotonic() < deadline and len(finished(tmp_path / "log")) == before:
+            time.sleep(0.1)
+        time.sleep(rng.uniform(0.0, 1.0))
+        child.kill()
+        child.wait()
+    plan = cartpole().evaluation(num_episodes=4000).runners(num_envs_per_runner=LANES)
+    check_continued(plan, tmp_path / "log")

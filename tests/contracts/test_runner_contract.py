@@ -1,0 +1,259 @@
+"""The project's runners keep the runners' contract, and the suite notices runners that do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rl_eval import EvalConfig, EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
+from rl_eval.episode import Lease, RunReport
+from rl_eval.settings import EvalSettings
+from rl_eval.testing import EvalRunnerContract
+
+
+class TestVector(EvalRunnerContract):
+    """Recurrent, sampled, in up to eight lanes."""
+
+    runner = VectorEvalRunner
+
+
+class TestVectorOverABlock(EvalRunnerContract):
+    """More lanes than a block of inference has rows, and a module whose weights are drawn anew for every test."""
+
+    runner = "vector"
+    config = EvalConfig().environment("CartPole-v1").policy("rl_eval.policies.mlp:make_mlp")
+    lane_counts = (17,)
+
+
+class TestVectorNested(EvalRunnerContract):
+    """Nested observations, an environment for every episode, a policy without weights."""
+
+    runner = "rl_eval.runners.vector:VectorEvalRunner"
+    config = (
+        EvalConfig()
+        .environment("rl_eval.testing:dict_observation", env_reuse="episode")
+        .policy("rl_eval.testing:make_dict_policy")
+        .evaluation(max_episode_steps=30)
+    )
+    lane_counts = (1, 3)
+
+
+class TestSingleAgent(EvalRunnerContract):
+    """One environment."""
+
+    runner = SingleAgentEvalRunner
+    lane_counts = (1,)
+
+
+# ------------------------------------------------------------------------------ broken runners
+
+
+class Textbook(EvalRunner):
+    """A runner of its own, with one lane, to break."""
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        deadline = time.perf_counter() + self.budget(budget_s)
+        self._accept(leases, reclaim, abort)
+        lane = self._lanes[0]
+        while lane.lease is not None or self._queue:
+            if lane.lease is not None or (self._may_begin(lane) and self._begin(lane)):
+                self.turn()
+            if time.perf_counter() >= deadline or not self.goes_on():
+                break
+        return self._report()
+
+    def budget(self, budget_s: float) -> float:
+        return budget_s
+
+    def goes_on(self) -> bool:
+        lane = self._lanes[0]
+        return lane.lease is not None or self._may_begin(lane)
+
+    def turn(self) -> None:
+        self.check()
+        lane = self._lanes[0]
+        if lane.lease is not None:
+            actions, errors = self._inference.act()
+            assert not errors
+            self._try_env_step(lane, actions[0])
+
+    def check(self) -> None:
+        self._expire()
+        self._reject_nan()
+
+
+class Sound(Textbook):
+    """As it should be."""
+
+
+class LosesAnEpisode(Textbook):
+    """Never runs episode 0."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept([lease for lease in leases if lease.index], reclaim, abort)
+
+
+class RunsTwice(Textbook):
+    """Reports episode 0 twice, the second time at the very end."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept([*leases, *(lease for lease in leases if not lease.index)], reclaim, abort)
+
+
+class OwnSeeds(Textbook):
+    """Resets with other seeds than the leases', and hides it."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept([lease._replace(seed=lease.index) for lease in leases], reclaim, abort)
+
+    def _report(self) -> RunReport:
+        report = super()._report()
+        report.rows["seed"] = self.true_seeds(report.rows["index"])
+        return report
+
+    def true_seeds(self, indices: Any) -> Any:
+        from rl_eval.plan import EpisodePlan
+
+        return EpisodePlan(1000).seeds[indices]
+
+
+class NewSeedPerAttempt(Textbook):
+    """Rolls the dice again after a fault."""
+
+    def _begin(self, lane: Any) -> bool:
+        lease = self._queue.popleft()
+        self._queue.appendleft(lease._replace(seed=lease.seed + lease.attempt - 1))
+        return super()._begin(lane)
+
+
+class IgnoresItsBudget(Textbook):
+    """Works until everything is done."""
+
+    def budget(self, budget_s: float) -> float:
+        return 1e9
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class KeepsState(Textbook):
+    """Never resets the recurrent state."""
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        super().__init__(settings, runner_index, policy)
+        self._inference._fresh_state = self._inference._state
+
+
+class ShowsNan(Textbook):
+    """Lets the policy see what the environment should not have returned."""
+
+    def check(self) -> None:
+        self._expire()
+
+
+class NeverExpires(Textbook):
+    """Forgets the timeout of episodes."""
+
+    def check(self) -> None:
+        self._reject_nan()
+
+
+class ReclaimsLiveEpisodes(Textbook):
+    """Ends live episodes that are reclaimed."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept(leases, reclaim, abort or bool(reclaim))
+
+
+class ReclaimsNothing(Textbook):
+    """Does not hear."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept(leases, (), abort)
+
+
+class AbortsTheQueueOnly(Textbook):
+    """Leaves live lanes alone."""
+
+    def _abort(self) -> None:
+        self._returned += [lease.index for lease in self._queue]
+        self._queue.clear()
+
+
+class SwapsWeights(Textbook):
+    """Takes weights at any time."""
+
+    def set_weights(self, snapshot: Any) -> int:
+        lanes, self._lanes = self._lanes, []
+        try:
+            return super().set_weights(snapshot)
+        finally:
+            self._lanes = lanes
+
+
+class LeavesEnvironmentsOpen(Textbook):
+    """Stops without closing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+class ChargesNobody(Textbook):
+    """Keeps the faults to itself."""
+
+    def _report(self) -> RunReport:
+        self._faults.clear()
+        return super()._report()
+
+
+class ForgetsVersions(Textbook):
+    """Stamps no version."""
+
+    def _report(self) -> RunReport:
+        report = super()._report()
+        report.rows["weights_version"] = 0
+        return report
+
+
+BROKEN: dict[type[Textbook], str] = {
+    LosesAnEpisode: "test_every_lease_gets_exactly_one_row",
+    RunsTwice: "test_every_lease_gets_exactly_one_row",
+    OwnSeeds: "test_rows_are_those_of_the_reference_loop",
+    KeepsState: "test_rows_are_those_of_the_reference_loop",
+    IgnoresItsBudget: "test_a_spent_budget_ends_the_call",
+    NewSeedPerAttempt: "test_a_fault_is_retried_with_the_same_seed",
+    ChargesNobody: "test_a_fault_is_retried_with_the_same_seed",
+    ShowsNan: "test_a_nan_observation_is_the_environments_fault",
+    NeverExpires: "test_an_endless_episode_runs_into_its_timeout",
+    ReclaimsLiveEpisodes: "test_reclaim_gives_back_only_what_has_not_started",
+    ReclaimsNothing: "test_reclaim_gives_back_only_what_has_not_started",
+    AbortsTheQueueOnly: "test_abort_gives_everything_back",
+    SwapsWeights: "test_weights_are_refused_while_an_episode_is_live",
+    ForgetsVersions: "test_rows_carry_the_version_of_the_weights",
+    LeavesEnvironmentsOpen: "test_stop_closes_every_environment",
+}
+
+
+def suite_of(broken: type[EvalRunner]) -> EvalRunnerContract:
+    """Build the suite of a runner that has one lane."""
+    made: EvalRunnerContract = type("Suite", (EvalRunnerContract,), {"runner": broken, "lane_counts": (1,)})()
+    return made
+
+
+@pytest.mark.parametrize(("broken", "test"), BROKEN.items(), ids=[broken.__name__ for broken in BROKEN])
+def test_a_broken_runner_is_noticed(broken: type[EvalRunner], test: str) -> None:
+    """Each way of breaking the contract fails the test that is named after it."""
+    with pytest.raises(AssertionError):
+        getattr(suite_of(broken), test)()
+
+
+@pytest.mark.parametrize("test", sorted({*BROKEN.values()}))
+def test_the_runner_that_was_broken_is_sound(test: str) -> None:
+    """Without the break, the same tests pass: it is the break that they notice."""
+    check: Callable[[], None] = getattr(suite_of(Sound), test)
+    check()
