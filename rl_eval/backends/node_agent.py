@@ -7,11 +7,8 @@ Like the runner's shell it imports nothing heavy.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -19,16 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.recorder import (
-    RUNNER_MARK,
-    STACK_SIGNAL,
-    Autopsy,
-    Moment,
-    Residence,
-    process_born,
-    process_state,
-    read_moment,
-)
+from rl_eval.backends.processes import STOPPED, end_runner, lives, send_signal
+from rl_eval.backends.undertaker import Undertaker
+from rl_eval.recorder import STACK_SIGNAL, Autopsy, Moment, Residence, process_state, read_moment
 
 __all__ = ["Deadlines", "NodeAgent"]
 
@@ -36,7 +26,6 @@ _ROUND_S: Final = 0.1
 _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
-_STOPPED: Final = ("T", "t")
 _FATAL: Final = "Fatal Python error: "
 
 
@@ -70,7 +59,6 @@ class Deadlines:
             return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
         return ""
 
-
     @property
     def shortest(self) -> float:
         """How long a process may stand still: whatever it was about to do, it would be over by then."""
@@ -101,11 +89,13 @@ class NodeAgent:
         self._deadlines = deadlines
         self._wards: dict[int, _Ward] = {}
         self._stopped = threading.Event()
+        self._undertaker = Undertaker()
         threading.Thread(target=self._patrol, daemon=True, name="rl_eval node agent").start()
 
     def watch(self, runner: int, residence: Residence) -> None:
         """Watch a runner from now on."""
         self._folders.add(Path(residence.recorder).parent)
+        self._undertaker.learn(residence)
         self._wards.setdefault(runner, _Ward(residence))
 
     def vigil(self) -> None:
@@ -118,7 +108,7 @@ class NodeAgent:
         ward = self._wards[runner]
         with ward.lock:
             ward.autopsy = ward.autopsy or _examine(ward.residence, "")
-            _end(ward.residence)
+            end_runner(ward.residence)
             self._forget(runner)
         return ward.autopsy
 
@@ -127,7 +117,7 @@ class NodeAgent:
         ward = self._wards.get(runner)
         if ward is not None:
             with ward.lock:
-                _end(ward.residence)
+                end_runner(ward.residence)
                 self._forget(runner)
 
     def stop(self) -> None:
@@ -136,6 +126,7 @@ class NodeAgent:
             self.end(runner)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
+        self._undertaker.dismiss()
         self._stopped.set()
 
     def _forget(self, runner: int) -> None:
@@ -152,18 +143,18 @@ class NodeAgent:
 
     def _inspect(self, ward: _Ward) -> None:
         """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
-        if not _lives(ward.residence):
+        if not lives(ward.residence):
             return
-        if process_state(ward.residence.pid) not in _STOPPED:
+        if process_state(ward.residence.pid) not in STOPPED:
             ward.running = time.perf_counter()
         elif time.perf_counter() - ward.running > self._deadlines.shortest:
             ward.autopsy = _examine(ward.residence, "")
-            _end(ward.residence)
+            end_runner(ward.residence)
             return
         overdue = self._overdue(ward.residence)
         if overdue and _still(ward.residence, overdue[0]):
             ward.autopsy = _examine(ward.residence, overdue[1])
-            _end(ward.residence)
+            end_runner(ward.residence)
 
     def _overdue(self, residence: Residence) -> tuple[Moment, str] | None:
         moment = read_moment(residence.recorder)
@@ -183,17 +174,12 @@ def _still(residence: Residence, moment: Moment) -> bool:
     )
 
 
-def _lives(residence: Residence) -> bool:
-    """Whether the process is there, and is the one that was watched."""
-    return process_born(residence.pid) == residence.born and process_state(residence.pid) not in ("Z", "X", "")
-
-
 def _examine(residence: Residence, overdue: str) -> Autopsy:
     """Find out what a runner does or did; one that lives writes its stacks first."""
-    now, alive = time.perf_counter(), _lives(residence)
+    now, alive = time.perf_counter(), lives(residence)
     # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
     moment = read_moment(residence.recorder)
-    stopped = alive and process_state(residence.pid) in _STOPPED
+    stopped = alive and process_state(residence.pid) in STOPPED
     if alive and not stopped:
         _ask_for_stack(residence)
     stack = _read(residence.stack)
@@ -211,7 +197,7 @@ def _examine(residence: Residence, overdue: str) -> Autopsy:
 def _ask_for_stack(residence: Residence) -> None:
     """Have a live process write its stacks, and wait until it has, for a moment."""
     before = _size(residence.stack)
-    if not _signal(residence.pid, STACK_SIGNAL):
+    if not send_signal(residence.pid, STACK_SIGNAL):
         return
     deadline, size = time.perf_counter() + _STACK_WAIT_S, before
     while time.perf_counter() < deadline:
@@ -219,37 +205,6 @@ def _ask_for_stack(residence: Residence) -> None:
         if (now := _size(residence.stack)) > before and now == size:
             return
         size = now
-
-
-def _end(residence: Residence) -> None:
-    """Kill a runner, its process group and whatever carries its mark."""
-    if _lives(residence):
-        _signal(residence.pid, signal.SIGKILL)
-    # As long as the group has members no other process gets its number; afterwards one may.
-    if process_born(residence.pid) in (None, residence.born):
-        with contextlib.suppress(OSError):
-            os.killpg(residence.pid, signal.SIGKILL)
-    for pid in _marked(residence.mark):
-        _signal(pid, signal.SIGKILL)
-
-
-def _marked(mark: str) -> list[int]:
-    """Find the processes that inherited a runner's mark."""
-    wanted, found = f"{RUNNER_MARK}={mark}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in entry.joinpath("environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
-
-
-def _signal(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True
 
 
 def _size(path: str) -> int:

@@ -146,7 +146,7 @@ def test_chaos(cluster: Any) -> None:
         chaos.join()
         assert group.evaluate().fingerprint == expected
         threads = threading.active_count()
-    print(
+    print(  # noqa: T201  # For whoever asked for ten minutes.
         f"\n{evaluations} evaluations; {dict(chaos.done)}; MiB {memory[0]:.0f} to {memory[-1]:.0f}; {threads} threads"
     )
     assert sum(chaos.done.values()) > SECONDS / 10

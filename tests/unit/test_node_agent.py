@@ -1,11 +1,13 @@
 """The node agent on real processes: ended at their deadlines, examined after their deaths, with all they started."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,14 @@ def runner(agent: NodeAgent) -> Iterator[Callable[[str], Runner]]:
         runner.process.wait()
         assert runner.process.stdout is not None
         runner.process.stdout.close()
+
+
+def group_gone(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -195,10 +205,8 @@ os.kill(os.getpid(), 9)
     assert eventually(dead.gone)
     agent.autopsy(1, dead.residence)
     assert eventually(lambda: all(process_state(pid) in ("", "Z", "X") for pid in children))
-    with pytest.raises(ProcessLookupError):
-        while True:  # Until its last zombie is collected, a group is still there.
-            os.killpg(dead.residence.pid, 0)
-            time.sleep(0.02)
+    # Until its last zombie is collected, a group is still there.
+    assert eventually(lambda: group_gone(dead.residence.pid))
 
 
 def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_path: Path) -> None:
@@ -258,3 +266,36 @@ def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> No
     deadlines = Deadlines(episode_s=100)
     assert deadlines.passed(moment("step", since=1000.0, started=0.0), 1000.5) == ""
     assert "episode_timeout_s" in deadlines.passed(moment("step", since=1000.0, started=0.0), 1001.5)
+
+
+AGENT = """
+import json, sys
+from rl_eval.backends.node_agent import Deadlines, NodeAgent
+from rl_eval.recorder import Residence
+agent = NodeAgent(Deadlines())
+agent.watch(1, Residence(**json.loads(sys.argv[1])))
+print("watching", flush=True)
+agent.vigil()
+"""
+
+
+@pytest.mark.parametrize("death", ["kill", "stop"])
+def test_children_are_ended_even_when_the_agent_died_first(death: str) -> None:
+    """A killed driver takes agent and runners along; what runners had started, and one that is stopped, go too."""
+    runner = Runner('child = subprocess.Popen(["sleep", "600"])\ntell(child.pid)\ntime.sleep(600)')
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = json.dumps(asdict(runner.residence))
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, told], stdout=subprocess.PIPE, env=env)
+    assert agent.stdout is not None
+    agent.stdout.readline()
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    child = int(runner.more[0])
+    assert process_state(child) == "S"
+    runner.process.send_signal(signal.SIGKILL if death == "kill" else signal.SIGSTOP)
+    runner.process.wait()
+    assert runner.process.stdout is not None
+    runner.process.stdout.close()
+    assert eventually(lambda: process_state(child) in ("", "Z"))
+    assert eventually(lambda: not Path(runner.residence.recorder).exists())
