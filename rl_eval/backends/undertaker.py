@@ -34,7 +34,7 @@ class Undertaker:
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  # This interpreter, this module.
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

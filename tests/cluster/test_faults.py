@@ -161,7 +161,7 @@ def test_every_fault_in_close(folder: Path, runner: str, kind: str) -> None:
 def test_every_fault_in_a_constructor(folder: Path, runner: str, kind: str, env_reuse: str) -> None:
     """Once, in whatever process comes first: while it starts, when another is up or not."""
     building = config(runner, kind=kind, phase="construct", folder=str(folder)).environment(env_reuse=env_reuse)
-    result = evaluate(building.runners(runner_start_timeout_s=15.0))
+    result = evaluate(building)
     assert len(struck(folder)) == 1
     assert result.status == "complete"
     assert result.fingerprint == undisturbed()

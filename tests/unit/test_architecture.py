@@ -44,6 +44,8 @@ LAYERS = (
     "evaluation",
     "driver",
     "group",
+    "loading",
+    "replaying",
     "comparison",
     "testing",
     "cli",
