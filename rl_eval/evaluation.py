@@ -105,8 +105,9 @@ class Evaluation(Job):
             attempts=charged_attempts(table),
             max_attempts=faults.max_attempts_per_episode,
         )
-        if self._schedule.complete:
-            self._finish("", now)
+        # The first event gives up what had no attempt left when the former driver ended.
+        self._obey(self._schedule.handle(FleetSized(self._fleet_size)), None, now)
+        self._check_complete(now)
         for member in fleet.ready():
             self.joined(member, now)
 
@@ -219,6 +220,7 @@ class Evaluation(Job):
     # ------------------------------------------------------------------ commands and calls
 
     def _obey(self, commands: list[Command], report: RunReport | None, now: float) -> None:
+        assert self._fleet is not None
         touched: dict[int, None] = {}
         for command in commands:
             match command:
@@ -236,7 +238,7 @@ class Evaluation(Job):
                 case GiveUp(index, seed, attempts):
                     version = 0 if self._weights is None else self._weights.version
                     self._ledger.add_row(failed_row(index, seed, attempts, version))
-        assert self._fleet is not None
+                    self._fleet.progressed()
         for runner in touched:
             if member := self._fleet.members.get(runner):
                 self._pump(member, now)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pyarrow.parquet  # noqa: F401  # Before the forks, which then have it.
 import pytest
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.log import read_log
+from rl_eval.episode import ROW, Fault
+from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.testing import flaky
 
 LANES = 8
@@ -159,6 +161,29 @@ def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
     assert result.status == "failed"
     assert {record.attempts for record in result.episodes} == {3}
     assert all([fault.attempt for fault in record.faults] == [1, 2, 3] for record in result.episodes)
+
+
+@pytest.mark.parametrize("spent", [1, 3])
+def test_what_had_no_attempt_left_is_given_up(tmp_path: Path, spent: int) -> None:
+    """A driver that died between the last fault and the row leaves an episode that is failed, and is not run again."""
+    plan = config(3)
+    manifest_run = evaluate(plan, run_dir=tmp_path / "template")
+    log = EvaluationLog.open(tmp_path / "log")
+    log.begin(read_log(tmp_path / "template").manifest)
+    seeds = manifest_run.plan.seeds.tolist()
+    faults = tuple(
+        Fault(index, seeds[index], attempt, "env", "step", 1, "OSError", "gone", "trace", 0, "host", 0.1)
+        for index in range(spent)
+        for attempt in (1, 2, 3)
+    )
+    log.append(Batch(np.zeros(0, ROW), np.zeros((0, 0)), faults))
+    log.flush(30)
+    log.close()
+    result = evaluate(plan, run_dir=tmp_path / "log")
+    assert [record.index for record in result.episodes if record.outcome == "failed"] == list(range(spent))
+    assert result.status == ("failed" if spent == 3 else "partial")
+    assert {record.attempts for record in result.episodes if record.outcome == "failed"} == {3}
+    assert len(result.faults) == 3 * spent
 
 
 @pytest.mark.slow

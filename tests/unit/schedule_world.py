@@ -3,8 +3,9 @@
 The :class:`Referee` hands events to a schedule, keeps plain books of its own, and holds every command
 against the laws: those of safety (nothing wrong happens) and those of liveness (something happens).
 The :class:`World` makes a random history around it: runners that join late, die with reports still
-under way, come back as ghosts, repeat rows, charge attempts; reclaims that cross reports; a fleet that
-changes its size; cancellations; drivers that die and resume. The same seed makes the same history, so
+under way, come back as ghosts, repeat rows, charge attempts; episodes that kill or hang their runner,
+once or always, with and without evidence; reclaims that cross reports; a fleet that changes its size;
+cancellations; drivers that die and resume. The same seed makes the same history, so
 ``run_history(seed)`` replays a failure.
 
 The modules under test are an argument, so the same world also judges planted bugs.
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +26,8 @@ import rl_eval.schedule
 from rl_eval.episode import Lease
 
 MAX_ATTEMPTS: Final = 3
+Pairs = Sequence[tuple[int, int]]
+"""(index, attempt) of what a loss is put down to."""
 STORY_LENGTH: Final = 12
 
 
@@ -60,19 +64,36 @@ class Referee:
     """Hands events to a schedule and holds its commands against the laws."""
 
     def __init__(
-        self, modules: Modules, num_episodes: int, seed: int, expected: int = 1, done: Collection[int] = ()
+        self,
+        modules: Modules,
+        num_episodes: int,
+        seed: int,
+        expected: int = 1,
+        done: Collection[int] = (),
+        attempts: Mapping[int, int] | None = None,
     ) -> None:
         self.api = modules.schedule
         self.seeds: list[int] = rl_eval.plan.EpisodePlan(num_episodes, seed).seeds.tolist()
-        plan, already = modules.plan.EpisodePlan(num_episodes, seed), sorted(done)
-        self.make_schedule: Callable[[], Any] = lambda: modules.schedule.Schedule(plan, expected, already)
+        plan, already, spent = modules.plan.EpisodePlan(num_episodes, seed), sorted(done), dict(attempts or {})
+        self.make_schedule: Callable[[], Any] = lambda: modules.schedule.Schedule(
+            plan, expected, already, spent, MAX_ATTEMPTS
+        )
         self.schedule = self.make_schedule()
         self.expected = expected
         self.done = set(done)
         self.recorded: set[int] = set()
+        self.given_up: set[int] = set()
         self.waiting = set(range(num_episodes)) - self.done
+        self.isolated: set[int] = set()
+        """Episodes that must run alone."""
         self.holder: dict[int, int] = {}
-        self.charged: dict[int, int] = {}
+        self.charged = {index: count for index, count in spent.items() if index not in self.done}
+        self.owed: list[tuple[int, int]] = []
+        """Charges that the next event must cause."""
+        self.hopeless = sorted(index for index, count in self.charged.items() if count >= MAX_ATTEMPTS)
+        """Episodes that the next event must give up."""
+        self.named: dict[int, int] = {}
+        """How many losses each episode was named in, with something new to say about it."""
         self.runners: dict[int, Books] = {}
         self.cancelled = False
         self.log: list[tuple[Any, list[Any]]] = []
@@ -84,7 +105,12 @@ class Referee:
     @property
     def share(self) -> int:
         """What each runner may hold, if the expected ones are to get as much."""
-        return -(-self.unfinished // max(1, self.expected, len(self.runners)))
+        return -(-(self.unfinished - len(self.isolated)) // max(1, self.expected, len(self.runners)))
+
+    @property
+    def quarantine(self) -> set[int]:
+        """Episodes that must run alone, and do not run yet."""
+        return self.isolated - self.holder.keys()
 
     # ---------------------------------------------------------------- events
 
@@ -92,12 +118,36 @@ class Referee:
         self.runners[runner] = Books(lanes)
         return self._send(self.api.RunnerJoined(runner, lanes))
 
-    def lost(self, runner: int) -> list[Any]:
+    def lost(self, runner: int, charged: Pairs = (), suspects: Pairs = ()) -> list[Any]:
         known = self.runners.pop(runner, None)
-        self._release(known.held if known else ())
-        commands = self._send(self.api.RunnerLost(runner))
-        assert known or not commands, "a runner is lost twice, and something is done about it again"
+        for index in known.held if known else ():
+            self._judge(index, dict(charged).get(index), dict(suspects).get(index))
+        if known:
+            self._release(known.held)
+        overdue = bool(self.hopeless)
+        commands = self._send(self.api.RunnerLost(runner, tuple(charged), tuple(suspects)))
+        assert known or overdue or not commands, "a runner is lost twice, and something is done about it again"
         return commands
+
+    def _judge(self, index: int, proven: int | None, suspected: int | None) -> None:
+        """Book what a loss means for an episode that the lost runner held: the rules of evidence."""
+        alone = index in self.isolated
+        named = proven or suspected or 0
+        if named:
+            self.isolated.add(index)
+            self._count_name(index, named)
+        attempt = named if alone else proven or 0
+        if attempt > self.charged.get(index, 0):
+            self.charged[index] = attempt
+            self.owed.append((index, attempt))
+        if self.charged.get(index, 0) >= MAX_ATTEMPTS:
+            self.hopeless.append(index)
+
+    def _count_name(self, index: int, attempt: int) -> None:
+        """No episode may cost more runners than one for the suspicion and one for each attempt."""
+        if attempt > self.charged.get(index, 0):
+            self.named[index] = self.named.get(index, 0) + 1
+            assert self.named[index] <= 1 + MAX_ATTEMPTS, f"episode {index} costs {self.named[index]} runners"
 
     def fleet_sized(self, runners: int) -> list[Any]:
         self.expected = runners
@@ -106,7 +156,7 @@ class Referee:
     def cancel(self) -> list[Any]:
         self.cancelled = True
         commands = self._send(self.api.Cancelled())
-        aborted = {command.runner for command in commands}
+        aborted = {command.runner for command in commands if isinstance(command, self.api.Abort)}
         assert aborted == {runner for runner, books in self.runners.items() if books.held}, "holders are not aborted"
         return commands
 
@@ -119,7 +169,6 @@ class Referee:
         live: Iterable[int] = (),
     ) -> list[Any]:
         rows, failed, back = tuple(finished), tuple(failed_attempts), tuple(returned)
-        idle = {other for other, books in self.runners.items() if not books.held}
         for index, attempt in failed:
             if self.holder.get(index) == runner:
                 self.charged[index] = max(attempt, self.charged.get(index, 0))
@@ -130,14 +179,11 @@ class Referee:
             for index in came_back:
                 del self.runners[runner].held[index]
             self._release(came_back)
-        still_busy = runner in self.runners and bool(self.runners[runner].held)
         event, told = self._report(runner, rows, failed, back, tuple(live))
         if runner in self.runners:
             self.runners[runner].asked -= {*rows, *back, *told}
         commands = self._send(event)
         self._check_rows(commands, counted, len(rows))
-        if came_back and idle and still_busy and not self.cancelled:
-            assert any(self.runners[other].held for other in idle), "returned leases do not reach an idle runner"
         return commands
 
     def _report(self, runner: int, rows: Any, failed: Any, back: Any, live: tuple[int, ...]) -> tuple[Any, Any]:
@@ -154,6 +200,7 @@ class Referee:
                 counted.append(position)
                 del self.holder[index]
                 del self.runners[runner].held[index]
+                self.isolated.discard(index)
                 assert index not in self.done, f"episode {index} is recorded twice"
                 self.done.add(index)
                 self.recorded.add(index)
@@ -162,13 +209,17 @@ class Referee:
     def _release(self, indices: Iterable[int]) -> None:
         for index in indices:
             del self.holder[index]
-            self.waiting.add(index)
+            if index not in self.isolated:
+                self.waiting.add(index)
 
     # ---------------------------------------------------------------- commands
 
     def _send(self, event: Any) -> list[Any]:
+        busy = {runner for runner, books in self.runners.items() if books.held}
+        charges, failures = self.owed, self._bury()
         commands: list[Any] = self.schedule.handle(event)
         self.log.append((event, commands))
+        self._check_verdicts(commands, charges, failures)
         for command in commands:
             match type(command).__name__:
                 case "Grant":
@@ -180,7 +231,35 @@ class Referee:
         self.schedule.check()
         self._check_counts()
         self._check_liveness()
+        fed = {command.runner for command in commands if isinstance(command, self.api.Grant)}
+        if fed & busy:
+            assert all(books.held for books in self.runners.values()), "a busy runner is fed, an idle one is not"
         return commands
+
+    def _bury(self) -> list[tuple[int, int, int]]:
+        """Book the episodes that must be given up now, and return what must be said of them."""
+        failures = [(index, self.seeds[index], self.charged[index]) for index in self.hopeless]
+        gone = set(self.hopeless)
+        assert self.done.isdisjoint(gone), "an episode is given up though it is finished"
+        self.done |= gone
+        self.given_up |= gone
+        self.waiting -= gone
+        self.isolated -= gone
+        self.owed, self.hopeless = [], []
+        return failures
+
+    def _check_verdicts(self, commands: list[Any], charges: Any, failures: Any) -> None:
+        """Attempts are charged and episodes given up exactly when they must be, each before what follows from it."""
+        kinds = [type(command).__name__ for command in commands]
+        charged = [(c.index, c.attempt) for c in commands if isinstance(c, self.api.Charge)]
+        given_up = [(c.index, c.seed, c.attempts) for c in commands if isinstance(c, self.api.GiveUp)]
+        assert charged == charges, f"{charged} are charged where {charges} is right"
+        assert given_up == failures, f"{given_up} are given up where {failures} is right"
+        verdicts = kinds[: len(charged) + len(given_up)]
+        assert {"Charge", "GiveUp"}.issuperset(verdicts), "something is done before the verdicts"
+        for position, command in enumerate(commands):
+            if isinstance(command, self.api.Charge) and command.attempt >= MAX_ATTEMPTS:
+                assert commands[position + 1].index == command.index, "an episode is given up before its charge"
 
     def _check_rows(self, commands: list[Any], counted: list[int], total: int) -> None:
         """Every row is recorded or audited: recorded if its runner held the lease, audited otherwise."""
@@ -201,6 +280,10 @@ class Referee:
         for lease in grant.leases:
             self._check_lease(lease, grant.runner)
             books.held[lease.index] = None
+        if self.isolated & books.held.keys():
+            assert len(self.holder) == 1, "an episode in quarantine is not alone"
+            assert grant.runner == min(self.runners), f"runner {grant.runner} runs what is in quarantine"
+            return
         depth = books.lanes + max(books.lanes, 2 * books.pace)
         assert len(books.held) <= depth, f"runner {grant.runner} holds {len(books.held)} leases: deeper than {depth}"
         assert len(books.held) <= self.share, f"runner {grant.runner} holds more than its share of {self.share}"
@@ -209,11 +292,17 @@ class Referee:
         index = lease.index
         assert index not in self.holder, f"episode {index} is granted twice"
         assert index not in self.done, f"episode {index} is granted though it is finished"
-        assert index == min(self.waiting), f"episode {index} is granted before {min(self.waiting)}"
+        assert self.isolated.isdisjoint(self.holder), f"episode {index} is granted while a quarantined one runs"
+        if index in self.isolated:
+            assert not self.waiting, f"episode {index} leaves the quarantine while others wait"
+            assert not self.holder, f"episode {index} leaves the quarantine while others run"
+        first = min(self.waiting or self.quarantine)
+        assert index == first, f"episode {index} is granted before {first}"
         assert lease.seed == self.seeds[index], f"episode {index} is granted with another seed"
         assert lease.attempt == self.charged.get(index, 0) + 1, f"episode {index} is granted as attempt {lease.attempt}"
+        assert lease.attempt <= MAX_ATTEMPTS, f"episode {index} is granted though its attempts are used up"
         assert lease.runner == runner, "a lease names another runner"
-        self.waiting.remove(index)
+        self.waiting.discard(index)
         self.holder[index] = runner
 
     def _check_reclaim(self, reclaim: Any) -> None:
@@ -243,6 +332,8 @@ class Referee:
         if self.cancelled:
             return
         runners = self.runners.values()
+        if self.unfinished and runners:
+            assert self.holder, "nothing is under way, and not everything is done"
         if self.waiting:
             share = self.share
             assert all(len(books.held) >= min(books.lanes, share) for books in runners), "a lane is idle, episodes wait"
@@ -293,19 +384,54 @@ class Lane:
     steps_left: int
 
 
+class End(Enum):
+    """How an attempt ends: well, in a fault that its runner survives, or with its runner."""
+
+    GOOD = 0
+    FAULT = 1
+    KILL = 2
+    HANG = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Nature:
-    """How long attempts take and which of them fail: a function of index and attempt, as in the real thing."""
+    """How long attempts take and how they end: a function of index and attempt, as in the real thing."""
 
     seed: int
     longest: int
     fault_percent: int
+    lethal_percent: int
+    """Of the attempts."""
+    guilty_percent: int
+    """Of the episodes, whose every attempt ends its runner."""
 
-    def draw(self, index: int, attempt: int) -> tuple[int, bool]:
-        """Return the steps of an attempt and whether it ends in a fault."""
+    def draw(self, index: int, attempt: int) -> tuple[int, End]:
+        """Return the steps of an attempt and how it ends."""
         noise = hash((self.seed, index, attempt))
         long = (noise >> 40) % 4 == 0
-        return 1 + (noise >> 8) % (self.longest if long else 3), noise % 100 < self.fault_percent
+        return 1 + (noise >> 8) % (self.longest if long else 3), self._end(index, noise)
+
+    def _end(self, index: int, noise: int) -> End:
+        if self.guilty(index) or (noise >> 20) % 100 < self.lethal_percent:
+            return End.HANG if (noise >> 30) % 2 else End.KILL
+        return End.FAULT if noise % 100 < self.fault_percent else End.GOOD
+
+    def guilty(self, index: int) -> bool:
+        """Whether every attempt of the episode ends its runner."""
+        return hash((index, self.seed)) % 100 < self.guilty_percent
+
+    def harmless(self, index: int) -> bool:
+        """Whether no attempt of the episode ends its runner."""
+        ends = {self.draw(index, attempt)[1] for attempt in range(1, MAX_ATTEMPTS + 1)}
+        return ends <= {End.GOOD, End.FAULT}
+
+
+class Death(NamedTuple):
+    """Which attempt ended a runner, and how."""
+
+    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
+    attempt: int
+    end: End
 
 
 class SimulatedRunner:
@@ -320,6 +446,7 @@ class SimulatedRunner:
         self.reports: deque[Report] = deque()
         self.queue: list[Lease] = []
         self.live: dict[int, Lane] = {}
+        self.death: Death | None = None
 
     def obey(self, command: Any) -> None:
         """Put a command into the next call."""
@@ -333,12 +460,12 @@ class SimulatedRunner:
 
     def post(self, holds: bool) -> None:
         """Keep two calls in flight, as long as there is anything to do."""
-        while len(self.calls) + len(self.reports) < 2 and (self.mail or holds):
+        while not self.death and len(self.calls) + len(self.reports) < 2 and (self.mail or holds):
             self.calls.append(self.mail)
             self.mail = Call()
 
-    def execute(self, steps: int) -> Report:
-        """Run the oldest call and put its report on the way."""
+    def execute(self, steps: int) -> Report | None:
+        """Run the oldest call and put its report on the way; a runner that dies reports nothing."""
         call, report = self.calls.popleft(), Report()
         mine = {lease.index for lease in self.queue} | self.live.keys()
         assert mine.isdisjoint(lease.index for lease in call.leases), "a runner is granted what it has already"
@@ -346,6 +473,9 @@ class SimulatedRunner:
         self._give_back(call, report)
         for _ in range(steps):
             self._sweep(report)
+            if self.death:
+                self.calls.clear()
+                return None
         report.live = list(self.live)
         self.reports.append(report)
         return report
@@ -366,12 +496,16 @@ class SimulatedRunner:
         del self.queue[:free]
         for index, lane in list(self.live.items()):
             lane.steps_left -= 1
-            if not lane.steps_left:
+            if not lane.steps_left and not self.death:
                 self._end_attempt(index, lane, report)
 
     def _end_attempt(self, index: int, lane: Lane, report: Report) -> None:
         """A good attempt finishes the episode, and so does the last bad one; any other is retried in place."""
-        if self.nature.draw(index, lane.attempt)[1]:
+        _, end = self.nature.draw(index, lane.attempt)
+        if end in (End.KILL, End.HANG):
+            self.death = Death(index, lane.attempt, end)
+            return
+        if end is End.FAULT:
             report.failed_attempts.append((index, lane.attempt))
             if lane.attempt < MAX_ATTEMPTS:
                 self.live[index] = Lane(lane.attempt + 1, self.nature.draw(index, lane.attempt + 1)[0])
@@ -390,7 +524,15 @@ class World:
         self.rng = random.Random(seed)
         self.modules = modules
         self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40, 60])
-        self.nature = Nature(seed, self.rng.choice([1, 4, 25]), self.rng.choice([0, 0, 20, 50]))
+        self.nature = Nature(
+            seed,
+            longest=self.rng.choice([1, 4, 25]),
+            fault_percent=self.rng.choice([0, 0, 20, 50]),
+            lethal_percent=self.rng.choice([0, 0, 0, 2, 20]),
+            guilty_percent=self.rng.choice([0, 0, 0, 5, 20]),
+        )
+        self.obscurity = self.rng.choice([0.0, 0.3])
+        """How many of the runners die without a trace."""
         self.lanes = self.rng.choice([1, 1, 2, 4, 8])
         self.peril = self.rng.choice([0.0, 0.03, 0.08])
         self.stutter = self.rng.choice([0.0, 0.2])
@@ -398,14 +540,18 @@ class World:
         self.numbers = 0
         self.sessions: list[Referee] = []
         self.done: set[int] = set()
+        self.attempts: dict[int, int] = {}
         if self.rng.random() < 0.1:
             self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
+            self.attempts = {index: self.rng.randint(1, MAX_ATTEMPTS) for index in range(0, self.num_episodes, 3)}
+        self.framed = set(self.attempts)
+        """Episodes that were blamed for what another did."""
 
     # ---------------------------------------------------------------- a session: one driver's life
 
     def _open(self) -> None:
         expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
-        self.referee = Referee(self.modules, self.num_episodes, self.nature.seed, expected, self.done)
+        self.referee = Referee(self.modules, self.num_episodes, self.nature.seed, expected, self.done, self.attempts)
         self.sessions.append(self.referee)
         self.runners: dict[int, SimulatedRunner] = {}
         self.ghosts: list[SimulatedRunner] = []
@@ -413,14 +559,18 @@ class World:
             self._join()
 
     def _resume(self) -> None:
-        """Another driver takes over with what was recorded, and with runners of its own."""
+        """Another driver takes over with what was written down in time, and with runners of its own."""
         self._close()
+        self.attempts = {index: count for index, count in self.referee.charged.items() if self.rng.random() < 0.9}
+        self.done -= {index for index in sorted(self.referee.given_up) if self.rng.random() < 0.5}
         self._open()
 
     def _close(self) -> None:
-        recorded = self.referee.recorded
-        assert self.done.isdisjoint(recorded), "a finished episode was recorded again after a resume"
-        self.done |= recorded
+        recorded, given_up = self.referee.recorded, self.referee.given_up
+        assert self.done.isdisjoint(recorded | given_up), "a finished episode was recorded again after a resume"
+        innocent = {index for index in given_up - self.framed if self.nature.harmless(index)}
+        assert not innocent, f"episodes {innocent} are given up for what others did"
+        self.done |= recorded | given_up
         self.referee.check_replay()
 
     # ---------------------------------------------------------------- what happens
@@ -468,23 +618,56 @@ class World:
         return self.rng.choice(candidates) if candidates else None
 
     def _join(self) -> None:
-        runner = SimulatedRunner(self.numbers, self.rng.randint(1, self.lanes), self.nature)
+        """Runners that are started one after the other do not come up in that order."""
+        runner = SimulatedRunner(self.numbers ^ 1, self.rng.randint(1, self.lanes), self.nature)
         self.numbers += 1
         self.runners[runner.number] = runner
         self._obey(self.referee.joined(runner.number, runner.lanes))
 
     def _lose(self, runner: SimulatedRunner | None) -> None:
-        """A runner is gone, sometimes with evidence against an episode, sometimes only out of reach."""
+        """A runner is gone for no episode's fault, and what it was doing then is sometimes suspected or charged."""
         if runner is None:
             return
+        charged, suspects = [], []
         if runner.live and self.rng.random() < 0.5:
             index, lane = self.rng.choice(list(runner.live.items()))
-            if self.referee.holder.get(index) == runner.number:
-                last = lane.attempt >= MAX_ATTEMPTS
-                self._obey(self.referee.reported(runner.number, [index] if last else [], [(index, lane.attempt)]))
+            (suspects if self.rng.random() < 0.7 else charged).append((index, lane.attempt))
+            self.framed.add(index)
+        self._part(runner, charged, suspects)
+
+    def _part(self, runner: SimulatedRunner, charged: Pairs, suspects: Pairs) -> None:
         del self.runners[runner.number]
         self.ghosts.append(runner)
-        self._obey(self.referee.lost(runner.number))
+        self._obey(self.referee.lost(runner.number, charged, suspects))
+
+    def _bereave(self, runner: SimulatedRunner) -> None:
+        """A runner died of an episode; its reports arrive before the news of its death, or after it."""
+        while runner.reports and self.rng.random() < 0.5:
+            self._deliver(runner)
+        self._part(runner, *self._evidence(runner))
+
+    def _evidence(self, runner: SimulatedRunner) -> tuple[Pairs, Pairs]:
+        """Return what is found out about a death: charges and suspects."""
+        assert runner.death is not None
+        index, attempt, end = runner.death
+        if self.rng.random() < self.obscurity:
+            return [], []
+        noise = self._irrelevant(runner) if self.rng.random() < self.stutter else []
+        if end is End.HANG:
+            return [*noise, (index, attempt)], []
+        if self.rng.random() < 0.8:
+            return noise, [(index, attempt)]
+        self.framed.update(runner.live)
+        return noise, [(other, lane.attempt) for other, lane in runner.live.items()]
+
+    def _irrelevant(self, runner: SimulatedRunner) -> Pairs:
+        """Return charges that mean nothing: episodes of others, and attempts that were charged before."""
+        assert runner.death is not None
+        holder, charged = self.referee.holder, self.referee.charged
+        others = [index for index in range(self.num_episodes) if holder.get(index) != runner.number]
+        stale = [index for index in charged if holder.get(index) == runner.number and index != runner.death.index]
+        noise = [(index, charged[index]) for index in stale]
+        return [*noise, (self.rng.choice(others), self.rng.randint(1, MAX_ATTEMPTS))] if others else noise
 
     def _haunt(self) -> None:
         """A lost runner was alive after all: it works on, its reports arrive late, and then it is lost again."""
@@ -497,13 +680,16 @@ class World:
             self._deliver(ghost)
         else:
             self.ghosts.remove(ghost)
-            self._obey(self.referee.lost(ghost.number))
+            self._obey(self.referee.lost(ghost.number, *(self._evidence(ghost) if ghost.death else ())))
 
     def _execute(self, runner: SimulatedRunner | None) -> None:
         if runner is None:
             return
         report = runner.execute(self.rng.randint(1, 4))
-        if self.rng.random() < self.stutter:
+        if report is None:
+            if runner.number in self.runners:
+                self._bereave(runner)
+        elif self.rng.random() < self.stutter:
             report.finished += report.finished[-1:] or sorted(self.referee.done)[-1:]
 
     def _deliver(self, runner: SimulatedRunner | None) -> None:
@@ -541,14 +727,17 @@ class World:
         self._resume()
 
     def _finish(self) -> None:
-        """With a live runner and no more mishaps, the end comes within a bounded number of reports."""
-        if not self.runners:
-            self._join()
-        for _ in range(10 + self.referee.unfinished * (MAX_ATTEMPTS * self.nature.longest + 4)):
-            if self.referee.schedule.complete:
-                return
+        """With runners that come up and no more mishaps, something happens every few rounds until the end."""
+        self.obscurity, patience = 0.0, 0
+        while not self.referee.schedule.complete:
+            if not self.runners or (len(self.runners) < self.most_runners and self.rng.random() < 0.2):
+                self._join()
+            before = self.numbers, len(self.ghosts), self.referee.unfinished
             self._round()
-        raise AssertionError(f"{self.referee.unfinished} episodes never finish")
+            patience = patience + 1 if before == (self.numbers, len(self.ghosts), self.referee.unfinished) else 0
+            assert patience < 10 + MAX_ATTEMPTS * self.nature.longest, (
+                f"{self.referee.unfinished} episodes never finish"
+            )
 
 
 def run_history(seed: int, modules: Modules = GENUINE) -> World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any
 
@@ -19,8 +19,10 @@ from rl_eval.schedule import (
     Abort,
     Audit,
     Cancelled,
+    Charge,
     Command,
     FleetSized,
+    GiveUp,
     Grant,
     Reclaim,
     Record,
@@ -34,8 +36,19 @@ from tests.unit.schedule_world import World, run_history
 BATCHES, BATCH = 16, 250
 
 
-def make(num_episodes: int, runners: int = 1, done: Collection[int] = ()) -> Schedule:
-    return Schedule(EpisodePlan(num_episodes), expected_runners=runners, done=done)
+def make(
+    num_episodes: int, runners: int = 1, done: Collection[int] = (), attempts: Mapping[int, int] | None = None
+) -> Schedule:
+    return Schedule(EpisodePlan(num_episodes), expected_runners=runners, done=done, attempts=attempts)
+
+
+def gave_up(index: int, attempts: int = 3) -> GiveUp:
+    return GiveUp(index, EpisodePlan(index + 1)[index].seed, attempts)
+
+
+def attempts_granted(commands: list[Command]) -> dict[int, int]:
+    """Return the granted attempt of each index."""
+    return {lease.index: lease.attempt for c in commands if isinstance(c, Grant) for lease in c.leases}
 
 
 def granted(commands: list[Command]) -> dict[int, list[int]]:
@@ -160,6 +173,135 @@ def test_a_runner_joins_once() -> None:
         schedule.handle(RunnerJoined(0, lanes=1))
 
 
+# ------------------------------------------------------------------------------ evidence and quarantine
+
+
+def one_suspect() -> Schedule:
+    """Runner 0 held 0, 1, 2, 3 and vanished in episode 1; runner 1 finished the others."""
+    schedule = make(4)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    schedule.handle(RunnerLost(0, suspects=[(1, 1)]))
+    assert granted(schedule.handle(RunnerJoined(1, lanes=2))) == {1: [0, 2, 3]}
+    return schedule
+
+
+def test_a_suspect_is_not_charged_and_runs_after_all_others() -> None:
+    """The first time nobody knows whose fault it was: the same attempt runs again, when nothing else is left."""
+    schedule = one_suspect()
+    assert schedule.handle(RunnerReported(1, finished=[0, 2])) == [Record((0, 1))]
+    commands = schedule.handle(RunnerReported(1, finished=[3]))
+    assert attempts_granted(commands) == {1: 1}
+
+
+def test_a_suspect_that_runs_well_alone_is_done() -> None:
+    """It was not its fault after all."""
+    schedule = one_suspect()
+    schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
+    assert schedule.handle(RunnerReported(1, finished=[1])) == [Record((0,))]
+    assert schedule.complete
+
+
+def test_a_second_death_alone_is_charged() -> None:
+    """Nothing else was running: the suspect is guilty, and its next attempt follows, alone again."""
+    schedule = one_suspect()
+    schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
+    assert schedule.handle(RunnerLost(1, suspects=[(1, 1)])) == [Charge(1, 1)]
+    assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {1: 2}
+
+
+def test_a_death_alone_that_leaves_no_word_is_not_charged() -> None:
+    """The node went, say: the same attempt runs again, still alone."""
+    schedule = one_suspect()
+    schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
+    assert schedule.handle(RunnerLost(1)) == []
+    assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {1: 1}
+    assert schedule.handle(RunnerLost(2, suspects=[(1, 1)])) == [Charge(1, 1)]
+
+
+def test_what_is_proven_is_charged_at_once_and_isolated() -> None:
+    """An attempt that hung is used up; the episode takes nobody with it when it hangs again."""
+    schedule = make(3)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    assert schedule.handle(RunnerLost(0, charged=[(0, 1)])) == [Charge(0, 1)]
+    assert attempts_granted(schedule.handle(RunnerJoined(1, lanes=2))) == {1: 1, 2: 1}
+    assert attempts_granted(schedule.handle(RunnerReported(1, finished=[1, 2]))) == {0: 2}
+
+
+def test_an_episode_without_attempts_is_given_up() -> None:
+    """No runner is left to write its record, so the schedule says that it failed, and counts it as done."""
+    schedule = make(1)
+    for runner, attempt in enumerate((1, 2)):
+        schedule.handle(RunnerJoined(runner, lanes=1))
+        assert schedule.handle(RunnerLost(runner, charged=[(0, attempt)])) == [Charge(0, attempt)]
+    schedule.handle(RunnerJoined(2, lanes=1))
+    assert schedule.handle(RunnerLost(2, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
+    assert (schedule.complete, schedule.unfinished, schedule.outstanding) == (True, 0, 0)
+
+
+def test_attempts_that_a_live_runner_reported_count() -> None:
+    """Two exceptions and a hang are three attempts."""
+    schedule = make(1)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1), (0, 2)], live=[0]))
+    assert schedule.handle(RunnerLost(0, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
+
+
+def test_an_attempt_is_charged_once() -> None:
+    """Evidence about an attempt that ended before, as a recorder that lags may give, charges nothing."""
+    schedule = make(1)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)], live=[0]))
+    assert schedule.handle(RunnerLost(0, charged=[(0, 1)])) == []
+    assert attempts_granted(schedule.handle(RunnerJoined(1, lanes=1))) == {0: 2}
+
+
+def test_evidence_against_what_the_lost_runner_did_not_hold_means_nothing() -> None:
+    """Its recorder may name an episode that it has returned or reported."""
+    schedule = make(2, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerJoined(1, lanes=1))
+    assert schedule.handle(RunnerLost(0, charged=[(1, 3)], suspects=[(99, 1)])) == []
+    schedule.handle(RunnerLost(1))
+    assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {0: 1}
+    assert attempts_granted(schedule.handle(RunnerJoined(3, lanes=2))) == {1: 1}
+
+
+def test_the_quarantine_opens_for_one_episode_and_one_runner_at_a_time() -> None:
+    """Suspects run in the order of the plan, on the lowest incarnation, while all others wait."""
+    schedule = make(3)
+    schedule.handle(RunnerJoined(0, lanes=3))
+    schedule.handle(RunnerLost(0, suspects=[(0, 1), (2, 1)]))
+    assert granted(schedule.handle(RunnerJoined(2, lanes=3))) == {2: [1]}
+    assert granted(schedule.handle(RunnerJoined(1, lanes=3))) == {}
+    assert granted(schedule.handle(RunnerReported(2, finished=[1]))) == {1: [0]}
+    assert schedule.handle(RunnerReported(2)) == []
+    assert schedule.handle(FleetSized(7)) == []
+    assert granted(schedule.handle(RunnerJoined(3, lanes=3))) == {}
+    assert granted(schedule.handle(RunnerReported(1, finished=[0]))) == {1: [2]}
+
+
+def test_what_is_in_quarantine_is_nobodys_share() -> None:
+    """Two episodes that may run now are one each for two runners, though two more wait in quarantine."""
+    schedule = make(4, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    schedule.handle(RunnerJoined(1, lanes=2))
+    commands = schedule.handle(RunnerLost(0, suspects=[(0, 1), (1, 1)]))
+    assert commands == []
+    schedule.handle(RunnerLost(1))
+    assert granted(schedule.handle(RunnerJoined(2, lanes=2))) == {2: [2]}
+    assert granted(schedule.handle(RunnerJoined(3, lanes=2))) == {3: [3]}
+
+
+def test_verdicts_are_passed_after_the_cancellation_too() -> None:
+    """A runner that hangs instead of dropping its episodes is charged, and nothing more is granted."""
+    schedule = make(2, attempts={1: 2})
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(Cancelled())
+    assert schedule.handle(RunnerLost(0, charged=[(0, 1), (1, 3)])) == [Charge(0, 1), Charge(1, 3), gave_up(1)]
+    assert schedule.handle(RunnerJoined(1, lanes=1)) == []
+    assert (schedule.outstanding, schedule.unfinished) == (0, 1)
+
+
 # ------------------------------------------------------------------------------ balance
 
 
@@ -232,6 +374,30 @@ def test_nothing_is_left_to_do_when_all_is_done() -> None:
     assert schedule.handle(RunnerJoined(0, lanes=4)) == []
 
 
+def test_resume_goes_on_with_the_next_attempt() -> None:
+    """What was charged before the driver died stays charged; attempts of finished episodes mean nothing."""
+    schedule = make(3, done=[2], attempts={0: 1, 2: 3})
+    assert attempts_granted(schedule.handle(RunnerJoined(0, lanes=2))) == {0: 2, 1: 1}
+
+
+def test_resume_gives_up_what_has_no_attempt_left() -> None:
+    """With the first event, whatever it is, and without a runner; until then it is unfinished."""
+    schedule = make(3, attempts={0: 3, 2: 4})
+    assert schedule.unfinished == 3
+    assert schedule.handle(FleetSized(2)) == [gave_up(0), gave_up(2, attempts=4)]
+    assert schedule.unfinished == 1
+    assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1]}
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_resumed_run_has_the_same_plan(index: int) -> None:
+    """Episodes that the plan does not have are refused, finished or begun."""
+    with pytest.raises(ValueError, match=f"episode {index} cannot have run: the plan has 3 episodes"):
+        make(3, done=[index])
+    with pytest.raises(ValueError, match=f"episode {index} cannot have run: the plan has 3 episodes"):
+        make(3, attempts={index: 1})
+
+
 # ------------------------------------------------------------------------------ any history
 
 
@@ -250,11 +416,16 @@ def happened(world: World) -> Counter[str]:
             counts[type(event).__name__] += 1
             counts["returned"] += len(getattr(event, "returned", ()))
             counts["failed attempts"] += len(getattr(event, "failed_attempts", ()))
+            counts["suspects"] += len(getattr(event, "suspects", ()))
+            counts["deaths without a word"] += isinstance(event, RunnerLost) and not (event.charged or event.suspects)
             for command in commands:
                 counts[type(command).__name__] += 1
+                counts["given up at once"] += isinstance(command, GiveUp) and not isinstance(event, RunnerLost)
                 counts["reclaimed"] += len(command.indices) if isinstance(command, Reclaim) else 0
                 leases = command.leases if isinstance(command, Grant) else ()
                 counts["carried attempts"] += sum(lease.attempt > 1 for lease in leases)
+        counts["quarantined"] += len(referee.named)
+        counts["acquitted"] += len(referee.named.keys() & referee.recorded)
     return counts
 
 
@@ -263,7 +434,10 @@ def test_histories_are_hard() -> None:
     counts: Counter[str] = Counter()
     for seed in range(BATCH):
         counts += happened(run_history(seed))
-    for name in ("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"):
+    for name in (
+        *("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
+        *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "given up at once"),
+    ):
         assert counts[name] >= 20, name
     assert counts["sessions"] > BATCH + 20
     assert counts["reclaimed"] > 100

@@ -45,14 +45,14 @@ SAFETY = [
         "grants reclaimed leases before they are returned",
         "schedule",
         "state.reclaiming.update(wanted)",
-        "[(state.held.pop(index), self._release(index)) for index in wanted]",
+        "[(state.held.pop(index), self._holder.pop(index), self._requeue(index)) for index in wanted]",
     ),
     Mutant("forgets charged attempts", "schedule", "self._attempts.get(index, 0) + 1, runner", "1, runner"),
     Mutant(
         "forgets charged attempts when a lease changes hands",
         "schedule",
-        "heappush(self._requeued, index)",
-        "heappush(self._requeued, index); self._attempts.pop(index, None)",
+        "heappush(self._quarantine if dangerous",
+        "self._attempts.pop(index, None); heappush(self._quarantine if dangerous",
     ),
     Mutant(
         "charges what a lost runner reports late",
@@ -79,7 +79,10 @@ SAFETY = [
     Mutant("grants after the cancellation", "schedule", "if self._cancelled:", "if False:"),
     Mutant("aborts the wrong runners", "schedule", "if state.held]", "if not state.held]"),
     Mutant(
-        "keeps granting to a lost runner", "schedule", "self._runners.pop(runner, None)", "self._runners.get(runner)"
+        "keeps granting to a lost runner",
+        "schedule",
+        "self._runners.pop(loss.runner, None)",
+        "self._runners.get(loss.runner)",
     ),
     Mutant(
         "does not mark finished episodes",
@@ -126,19 +129,158 @@ SAFETY = [
     Mutant("seeds by an even factor", "plan", "(factor >> 33) | 1", "(factor >> 33) & ~1"),
 ]
 
+EVIDENCE = [
+    Mutant(
+        "charges a suspect that was not alone", "schedule", "loss.suspects if index == self._alone}", "loss.suspects}"
+    ),
+    Mutant(
+        "charges everything that a lost runner held",
+        "schedule",
+        "charged = dict(loss.charged) | {",
+        "charged = {index: self._attempts.get(index, 0) + 1 for index in lost.held} | {",
+    ),
+    Mutant(
+        "charges what another runner holds",
+        "schedule",
+        "dangerous = charged.keys()",
+        "self._attempts.update({i: max(a, self._attempts.get(i, 0)) for i, a in charged.items() if i not in lost.held})"
+        "\n        dangerous = charged.keys()",
+    ),
+    Mutant(
+        "charges an attempt twice",
+        "schedule",
+        "if charged.get(index, 0) > self._attempts.get(index, 0):",
+        "if index in charged:",
+    ),
+    Mutant("charges in silence", "schedule", "commands.append(Charge(index, charged[index]))", "pass"),
+    Mutant("ignores proof", "schedule", "charged = dict(loss.charged) | {", "charged = {"),
+    Mutant("ignores a suspicion that is proven", "schedule", "loss.suspects if index == self._alone}", "()}"),
+    Mutant(
+        "ignores proof after the cancellation",
+        "schedule",
+        "dangerous = charged.keys()",
+        "charged = {} if self._cancelled else charged\n        dangerous = charged.keys()",
+    ),
+    Mutant(
+        "gives up too early",
+        "schedule",
+        "if self._attempts.get(index, 0) >= self._max_attempts:",
+        "if self._attempts.get(index, 0) >= self._max_attempts - 1:",
+    ),
+    Mutant(
+        "gives up too late",
+        "schedule",
+        "if self._attempts.get(index, 0) >= self._max_attempts:",
+        "if self._attempts.get(index, 0) > self._max_attempts:",
+    ),
+    Mutant("gives up in silence", "schedule", "commands.append(self._give_up(index))", "self._give_up(index)"),
+    Mutant(
+        "gives up again after a resume",
+        "schedule",
+        "for index, count in (attempts or {}).items() if not self._done[index]}",
+        "for index, count in (attempts or {}).items()}",
+    ),
+    Mutant("gives up twice", "schedule", "spent, self._spent = self._spent, []", "spent = self._spent"),
+    Mutant("forgets attempts when it resumes", "schedule", "(attempts or {}).items()", "{}.items()"),
+    Mutant("runs what has no attempt left", "schedule", "self._give_up_spent() if self._spent else []", "[]"),
+    Mutant(
+        "starts at an episode that was given up",
+        "schedule",
+        "self._skip_done()\n        return commands",
+        "return commands",
+    ),
+]
+
+QUARANTINE = [
+    Mutant("does not isolate suspects", "schedule", "charged.keys() | dict(loss.suspects).keys()", "charged.keys()"),
+    Mutant(
+        "does not isolate the guilty", "schedule", "charged.keys() | dict(loss.suspects).keys()", "dict(loss.suspects)"
+    ),
+    Mutant("isolates everything that was lost", "schedule", "dangerous=index in dangerous", "dangerous=True"),
+    Mutant(
+        "lets a quarantined episode go when its runner is lost",
+        "schedule",
+        "dangerous or index == self._alone",
+        "dangerous",
+    ),
+    Mutant(
+        "runs a quarantined episode beside others",
+        "schedule",
+        "if self._quarantine and self._runners and not self._holder:",
+        "if self._quarantine and self._runners and self._alone not in self._holder:",
+    ),
+    Mutant(
+        "opens the quarantine as soon as nothing waits",
+        "schedule",
+        "if self._quarantine and self._runners and not self._holder:",
+        "if self._quarantine and self._runners and self._admitted == len(self._holder):",
+    ),
+    Mutant(
+        "grants quarantined episodes like any other",
+        "schedule",
+        "self._requeued.append(self._alone)",
+        "self._requeued += [self._alone, *self._quarantine]; self._quarantine.clear()",
+    ),
+    Mutant(
+        "lets two out of the quarantine",
+        "schedule",
+        "            grants.append(self._grant_alone())",
+        "            grants += [self._grant_alone() for _ in self._quarantine[:2]]",
+    ),
+    Mutant(
+        "leaves the order of the plan in quarantine", "schedule", "heappop(self._quarantine)", "self._quarantine.pop()"
+    ),
+    Mutant(
+        "draws who runs a quarantined episode",
+        "schedule",
+        "self._grant(min(self._runners), 1)",
+        "self._grant(__import__('random').choice([*self._runners]), 1)",
+    ),
+    Mutant(
+        "hoards: shares out what is in quarantine",
+        "schedule",
+        "share = -(-admitted // fleet)",
+        "share = -(-self._unfinished // fleet)",
+    ),
+    Mutant(
+        "counts what is in quarantine as waiting",
+        "schedule",
+        "min(admitted - len(self._holder),",
+        "min(self._unfinished - len(self._holder),",
+    ),
+    Mutant("never opens the quarantine", "schedule", "grants.append(self._grant_alone())", "pass"),
+    Mutant(
+        "opens the quarantine for nobody",
+        "schedule",
+        "if self._quarantine and self._runners and not",
+        "if self._quarantine and not",
+    ),
+    Mutant(
+        "does not count what is given up as done",
+        "schedule",
+        "self._unfinished -= 1\n        return GiveUp",
+        "return GiveUp",
+    ),
+]
+
 LIVENESS = [
-    Mutant("forgets what a lost runner held", "schedule", "heappush(self._requeued, index)", "self._unfinished -= 1"),
+    Mutant(
+        "forgets what a lost runner held",
+        "schedule",
+        "self._requeue(index, dangerous=index in dangerous)",
+        "self._unfinished -= 1",
+    ),
     Mutant(
         "does not wake idle runners after a loss",
         "schedule",
-        "self._note(runner)\n        return self._feed(self._hungry())",
-        "self._note(runner)\n        return []",
+        "return commands + self._feed(self._hungry())",
+        "return commands",
     ),
     Mutant(
         "does not wake runners when the fleet shrinks",
         "schedule",
-        "self._expected = max(1, runners)\n                return self._feed(self._hungry())",
-        "self._expected = max(1, runners)\n                return []",
+        "self._expected = max(1, runners)\n                commands += self._feed(self._hungry())",
+        "self._expected = max(1, runners)",
     ),
     Mutant(
         "does not wake idle runners when leases are returned",
@@ -177,8 +319,8 @@ LIVENESS = [
     Mutant(
         "shares out nothing near the end",
         "schedule",
-        "share = -(-self._unfinished // fleet)",
-        "share = self._unfinished // fleet",
+        "share = -(-admitted // fleet)",
+        "share = admitted // fleet",
     ),
     Mutant("is complete too early", "schedule", "return self._unfinished == 0", "return self._unfinished <= 1"),
     Mutant("is never complete", "schedule", "return self._unfinished == 0", "return False"),
@@ -215,7 +357,7 @@ def test_the_genuine_modules_survive() -> None:
     assert verdict(GENUINE) is None
 
 
-@pytest.mark.parametrize("mutant", SAFETY + LIVENESS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", SAFETY + EVIDENCE + QUARANTINE + LIVENESS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mutant breaks a law in some history."""
     assert verdict(plant(mutant, monkeypatch)), f"no history notices a schedule that {mutant.name}"
