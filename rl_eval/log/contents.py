@@ -149,27 +149,37 @@ def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
     Raises:
         LogError: A row does not belong to the plan.
     """
-    rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
     width = len(manifest.info_keys)
-    infos = [segment.infos for _, segment in found.segments if len(segment.rows)]
     for name, segment in found.segments:
-        indices = segment.rows["index"]
-        if ((indices < 0) | (indices >= manifest.num_episodes)).any() or (
-            len(indices) and segment.infos.shape[1] != width
-        ):
+        if not _belongs(segment, manifest.num_episodes, width):
             raise LogError(f"{label}/{_SEGMENTS}/{name} belongs to another log: remove it from the folder")
+    rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
+    infos = np.concatenate(
+        [np.zeros((0, width)), *(segment.infos for _, segment in found.segments if len(segment.rows))]
+    )
     _, first, place = np.unique(rows["index"], return_index=True, return_inverse=True)
-    kept = np.sort(first)
+    mismatches: tuple[int, ...] = ()
+    if len(first) < len(rows):
+        mismatches = _mismatches(rows, first[place])
+        kept = np.sort(first)
+        rows, infos = rows[kept], infos[kept]
     return LogContents(
         manifest=manifest,
-        rows=rows[kept],
-        infos=np.concatenate([np.zeros((0, width)), *infos])[kept],
+        rows=rows,
+        infos=infos,
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
-        mismatches=_mismatches(rows, first[place]),
+        mismatches=mismatches,
         damaged=tuple(found.set_aside),
     )
+
+
+def _belongs(segment: Segment, num_episodes: int, num_info_keys: int) -> bool:
+    indices = segment.rows["index"]
+    if not len(indices):
+        return True
+    return bool(0 <= indices.min() <= indices.max() < num_episodes) and segment.infos.shape[1] == num_info_keys
 
 
 def _read(storage: Storage, name: SegmentName) -> Segment | str:

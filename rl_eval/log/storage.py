@@ -167,13 +167,8 @@ class LocalStorage:
         """See :class:`Storage`."""
         path, temporary = self._root / name, self._root / _temporary(name)
         _make_folder(path.parent)
-        try:
-            _put(temporary, data)
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        _put(temporary, data)
+        temporary.replace(path)
         _sync_folder(path.parent)
 
     def create(self, stem: str, data: bytes) -> str | None:
@@ -215,6 +210,9 @@ def _put(path: Path, data: bytes) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
+    except OSError:
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)
 

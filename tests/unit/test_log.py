@@ -1,0 +1,688 @@
+"""What an evaluation log gives back, when it says that something is committed, and what it makes of damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_eval.columns import episode_columns, fault_columns, read_episodes, read_faults
+from rl_eval.errors import ConfigError, LogError, LogMismatch
+from rl_eval.log import Batch, EvaluationLog, ownership, read_log, writer
+from rl_eval.log.segments import SegmentName, decode, encode, name_of
+from rl_eval.log.storage import LocalStorage, RemoteStorage, open_storage
+from tests.unit.log_world import ROOT, make_batch, make_fault, make_infos, make_manifest, make_rows
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "one"
+
+
+def write_log(run_dir: Path, *batches: Batch) -> None:
+    """Write a log in one session, one flush per batch."""
+    log = EvaluationLog.open(run_dir)
+    try:
+        log.begin(make_manifest())
+        for batch in batches:
+            log.append(batch)
+            log.flush(10)
+    finally:
+        log.close()
+
+
+def segments(run_dir: Path, kind: str = "") -> list[Path]:
+    return sorted(path for path in (run_dir / "segments").iterdir() if kind in path.name)
+
+
+def assert_holds(contents, indices: list[int]) -> None:
+    """The log holds these episodes, in this order, bit by bit."""
+    assert contents.rows.tobytes() == make_rows(indices).tobytes()
+    assert contents.infos.tobytes() == make_infos(indices).tobytes()
+
+
+# ------------------------------------------------------------------------------ round trip
+
+
+def test_what_was_written_comes_back(run_dir: Path) -> None:
+    """Rows, infos, faults, totals, numerics and the manifest survive bit by bit, over several sessions."""
+    faults = (make_fault(1), make_fault(4, attempt=2, charged=False, message="file \udcff", traceback=""))
+    write_log(run_dir, make_batch([3, 1, 2], faults[:1]), make_batch([0], faults[1:]))
+    write_log(run_dir, make_batch([9, 8]))
+    contents = read_log(run_dir)
+    assert_holds(contents, [3, 1, 2, 0, 9, 8])
+    assert contents.faults == (faults[0], make_fault(4, attempt=2, charged=False, message="file \\udcff", traceback=""))
+    assert contents.totals == {"env_steps": 6.0, "wall_seconds": 1.5}
+    assert contents.numerics == {"isa": "AVX2"}
+    assert contents.manifest == make_manifest()
+    assert (contents.mismatches, contents.damaged) == ((), ())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 999), unique=True), st.integers(0, 5))
+def test_a_segment_holds_any_rows_and_faults(indices: list[int], num_faults: int) -> None:
+    """Encoding and decoding are inverse, for none as for many."""
+    faults = tuple(make_fault(number, message="é" * number) for number in range(num_faults))
+    files = encode([make_batch(indices, faults), make_batch([])], ("height", "x"), "me")
+    assert [kind for kind, _ in files] == ["faults", "episodes"][num_faults == 0 :]
+    decoded = [decode(name_of(data, 1, 2, kind), data) for kind, data in files]
+    assert decoded[-1].rows.tobytes() == make_rows(indices).tobytes()
+    assert decoded[-1].infos.tobytes() == make_infos(indices).tobytes()
+    assert sum((segment.faults for segment in decoded), ()) == faults
+    assert decoded[-1].header.totals == {"env_steps": float(len(indices)), "wall_seconds": 1.0}
+
+
+def test_columns_come_back_from_tools_that_change_their_types() -> None:
+    """A column that is null throughout, or dictionary-encoded, or of long strings, means the same."""
+    columns = episode_columns(make_rows([1, 3]), make_infos([1, 3]), ("height", "x"))
+    columns["outcome"] = columns["outcome"].dictionary_encode()
+    columns["truncated_by"] = columns["truncated_by"].cast(pa.large_string())
+    rows, _, keys = read_episodes(pa.table(columns))
+    assert rows.tobytes() == make_rows([1, 3]).tobytes()
+    assert keys == ("height", "x")
+    columns["success_once"] = pa.nulls(2)
+    assert read_episodes(pa.table(columns))[0]["success_once"].tolist() == [-1, -1]
+    columns["outcome"] = pa.array(["completed", "exploded"])
+    with pytest.raises(ValueError, match="column outcome holds a value other than missing, completed, failed"):
+        read_episodes(pa.table(columns))
+
+
+def test_faults_come_back_from_columns() -> None:
+    """No fault at all keeps its columns."""
+    assert read_faults(pa.table(fault_columns(()))) == ()
+    assert read_faults(pa.table(fault_columns([make_fault(2)]))) == (make_fault(2),)
+
+
+def test_segments_are_tables_for_other_tools(run_dir: Path) -> None:
+    """Pandas reads all episodes of a log from its folder: words for outcomes, null for what was not reported."""
+    write_log(run_dir, make_batch([0, 1, 2]), make_batch([3], (make_fault(3),)))
+    frame = pd.concat([pd.read_parquet(path) for path in segments(run_dir, "episodes")])
+    assert frame["outcome"].tolist() == ["completed", "completed", "completed", "failed"]
+    assert frame["info_height"].tolist() == [0, 1 / 3, 2 / 3, 1]
+    assert frame["success_once"].isna().tolist() == [True, False, False, True]
+    faults = pd.read_parquet(segments(run_dir, "faults")[0])
+    assert faults["message"].tolist() == ["bad\nthing"]
+
+
+def test_an_index_that_was_written_twice_counts_once(run_dir: Path) -> None:
+    """The row that was written first counts; one that differs in its outcome is reported, other columns may differ."""
+    again, other = make_batch([5, 2, 1]), make_batch([2])
+    again.rows["step_seconds"] = 7
+    again.rows["episode_return"][1] += 1e-9
+    other.rows["attempts"] = 3
+    write_log(run_dir, make_batch([2, 0, 1]))
+    write_log(run_dir, again)
+    write_log(run_dir, other)
+    contents = read_log(run_dir)
+    assert contents.rows["index"].tolist() == [2, 0, 1, 5]
+    assert contents.rows[:3].tobytes() == make_rows([2, 0, 1]).tobytes()
+    assert contents.infos.tobytes() == make_infos([2, 0, 1, 5]).tobytes()
+    assert contents.mismatches == (2,)
+
+
+def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) -> None:
+    """The same end of the same attempt is one fault; a lost runner is another one each time."""
+    lost = make_fault(5, culprit="runner", charged=False)
+    write_log(run_dir, make_batch([], (make_fault(4), lost)))
+    write_log(run_dir, make_batch([], (make_fault(4, seconds=9.0), make_fault(4, attempt=2), lost)))
+    assert read_log(run_dir).faults == (make_fault(4), lost, make_fault(4, attempt=2), lost)
+
+
+def test_faults_are_committed_before_the_episodes_that_had_them(run_dir: Path) -> None:
+    """A flush numbers its faults first."""
+    write_log(run_dir, make_batch([3], (make_fault(3),)))
+    assert [SegmentName.parse(path.name).kind for path in segments(run_dir)] == ["faults", "episodes"]
+
+
+def test_importing_the_log_loads_nothing_heavy() -> None:
+    """Pyarrow comes with the first segment that is written or read."""
+    script = "import sys, rl_eval.log; print([name for name in ('pyarrow', 'ray', 'torch') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------ begin and continue
+
+
+def test_a_run_continues_its_own_log(run_dir: Path) -> None:
+    """Other settings that cannot change the result are no obstacle."""
+    write_log(run_dir, make_batch([1]))
+    log = EvaluationLog.open(run_dir)
+    contents = log.begin(make_manifest(config={"runners": {"num_runners": 7}}, provenance={}))
+    log.close()
+    assert_holds(contents, [1])
+    assert contents.manifest == make_manifest()
+
+
+def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> None:
+    """Plan, identity, weights and info keys must be equal; the message shows only what differs, and the way out."""
+    write_log(run_dir, make_batch([1]))
+    log = EvaluationLog.open(run_dir)
+    other = make_manifest(
+        seed=1,
+        identity={"environment": {"env": "CartPole-v1", "env_kwargs": {}}, "policy": "pkg:other"},
+        weights={"version": 9, "digest": "4567"},
+        info_keys=("height",),
+    )
+    with pytest.raises(LogMismatch) as caught:
+        log.begin(other)
+    log.close()
+    assert str(caught.value).splitlines() == [
+        f"{run_dir} holds another evaluation (there -> here):",
+        "  seed: 0 -> 1",
+        "  identity.environment.env_kwargs.g: 9.8 -> (absent)",
+        '  identity.policy: "pkg:make" -> "pkg:other"',
+        '  weights.digest: "0123" -> "4567"',
+        '  info_keys: ["height", "x"] -> ["height"]',
+        "  identity.environment.env_kwargs: (absent) -> {}",
+        "Give another --run-dir, or start beside it with --fresh",
+    ]
+    assert_holds(read_log(run_dir), [1])
+
+
+def test_a_manifest_may_hold_what_json_changes(run_dir: Path) -> None:
+    """Tuples, numbers as keys and objects are compared as they are written."""
+    manifest = make_manifest(identity={"sizes": (1, 2), "by_number": {2: "b", 10: "a"}, "path": Path("a")})
+    for _ in range(2):
+        log = EvaluationLog.open(run_dir)
+        log.begin(manifest)
+        log.close()
+
+
+def test_without_a_log_reading_says_so(run_dir: Path) -> None:
+    """A folder that is absent, or holds something else, is no log."""
+    for _ in range(2):
+        with pytest.raises(LogError, match=r"one holds no evaluation log: it has no manifest\.json"):
+            read_log(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path / "file", "it is a file, not a folder|File exists|Not a directory"),
+        (lambda path: path / "file" / "below", "it is a file, not a folder|Not a directory"),
+        (lambda path: Path("/proc/rl_eval"), "No such file"),
+        (lambda path: "", "run_dir is empty"),
+        (lambda path: "nosuch://bucket/run", "run_dir nosuch://bucket/run cannot be opened"),
+        (lambda path: "s3://user:secret@bucket/run?nosuch=1", r"run_dir s3://\*\*\*@bucket/run\?nosuch=1 cannot"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(
+    tmp_path: Path, make: Callable[[Path], str | Path], message: str
+) -> None:
+    """The message names the folder and the reason, and no password."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=message) as caught:
+        EvaluationLog.open(make(tmp_path))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_uri_is_a_local_folder(tmp_path: Path) -> None:
+    """Exact claims and forced writes do not depend on how the folder is spelled."""
+    assert isinstance(open_storage(f"file://{tmp_path}"), LocalStorage)
+
+
+# ------------------------------------------------------------------------------ commit
+
+
+@pytest.fixture
+def log(run_dir: Path) -> Iterator[EvaluationLog]:
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    yield log
+    log.close()
+    assert "rl_eval-log" not in [thread.name for thread in threading.enumerate()]
+
+
+def wait_for_batches(log: EvaluationLog, count: int) -> list[Batch]:
+    """Poll until so many batches were announced."""
+    got: list[Batch] = []
+    pause = threading.Event()
+    while len(got) < count:
+        got += log.poll()
+        pause.wait(0.01)
+    return got
+
+
+def test_batches_are_announced_in_order_when_they_are_in_the_log(
+    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any call of flush the writer commits when it is due, and polling returns the very batches."""
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", (0.05, 0.1))
+    batches = [make_batch([number]) for number in range(20)]
+    for batch in batches[:10]:
+        log.append(batch)
+    got = wait_for_batches(log, 10)
+    assert all(a is b for a, b in zip(got, batches, strict=False))
+    assert_holds(read_log(run_dir), list(range(10)))
+    for batch in batches[10:]:
+        log.append(batch)
+    got += wait_for_batches(log, 10)
+    assert got == batches
+    assert log.poll() == []
+
+
+def test_nothing_is_announced_before_it_is_written(
+    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a write is under way nobody hears of its episodes; appending does not wait for it."""
+    entered, proceed = threading.Event(), threading.Event()
+    write = LocalStorage.write
+
+    def slow(self: LocalStorage, name: str, data: bytes) -> None:
+        if name.startswith("segments"):
+            entered.set()
+            assert proceed.wait(20)
+        write(self, name, data)
+
+    monkeypatch.setattr(LocalStorage, "write", slow)
+    log.append(make_batch([1]))
+    flushing = threading.Thread(target=log.flush, args=(20,))
+    flushing.start()
+    assert entered.wait(10)
+    log.append(make_batch([2]))
+    assert log.poll() == []
+    assert read_log(run_dir).rows.size == 0
+    with pytest.raises(LogError, match=r"within 0\.05 s: a write is still under way\. 2 batches are not in the log"):
+        log.flush(0.05)
+    proceed.set()
+    flushing.join()
+    log.flush(20)
+    assert [batch.rows["index"].tolist() for batch in log.poll()] == [[1], [2]]
+
+
+def test_closing_drops_what_was_not_flushed(run_dir: Path) -> None:
+    """Closing twice is closing once; a flush after it says why it cannot."""
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    log.append(make_batch([1]))
+    log.flush(10)
+    log.append(make_batch([2]))
+    log.close()
+    log.close()
+    with pytest.raises(LogError, match="the log was closed"):
+        log.flush(1)
+    assert_holds(read_log(run_dir), [1])
+
+
+def test_the_flush_interval_grows_with_the_age_of_the_session(log: EvaluationLog) -> None:
+    """One second at first, five per cent of the age later, half a minute at last."""
+    log.append(make_batch([1]))
+    opened = log._opened
+    intervals = []
+    for age in (0, 10, 100, 400, 10_000):
+        log._flushed_at = opened + age
+        intervals.append(log._flush_due() - log._flushed_at)
+    assert intervals == pytest.approx([1, 1, 5, 20, 30])
+    log._flushed_at = opened
+
+
+def test_flushing_inside_of_an_interrupted_append_does_not_block(log: EvaluationLog) -> None:
+    """A signal handler may flush while the thread that it interrupted holds the lock of the log."""
+    with log._changed:
+        log.append(make_batch([1]))
+        log.flush(10)
+    assert len(log.poll()) == 1
+
+
+# ------------------------------------------------------------------------------ failing writes
+
+
+def fail_writes(monkeypatch: pytest.MonkeyPatch, error: OSError, times: float) -> list[str]:
+    """Let the next writes of segments fail; return the names that were tried."""
+    write, tried = LocalStorage.write, []
+
+    def failing(self: LocalStorage, name: str, data: bytes) -> None:
+        if name.startswith("segments"):
+            tried.append(name)
+            if len(tried) <= times:
+                raise error
+        write(self, name, data)
+
+    monkeypatch.setattr(LocalStorage, "write", failing)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
+    return tried
+
+
+def test_a_write_that_fails_for_a_while_is_tried_again(
+    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes go under the same name, faults are not written twice, and later batches wait their turn."""
+    tried = fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 3)
+    log.append(make_batch([1], (make_fault(1),)))
+    log.flush(10)
+    log.append(make_batch([2]))
+    log.flush(10)
+    assert len(set(tried)) == 3
+    assert len(tried) == 6
+    contents = read_log(run_dir)
+    assert_holds(contents, [1, 2])
+    assert contents.faults == (make_fault(1),)
+
+
+def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
+    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the retries the log gives up, says so to whoever asks, and holds what it had announced."""
+    log.append(make_batch([1]))
+    log.flush(10)
+    tried = fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
+    log.append(make_batch([2]))
+    for _ in range(2):
+        with pytest.raises(
+            LogError, match=r"one cannot be written, after 13 retries: \[Errno 28\] No space left on dev"
+        ):
+            log.flush(10)
+    assert len(tried) == 1 + writer.RETRIES
+    assert len(log.poll()) == 1
+    with pytest.raises(LogError, match="No space left"):
+        log.poll()
+    monkeypatch.undo()
+    assert_holds(read_log(run_dir), [1])
+
+
+def test_a_flush_that_runs_out_of_time_says_why(log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason of the last failure is in the message."""
+    fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
+    monkeypatch.setattr(writer, "RETRY_SECONDS", (60, 60))
+    log.append(make_batch([2]))
+    with pytest.raises(LogError, match=r"within 0\.3 s: the last write failed: .*No space left.*1 batches are not in"):
+        log.flush(0.3)
+
+
+def test_who_flushes_does_not_wait_for_the_next_retry(log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was told to end tries at once, however long the back-off is by then."""
+    fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 1)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", (1000, 1000))
+    log.append(make_batch([2]))
+    with pytest.raises(LogError, match="Input/output error"):
+        log.flush(0.3)
+    log.flush(10)
+    assert len(log.poll()) == 1
+
+
+def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
+    """Whatever ends the writer, the driver hears of it."""
+    batch = make_batch([1])
+    batch.rows["outcome"] = 77
+    log.append(batch)
+    with pytest.raises(LogError, match="cannot be written: "):
+        log.flush(10)
+
+
+def test_a_folder_that_is_removed_under_a_run_ends_it(run_dir: Path, log: EvaluationLog) -> None:
+    """Nothing is written into a folder that does not hold the claim any more."""
+    shutil.rmtree(run_dir)
+    log.append(make_batch([1]))
+    with pytest.raises(LogError, match="somebody removed the folder"):
+        log.flush(10)
+    assert not run_dir.exists()
+
+
+def mount(folder: Path, *options: str) -> None:
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this process may not mount file systems")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    mount(folder, "-o", "size=256k")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log gives up with the system's words, leaves no half file, and goes on when there is room again."""
+    monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
+    run_dir = small_disk / "run"
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 150_000)
+    announced: list[int] = []
+
+    def fill() -> None:
+        for index in range(1000):
+            log.append(make_batch([index]))
+            log.flush(10)
+            announced.extend(int(i) for batch in log.poll() for i in batch.rows["index"])
+
+    with pytest.raises(LogError, match="No space left on device"):
+        fill()
+    log.close()
+    assert announced
+    assert_holds(read_log(run_dir), announced)
+    assert not [path for path in run_dir.rglob(".*") if path.is_file()]
+    ballast.unlink()
+    write_log(run_dir, make_batch([999]))
+    assert_holds(read_log(run_dir), [*announced, 999])
+
+
+def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is not the caller's mistake, and leaves nothing that the next driver would have to wait for."""
+    monkeypatch.setattr(ownership, "BEAT_SECONDS", 1000.0)
+    run_dir = small_disk / "run"
+    write_log(run_dir, make_batch([1]))
+    ballast = small_disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
+    with pytest.raises(LogError, match=r"run cannot be written: .*No space left on device"):
+        EvaluationLog.open(run_dir)
+    ballast.unlink()
+    write_log(run_dir, make_batch([2]))
+    assert_holds(read_log(run_dir), [1, 2])
+
+
+def test_a_file_system_that_is_read_only(small_disk: Path) -> None:
+    """Reading works; writing is refused at once, by name."""
+    run_dir = small_disk / "run"
+    write_log(run_dir, make_batch([1]))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert_holds(read_log(run_dir), [1])
+    with pytest.raises(ConfigError, match=r"run_dir .*run cannot be used: .*Read-only file system"):
+        EvaluationLog.open(run_dir)
+
+
+def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that is cut short by the system leaves nothing under the segment's name."""
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        log.append(make_batch([1]))
+        with pytest.raises(LogError, match="File too large"):
+            log.flush(10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        log.close()
+    assert_holds(read_log(run_dir), [])
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "one byte short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "one byte long": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "the bytes of another": lambda path: path.write_bytes(segments(path.parents[1])[0].read_bytes() + b"PAR1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, damage: str, position: int) -> None:
+    """Reading names the file and the way out; continuing sets it aside; what remains is right."""
+    write_log(run_dir, make_batch([0, 1]), make_batch([2, 3], (make_fault(3),)), make_batch([4, 5]))
+    victim = segments(run_dir)[position]
+    DAMAGES[damage](victim)
+    with pytest.raises(LogError, match=r"is damaged: .*Continue the run with --run-dir") as caught:
+        read_log(run_dir)
+    assert victim.name[:15] in str(caught.value)
+    lost = {0: [0, 1], 1: [], 2: [2, 3], 3: [4, 5]}[position]
+    left = [index for index in range(6) if index not in lost]
+    log = EvaluationLog.open(run_dir)
+    contents = log.begin(make_manifest())
+    assert [name[:15] for name in contents.damaged] == [victim.name[:15]]
+    assert_holds(contents, left)
+    if lost:
+        log.append(make_batch(lost))
+        log.flush(10)
+    log.close()
+    contents = read_log(run_dir)
+    assert_holds(contents, left + lost)
+    assert len(contents.damaged) == 1
+    log = EvaluationLog.open(run_dir)
+    assert log.begin(make_manifest()).damaged == ()
+    log.close()
+
+
+def test_every_flipped_bit_is_noticed(run_dir: Path) -> None:
+    """Wherever in a segment a bit flips, its episodes are not believed."""
+    write_log(run_dir, make_batch([0, 1]))
+    victim = segments(run_dir)[0]
+    whole = victim.read_bytes()
+    name = SegmentName.parse(victim.name)
+    for position in {*range(0, len(whole), 13), len(whole) - 1}:
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << position % 8
+        with pytest.raises(ValueError, match="do not have the hash"):
+            decode(name, bytes(flipped))
+
+
+def test_a_last_segment_that_is_gone_is_missed(run_dir: Path) -> None:
+    """The claim counts what was committed, so even the end of a log cannot vanish unseen."""
+    write_log(run_dir, make_batch([0]), make_batch([1]))
+    segments(run_dir)[-1].unlink()
+    with pytest.raises(LogError, match=r"000001-00000002-\.\.\.parquet is damaged: it is gone, though it was written"):
+        read_log(run_dir)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace("CartPole-v1", "CartPole-v0"),
+        lambda text: text.replace('"num_episodes": 1000', '"num_episodes": 1001'),
+    ],
+    ids=["half", "empty", "other", "flipped text", "flipped number"],
+)
+def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path, damage: Callable[[str], str]) -> None:
+    """Nobody guesses what the segments are about; without segments it is simply written again."""
+    write_log(run_dir, make_batch([0]))
+    path = run_dir / "manifest.json"
+    path.write_text(damage(path.read_text()))
+    log = EvaluationLog.open(run_dir)
+    for call in (lambda: read_log(run_dir), lambda: log.begin(make_manifest())):
+        with pytest.raises(LogError, match=r"manifest\.json is damaged \(.*the 1 segments beside it.*--fresh"):
+            call()
+    log.close()
+    segments(run_dir)[0].unlink()
+    (run_dir / "owners" / "000001").unlink()
+    write_log(run_dir, make_batch([5]))
+    assert_holds(read_log(run_dir), [5])
+
+
+def test_a_manifest_that_is_gone_is_an_error(run_dir: Path) -> None:
+    """Segments without a manifest belong to nobody."""
+    write_log(run_dir, make_batch([0]))
+    (run_dir / "manifest.json").unlink()
+    with pytest.raises(LogError, match=r"manifest\.json is gone"):
+        read_log(run_dir)
+
+
+def test_a_log_of_a_later_version_is_refused_and_left_alone(run_dir: Path) -> None:
+    """What this version cannot read is not damage."""
+    write_log(run_dir, make_batch([0]))
+    path = run_dir / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    for call in (read_log, write_log):
+        with pytest.raises(LogError, match="another format than 1"):
+            call(run_dir)
+    assert len(segments(run_dir)) == 1
+
+
+def test_a_segment_of_another_plan_is_refused(run_dir: Path) -> None:
+    """A file that was copied in from a longer evaluation does not count."""
+    write_log(run_dir, make_batch([0]))
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    log.append(make_batch([1000]))
+    log.flush(10)
+    log.close()
+    with pytest.raises(LogError, match=r"segments/000002-00000001-episodes.* belongs to another log"):
+        read_log(run_dir)
+
+
+def test_left_over_temporary_files_are_ignored_and_removed(run_dir: Path) -> None:
+    """A crash may leave them; files that are not the log's stay where they are."""
+    write_log(run_dir, make_batch([0]))
+    name = segments(run_dir)[0].name
+    leftovers = [run_dir / "segments" / f".{name}.0123abcd", run_dir / ".manifest.json.0123abcd"]
+    others = [run_dir / ".git", run_dir / "segments" / "notes.txt", run_dir / "damaged" / "notes.txt"]
+    (run_dir / "damaged").mkdir()
+    for path in leftovers + others:
+        path.write_bytes(b"half")
+    assert_holds(read_log(run_dir), [0])
+    write_log(run_dir, make_batch([1]))
+    assert_holds(read_log(run_dir), [0, 1])
+    assert [path.exists() for path in leftovers + others] == [False, False, True, True, True]
+
+
+# ------------------------------------------------------------------------------ remote file systems
+
+
+def test_a_remote_file_system_without_atomic_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a file is written under another name and moved; the log is the same."""
+    from pyarrow import fs
+
+    from rl_eval.log import contents, storage
+
+    monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.01)
+    subtree = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    remote = RemoteStorage(subtree, "run", "hdfs://name/run")
+    for module in (contents, writer):
+        monkeypatch.setattr(module, "open_storage", lambda _: remote)
+    write_log(tmp_path, make_batch([0, 1], (make_fault(1),)))
+    (tmp_path / "run" / "segments" / ".000001-x.0123abcd").touch()
+    segments(tmp_path / "run")[-1].write_bytes(b"")
+    write_log(tmp_path, make_batch([1, 0]))
+    found = read_log(tmp_path)
+    assert_holds(found, [1, 0])
+    assert found.faults == (make_fault(1),)
+    assert len(found.damaged) == 1
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
+
+
+def test_rows_are_read_in_the_order_of_writing(run_dir: Path) -> None:
+    """Many segments, read by several threads at once, keep their order."""
+    order = np.random.default_rng(1).permutation(60).tolist()
+    write_log(run_dir, *[make_batch([index]) for index in order])
+    assert_holds(read_log(run_dir), order)
