@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from rl_eval.errors import EvalError
     from rl_eval.group import EvalRunnerGroup, evaluate
     from rl_eval.handle import EvalHandle, EvalProgress
+    from rl_eval.loading import load
     from rl_eval.plan import EpisodePlan
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
+    from rl_eval.purity import Purity
+    from rl_eval.replaying import Replay, replay
     from rl_eval.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
     from rl_eval.settings import EvalSettings
@@ -39,10 +42,14 @@ _HOME = {
     "Fault": "episode",
     "NoiseSource": "protocols",
     "Policy": "protocols",
+    "Purity": "purity",
+    "Replay": "replaying",
     "SingleAgentEvalRunner": "runners",
     "VectorEvalRunner": "runners",
     "compare": "comparison",
     "evaluate": "group",
+    "load": "loading",
+    "replay": "replaying",
 }
 
 __all__ = [
@@ -61,11 +68,15 @@ __all__ = [
     "Fault",
     "NoiseSource",
     "Policy",
+    "Purity",
+    "Replay",
     "SingleAgentEvalRunner",
     "VectorEvalRunner",
     "__version__",
     "compare",
     "evaluate",
+    "load",
+    "replay",
 ]
 
 
