@@ -74,7 +74,8 @@ class NodeAgents:
 
     def stop(self, timeout_s: float) -> None:
         """End what is left of all runners, and then the agents."""
-        stopping = [agent.stop.remote() for agent in self._agents.values()]
+        # An agent that is killed in the middle of a call makes Ray print a warning.
+        stopping = [*(agent.stop.remote() for agent in self._agents.values()), *self._vigils]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s)
         for agent in self._agents.values():

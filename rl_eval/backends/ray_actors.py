@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 import uuid
 from dataclasses import dataclass
@@ -23,10 +21,10 @@ from ray.exceptions import (
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
+from rl_eval.backends.connection import connect, gist, runtime_env_of
 from rl_eval.backends.node_agent import Deadlines
 from rl_eval.backends.runner_actor import RunnerActor
-from rl_eval.errors import ConfigError, RunnerLost, RunnerStartError
-from rl_eval.numerics import reproducible_environment
+from rl_eval.errors import ConfigError, RunnerLost
 from rl_eval.settings import EvalSettings, RunnersSection
 
 __all__ = ["RayBackend"]
@@ -45,7 +43,6 @@ _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _AUTOPSY_TIMEOUT_S: Final = 5.0
 """A new agent's process takes a second or two to start; without an answer, nobody is to blame."""
-_CONNECT_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +66,16 @@ class RayBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         payload = pickled((settings, policy))
-        self._owns_connection = _connect(settings.runners)
+        self._owns_connection = connect(settings.runners)
         try:
             self._payload = ray.put(payload)
-            self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners))
+            runtime_env = runtime_env_of(settings.runners, inherits=self._owns_connection)
+            self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
         except (TypeError, ValueError) as error:
             if self._owns_connection:
                 ray.shutdown()
             raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
-        self._agents = NodeAgents(_deadlines(settings), _runtime_env(settings.runners))
+        self._agents = NodeAgents(_deadlines(settings), runtime_env)
         self._group = uuid.uuid4().hex[:12]
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
@@ -186,7 +184,7 @@ class RayBackend:
         except RayTaskError as error:
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
-            return self._lost(call, RunnerLost(f"runner process lost: {_first_line(error)}"))
+            return self._lost(call, RunnerLost(f"runner process lost: {gist(error)}"))
         except RayError as error:
             return Reply(call, error=error)
 
@@ -218,43 +216,7 @@ class RayBackend:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
 
 
-def _connect(section: RunnersSection) -> bool:
-    """Make sure that this process is connected; return whether this call did it, and stop() must undo it."""
-    if ray.is_initialized():
-        connected = ray.get_runtime_context().gcs_address
-        if section.address not in (None, "auto", connected):
-            raise ConfigError(
-                f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
-                "leave the address out, or call ray.shutdown() first"
-            )
-        return False
-    address = section.address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        return True
-    try:
-        _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
-    except Exception as error:
-        raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {_first_line(error)}. Start one with "
-            "`ray start --head`, correct the address, or leave it out to run on a local cluster"
-        ) from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """Connect once, since Ray itself tries a dead address for minutes.
-
-    Raises:
-        OSError: Nothing listens there.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-
-
-def _actor_options(section: RunnersSection) -> dict[str, Any]:
+def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
         "num_cpus": section.num_cpus_per_runner,
         "num_gpus": section.num_gpus_per_runner,
@@ -262,16 +224,11 @@ def _actor_options(section: RunnersSection) -> dict[str, Any]:
         "scheduling_strategy": "SPREAD",
         "max_restarts": 0,
         "max_task_retries": 0,
-        "runtime_env": _runtime_env(section),
+        "runtime_env": runtime_env,
     }
     if section.label_selector:
         options["label_selector"] = dict(section.label_selector)
     return options
-
-
-def _runtime_env(section: RunnersSection) -> dict[str, Any]:
-    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
-    return {**section.runtime_env, "env_vars": variables}
 
 
 def _deadlines(settings: EvalSettings) -> Deadlines:
@@ -287,7 +244,3 @@ def _amounts(resources: dict[str, Any]) -> str:
         text if not text.endswith(" memory") else f"{resources['memory'] / 2**30:.1f} GiB memory" for text in shown
     ]
     return ", ".join(shown) or "nothing"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

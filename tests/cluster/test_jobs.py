@@ -192,10 +192,9 @@ def test_two_runtime_environments_that_contradict_each_other(cluster: Cluster) -
     assert "exit code 2" in done.stdout
 
 
+@pytest.mark.parametrize("cluster", MODES[1:], indirect=True)
 def test_an_address_that_asks_for_a_token(cluster: Cluster) -> None:
     """Without it no evaluation starts, and the message tells what is missing."""
-    if cluster.machine.environment["RAY_AUTH_MODE"] != "token":
-        pytest.skip("this cluster asks for none")
     command = ("rl-eval", "run", "config.yaml", "--address", cluster.address)
     done = cluster.machine.run(*command, cwd=cluster.project, RAY_AUTH_MODE="disabled")
     assert done.returncode == 4, done.stdout

@@ -72,7 +72,7 @@ def test_a_node_goes_and_another_comes(cluster: Any) -> None:
         assert newcomer.node_id in nodes_of(group)
     assert result.status == "complete"
     assert result.fingerprint == expected
-    assert result.provenance["runners_lost"] == 1
+    assert result.provenance["runners_lost"] >= 1
     assert [record.index for record in result.episodes] == list(range(EPISODES))
     assert {record.attempts for record in result.episodes} == {1}
     assert again.status == "complete"

@@ -138,13 +138,20 @@ SetEnv {" ".join(f'"{name}={value}"' for name, value in session.items())}
 
 
 def test_ray_submit(loopback: Loopback) -> None:
-    """It starts the cluster, copies the project there and runs it; envs and policies are found by the workers."""
-    done = loopback.submit("--start", "--no-config-cache", "run config.yaml --output ../results")
-    assert done.returncode == 0, done.stdout
+    """It starts the cluster, copies the project there and runs it; called again, it finds the log complete."""
+    words = "run config.yaml --run-dir ../log"
+    first = loopback.submit("--start", "--no-config-cache", words)
+    assert first.returncode == 0, first.stdout
     assert (loopback.home / "rl_eval_project" / "my_envs.py").is_file()
-    result = json.loads((loopback.home / "results" / "result.json").read_text())
-    assert result["status"] == "complete"
     here = loopback.caller.run("rl-eval", "run", "config.yaml", "--num-runners=0", cwd=loopback.project)
     assert here.returncode == 0, here.stdout
     expected = json.loads((loopback.project / "out" / "config" / "result.json").read_text())
-    assert result["fingerprint"] == expected["fingerprint"]
+    log = loopback.home / "log"
+    result = json.loads((log / "result.json").read_text())
+    assert (result["status"], result["fingerprint"]) == ("complete", expected["fingerprint"])
+
+    files = {path: path.stat().st_mtime_ns for path in log.rglob("*.parquet")}
+    second = loopback.submit("--no-config-cache", words)
+    assert second.returncode == 0, second.stdout
+    assert result["fingerprint"][:16] in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in log.rglob("*.parquet")} == files

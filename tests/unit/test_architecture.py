@@ -77,7 +77,7 @@ IMPURE_MODULES = {
 TORCH_AT_ONCE = ("policies.mlp", "policies.module")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
-RAY = ("backends.ray_actors", "backends.agents")
+RAY = ("backends.ray_actors", "backends.agents", "backends.connection")
 """Modules that import Ray."""
 
 RAY_LATER = ("cli", "backends")

@@ -1,0 +1,87 @@
+"""How this process gets to a Ray cluster, and what a runner's process inherits from that connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Final
+
+import ray
+
+from rl_eval.errors import ConfigError, RunnerStartError
+from rl_eval.numerics import reproducible_environment
+from rl_eval.settings import RunnersSection
+
+__all__ = ["connect", "gist", "runtime_env_of"]
+
+_KNOCK_TIMEOUT_S: Final = 5.0
+_HOOK: Final = "worker_process_setup_hook"
+
+
+def connect(section: RunnersSection) -> bool:
+    """Make sure that this process is connected; return whether this call did it, and its caller must undo it.
+
+    Raises:
+        ConfigError: The process is connected elsewhere, or Ray does not take the ``runtime_env``.
+        RunnerStartError: No cluster answers at the address.
+    """
+    if ray.is_initialized():
+        _check_connection(section)
+        return False
+    # What is given here holds for all actors of this driver, and Ray uploads local folders.
+    runtime_env = {key: value for key, value in section.runtime_env.items() if key != "env_vars"}
+    address = section.address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
+        else:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=runtime_env)
+    except Exception as error:
+        if runtime_env and isinstance(error, (TypeError, ValueError)):
+            raise ConfigError(f"runners.runtime_env: Ray does not take it: {gist(error)}") from error
+        if not address:
+            raise
+        raise RunnerStartError(
+            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}. Start one with "
+            "`ray start --head`, correct the address, leave it out to run on a local cluster, or, if the cluster asks "
+            "for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+        ) from error
+    return True
+
+
+def runtime_env_of(section: RunnersSection, *, inherits: bool) -> dict[str, Any]:
+    """Return what an actor needs besides what it inherits from the connection, if that is ours."""
+    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
+    return {**({} if inherits else section.runtime_env), "env_vars": variables}
+
+
+def gist(error: BaseException) -> str:
+    """Return the first line of an error, and its last one, where Ray's have the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}"
+
+
+def _check_connection(section: RunnersSection) -> None:
+    connected = ray.get_runtime_context().gcs_address
+    if section.address not in (None, "auto", connected):
+        raise ConfigError(
+            f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
+            "leave the address out, or call ray.shutdown() first"
+        )
+    if _HOOK in section.runtime_env:
+        raise ConfigError(
+            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is connected already: give it "
+            "to ray.init(runtime_env=...), or call ray.shutdown() first"
+        )
+
+
+def _knock(address: str) -> None:
+    """Connect once, since Ray itself tries a dead address for minutes.
+
+    Raises:
+        OSError: Nothing listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
