@@ -137,7 +137,7 @@ class Fleet:
         if member is None:
             return None
         member.heard = now
-        if reply.call.method != "start":
+        if reply.call.method != "start" and not reply.lost:
             member.calls[reply.call.tag] -= 1
             member.calls += Counter()
             member.probed = member.pending.popleft() == "run" or member.probed

@@ -23,7 +23,7 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+from rl_eval.weights import load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -66,7 +66,7 @@ class EvalRunnerGroup:
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         path = settings.policy.weights
-        weights = _weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
+        weights = weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
@@ -267,13 +267,6 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
 def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
     section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}, "weights": None})
     return settings.model_copy(update={"policy": section})
-
-
-def _weights_of(policy: Any) -> WeightsSnapshot | None:
-    """Snapshot the weights of a live policy, so that results carry their digest."""
-    torch = sys.modules.get("torch")
-    module = getattr(policy, "module", policy)
-    return snapshot_weights(module, 0) if torch is not None and isinstance(module, torch.nn.Module) else None
 
 
 def _portable(policy: Any) -> Any:

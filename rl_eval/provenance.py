@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "git_commit": _git_commit(),
-        "command": sys.argv,
+        # A run folder's URI may hold a user and a password.
+        "command": [re.sub(r"://[^/@]*@", "://***@", argument) for argument in sys.argv],
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

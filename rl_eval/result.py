@@ -66,7 +66,8 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
     if not failed:
         return "complete", ""
     first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))
-    reason = f"{failed} of {len(table)} episodes failed; first: {table.faults[first][-1]}"
+    told = table.faults.get(first)
+    reason = f"{failed} of {len(table)} episodes failed; first: {told[-1] if told else f'episode {first}'}"
     allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
     return ("failed" if failed > allowed or failed == len(table) else "partial"), reason
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
 import warnings
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from rl_eval.errors import ConfigError, WeightsError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file", "snapshot_weights"]
+__all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file", "snapshot_weights", "weights_of"]
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
@@ -289,3 +290,10 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
         flat = torch.from_numpy(buffer[entry.offset : entry.offset + entry.num_bytes])
     dtype: torch.dtype = getattr(torch, entry.dtype)
     return flat.view(dtype).view(entry.shape)
+
+
+def weights_of(policy: Any) -> WeightsSnapshot | None:
+    """Snapshot the weights of a live policy, so that results carry their digest."""
+    torch = sys.modules.get("torch")
+    module = getattr(policy, "module", policy)
+    return snapshot_weights(module, 0) if torch is not None and isinstance(module, torch.nn.Module) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,18 @@ from rich.text import Text
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError
 
-__all__ = ["COMPARE_CODES", "DOCTOR_CODES", "RUN_CODES", "Debug", "ExitCode", "code_of", "reported"]
+__all__ = [
+    "COMPARE_CODES",
+    "DOCTOR_CODES",
+    "READ_CODES",
+    "REPLAY_CODES",
+    "RUN_CODES",
+    "SUPERVISE_CODES",
+    "Debug",
+    "ExitCode",
+    "code_of",
+    "reported",
+]
 
 
 class ExitCode(IntEnum):
@@ -35,11 +47,36 @@ RUN_CODES: Final = """\
 Exit codes:
 0    complete: every episode completed
 1    partial: some episodes failed or did not run
-2    usage error: config, weights, unknown key, output folder
+2    usage error: config, weights, unknown key, output folder; or the run in
+     --run-dir is another one, or is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, or the address cannot be reached
+4    cluster error: no runner came up, the address cannot be reached, or the
+     evaluation log cannot be written or was taken over
 130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
 70   unexpected error, shown with its traceback
+"""
+
+SUPERVISE_CODES: Final = """\
+\b
+Exit codes: that of the last run; 2 for a command that cannot be supervised.
+"""
+
+READ_CODES: Final = """\
+\b
+Exit codes:
+0    done
+2    usage error: there is no such result, or it contradicts the log beside it
+4    the evaluation log is damaged or cannot be read
+"""
+
+REPLAY_CODES: Final = """\
+\b
+Exit codes:
+0    identical: every outcome column, bit by bit
+1    different
+2    usage error: no such episode, other weights, or a config of live objects
+3    the environment or the policy cannot be built
+4    the evaluation log is damaged or cannot be read
 """
 
 COMPARE_CODES: Final = """\
@@ -47,6 +84,7 @@ COMPARE_CODES: Final = """\
 Exit codes:
 0    compared, whatever the difference
 2    the results cannot be compared, or cannot be read
+4    an evaluation log is damaged or cannot be read
 """
 
 DOCTOR_CODES: Final = """\
@@ -80,14 +118,24 @@ def reported(debug: bool) -> Iterator[None]:
             traceback.print_exc()
         _print_error(str(error))
         raise typer.Exit(code_of(error)) from None
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if (code := _signal_code(stop)) is None:
+            raise
         _print_error("interrupted before there was a result")
-        raise typer.Exit(interrupt.exit_code if isinstance(interrupt, Interrupted) else 130) from None
+        raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise
     except Exception:
         traceback.print_exc()
         raise typer.Exit(ExitCode.BUG) from None
+
+
+def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:
+    """Return the exit code of a signal that ended a command; None if something else did."""
+    if isinstance(stop, SystemExit):
+        # Ray's own handler of SIGTERM, which is in place while Ray starts.
+        return 128 + signal.SIGTERM if stop.code == signal.SIGTERM else None
+    return stop.exit_code if isinstance(stop, Interrupted) else 130
 
 
 def _print_error(message: str) -> None:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["claim_folder", "default_folder"]
+__all__ = ["claim_folder", "is_saved", "output_folder"]
 
 
-def default_folder(config: Path, section: str | None) -> Path:
-    """Return ``out/<name of the config>``, with the section's name if only that section is used."""
+def output_folder(output: Path | None, run_dir: str | None, config: Path, section: str | None) -> Path | None:
+    """Return where a result is saved, None for nowhere.
+
+    As given; else in the run folder, unless that is behind a URI; else in ``out/<name of the config>``, with the
+    section's name if only that section is used.
+    """
+    if output is not None:
+        return output
+    if run_dir is not None:
+        return None if "://" in run_dir else Path(run_dir)
     return Path("out", f"{config.stem}-{section}" if section else config.stem)
 
 
@@ -28,11 +37,11 @@ def claim_folder(folder: Path) -> None:
     """
     from rl_eval.report.files import EPISODES_FILE, RESULT_FILE
 
-    taken = [name for name in (RESULT_FILE, EPISODES_FILE) if (folder / name).exists()]
-    if taken and not _is_result(folder / RESULT_FILE):
-        raise ConfigError(
-            f"{folder / taken[0]} exists and is not the result of an evaluation: choose another folder with --output"
-        )
+    for path, is_ours in ((folder / RESULT_FILE, _is_result), (folder / EPISODES_FILE, _is_episodes)):
+        if path.exists() and not is_ours(path):
+            raise ConfigError(
+                f"{path} exists and is not the result of an evaluation: choose another folder with --output"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,9 +50,34 @@ def claim_folder(folder: Path) -> None:
         raise ConfigError(f"the output folder {folder} cannot be written to: choose another one with --output")
 
 
+def is_saved(fingerprint: str, folder: Path) -> bool:
+    """Tell whether a folder holds a result with this fingerprint already."""
+    from rl_eval.report.files import RESULT_FILE
+
+    return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)
+
+
 def _is_result(path: Path) -> bool:
+    return {"format", "fingerprint", "plan"} <= _read_result(path).keys()
+
+
+def _is_episodes(path: Path) -> bool:
+    """Look for our columns: a save that was cut short leaves this file without the other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rl_eval.episode import ROW
+
+    try:
+        return set(ROW.names or ()) <= set(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """Return the contents of a result file; empty for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and {"format", "fingerprint", "plan"} <= content.keys()
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
-import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import claim_folder, default_folder
+from rl_eval.cli.output import claim_folder, is_saved, output_folder
+from rl_eval.cli.printing import print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
-from rl_eval.cli.show import show
-from rl_eval.cli.signals import Interrupted, Interruption
+from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.report.table import interval_text
 
@@ -29,8 +29,6 @@ __all__ = ["run"]
 
 _REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 _REFRESH_S: Final = 0.2
-_GRACE_S: Final = 2.0
-"""How long SIGTERM lets a step finish: supervisors follow it with SIGKILL, some after three seconds."""
 
 
 def _option(metavar: str, text: str) -> Any:
@@ -45,6 +43,17 @@ def run(
     num_envs_per_runner: Annotated[int | None, _option("N", "Environments in each runner.")] = None,
     seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
     address: Annotated[str | None, _option("A", "Ray cluster; else RAY_ADDRESS, else a local one.")] = None,
+    run_dir: Annotated[
+        str | None,
+        _option(
+            "DIR",
+            "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
+            "The result is saved in a folder, too.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
+    ] = False,
     output: Annotated[
         Path | None,
         _option(
@@ -65,17 +74,51 @@ def run(
         "evaluation.seed": seed,
         "runners.address": address,
     }
-    with reported(debug), Interruption() as interruption:
+    with Interruption() as interruption, reported(debug):
         settings = read_settings(config, section, assignments, flags)
-        folder = default_folder(config, section) if output is None else output
-        claim_folder(folder)
         prepare_process()
-        result = _evaluate(settings, interruption, folder, quiet)
+        run_dir, result = _look_up(run_dir, fresh, settings, _mute if quiet else _say)
+        folder = output_folder(output, run_dir, config, section)
+        if folder is not None:
+            claim_folder(folder)
+        if result is None:
+            result = _evaluate(settings, run_dir, interruption, folder, quiet)
+        else:
+            saved = folder is not None and is_saved(result.fingerprint, folder)
+            _deliver(result, None if saved else folder, quiet)
         if code := _exit_code(result, interruption):
             raise typer.Exit(code)
 
 
-def _evaluate(settings: EvalSettings, interruption: Interruption, folder: Path, quiet: bool) -> EvalResult:
+def _look_up(
+    run_dir: str | None, fresh: bool, settings: EvalSettings, say: Callable[[str], None]
+) -> tuple[str | None, EvalResult | None]:
+    """Return where the log goes, and the result of a run that is complete there already."""
+    if run_dir is None:
+        if fresh:
+            raise ConfigError("--fresh starts beside the run in --run-dir: give --run-dir, or leave --fresh out")
+        return None, None
+    from rl_eval.cli.run_dir import finished_result, fresh_run_dir
+
+    if not fresh:
+        return run_dir, finished_result(run_dir, settings, say)
+    chosen = fresh_run_dir(run_dir)
+    if chosen != run_dir:
+        say(f"a run is there already; starting beside it, in {chosen}")
+    return chosen, None
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _mute(line: str) -> None:
+    pass
+
+
+def _evaluate(
+    settings: EvalSettings, run_dir: str | None, interruption: Interruption, folder: Path | None, quiet: bool
+) -> EvalResult:
     """Run the evaluation; save and print the result before the runners are stopped, which may take a while."""
     from rl_eval.cli.progress import make_display
 
@@ -84,9 +127,13 @@ def _evaluate(settings: EvalSettings, interruption: Interruption, folder: Path, 
 
         with EvalRunnerGroup(settings) as group:
             interruption.defer()
-            result = _watch(group.submit(), interruption, display)
+            handle = group.submit(run_dir=run_dir)
+            if run_dir is not None:
+                interruption.defer(handle.flush)
+            result = _watch(handle, interruption, display)
             display.close()
             _deliver(result, folder, quiet)
+            interruption.conclude(_exit_code(result, interruption))
     return result
 
 
@@ -94,18 +141,18 @@ def _watch(handle: EvalHandle, interruption: Interruption, display: Display) -> 
     """Show progress until there is a result; a signal cancels the evaluation.
 
     Raises:
-        Interrupted: A step goes on for longer than SIGTERM leaves time.
         EvalError: The evaluation could not run.
     """
-    cancelled: float | None = None
+    stopping = False
     while not handle.done():
-        display.update(handle.progress())
-        if interruption.number is not None and cancelled is None:
-            cancelled = time.monotonic()
+        if interruption.number is not None and not stopping:
+            stopping = True
             handle.cancel()
             display.say("stopping; a second signal gives the result up")
-        if cancelled is not None and interruption.number == signal.SIGTERM and time.monotonic() - cancelled > _GRACE_S:
-            raise Interrupted(interruption.number)
+        if interruption.number == signal.SIGTERM:
+            display.close()  # The process may end at any time, and leaves the terminal as it was.
+        else:
+            display.update(handle.progress())
         _wait(handle)
     return handle.result()
 
@@ -119,7 +166,7 @@ def _wait(handle: EvalHandle) -> None:
             importlib.import_module(module)
 
 
-def _deliver(result: EvalResult, folder: Path, quiet: bool) -> None:
+def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> None:
     """Save and print; what cannot be saved is printed all the same.
 
     Raises:
@@ -129,16 +176,17 @@ def _deliver(result: EvalResult, folder: Path, quiet: bool) -> None:
 
     failure: OSError | None = None
     try:
-        result.save(folder)
+        if folder is not None:
+            result.save(folder)
     except OSError as error:
         failure = error
     if quiet:
         typer.echo(_summary(result))
     else:
-        show(result)
+        print_report(result)
     if failure is not None:
         raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
-    if not quiet:
+    if folder is not None and not quiet:
         typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}")
 
 

@@ -1,23 +1,192 @@
-"""How a result or a comparison reaches stdout: coloured on a terminal, as plain text in a pipe or a file."""
+"""``rl-eval show``: what a run folder or a saved result tells about its episodes, its faults and its sessions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
+
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import print_page, print_report
 
 if TYPE_CHECKING:
-    from rl_eval.comparison import Comparison
+    from rl_eval.episode import EpisodeRecord, Fault
+    from rl_eval.report.table import Line
     from rl_eval.result import EvalResult
 
-__all__ = ["show"]
+__all__ = ["Results", "show"]
+
+_SHOWN: Final = 5
+"""Faults, slow episodes and failed ones that are shown."""
+
+Results = Annotated[
+    str,
+    typer.Argument(metavar="DIR", show_default=False, help="Run folder or URI, or the output folder of a result."),
+]
 
 
-def show(shown: EvalResult | Comparison) -> None:
-    """Print it."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(shown)
-    else:
-        typer.echo(str(shown))
+def show(
+    path: Results,
+    faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
+    with reported(debug):
+        from rl_eval.loading import load
+        from rl_eval.report.table import Page
+
+        result, run = load(path), _describe_run(path)
+        if as_json:
+            typer.echo(json.dumps(_describe(result, run), indent=2, allow_nan=False))
+            return
+        print_report(result)
+        sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
+        if any(sections):
+            typer.echo()
+            print_page(Page(run.get("run_dir", path), "", _state(run), sections))
+        if faults:
+            _print_faults(result.faults)
+
+
+# The run
+
+
+def _describe_run(path: str) -> dict[str, Any]:
+    """Return what the files of a log tell besides its episodes; empty for a saved result without a log."""
+    from rl_eval.log.ownership import read_claims
+    from rl_eval.log.storage import open_storage
+
+    storage = open_storage(path)
+    try:
+        claims, segments, damaged = read_claims(storage), len(storage.names("segments")), storage.names("damaged")
+    except NotADirectoryError:  # It is a result.json.
+        return {}
+    if not claims:
+        return {}
+    last = claims[-1]
+    return {
+        "run_dir": storage.label,
+        "sessions": len(claims),
+        "last": str(last),
+        "released": last.released,
+        "segments": segments,
+        "damaged": damaged,
+    }
+
+
+def _state(run: dict[str, Any]) -> str:
+    if not run:
+        return "saved result"
+    return "ended" if run["released"] else "at work, or killed"
+
+
+def _run_lines(run: dict[str, Any]) -> list[Line]:
+    from rl_eval.report.table import Line
+
+    if not run:
+        return []
+    return [
+        Line("sessions", f"{run['sessions']:,}", f"the last one: {run['last']}"),
+        Line("segments", f"{run['segments']:,}", _damage(run)),
+    ]
+
+
+def _damage(run: dict[str, Any]) -> str:
+    damaged = run["damaged"]
+    return f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
+
+
+# Its episodes
+
+
+def _fault_lines(result: EvalResult) -> list[Line]:
+    from rl_eval.report.table import Line
+
+    counted = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
+    messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
+    return _labelled("faults", counted) + _labelled("messages", messages)
+
+
+def _slow_lines(result: EvalResult) -> list[Line]:
+    from rl_eval.report.table import Line, number
+
+    return _labelled(
+        "slowest",
+        [
+            Line("", f"episode {record.index}", f"{number(_seconds(record))} s   {record.length:,} steps")
+            for record in _slowest(result)
+        ],
+    )
+
+
+def _failed_lines(result: EvalResult) -> list[Line]:
+    from rl_eval.report.table import Line
+
+    failed = _failed(result)
+    lines = [
+        Line("", f"episode {record.index}", f"seed {record.seed}   {record.attempts} attempts   {_last_error(record)}")
+        for record in failed[:_SHOWN]
+    ]
+    more = [Line("", "", f"and {len(failed) - _SHOWN:,} more: --json has them all")] if len(failed) > _SHOWN else []
+    return _labelled("failed", lines + more)
+
+
+def _labelled(label: str, lines: list[Line]) -> list[Line]:
+    return [line._replace(label="" if position else label) for position, line in enumerate(lines)]
+
+
+def _slowest(result: EvalResult) -> list[EpisodeRecord]:
+    import numpy as np
+
+    rows = result.table.rows
+    seconds = sum(rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
+    order = np.argsort(np.where(result.table.completed, -seconds, np.inf), kind="stable")
+    return [result.table.record(int(index)) for index in order[: min(_SHOWN, int(result.table.completed.sum()))]]
+
+
+def _failed(result: EvalResult) -> list[EpisodeRecord]:
+    import numpy as np
+
+    return [result.table.record(int(i)) for i in np.flatnonzero(result.table.filled & ~result.table.completed)]
+
+
+def _seconds(record: EpisodeRecord) -> float:
+    return record.reset_seconds + record.step_seconds + record.inference_seconds
+
+
+def _last_error(record: EpisodeRecord) -> str:
+    return f"{record.faults[-1].error_type}: {record.faults[-1].message}" if record.faults else "its faults are lost"
+
+
+def _located(fault: Fault) -> str:
+    return f"{fault}, on {fault.node}{'' if fault.charged else ' (not charged)'}"
+
+
+def _print_faults(faults: list[Fault]) -> None:
+    for fault in faults:
+        typer.echo(f"\n{_located(fault)}")
+        typer.echo(fault.traceback.rstrip("\n"))
+    typer.echo(f"\n{len(faults):,} faults")
+
+
+# As JSON
+
+
+def _describe(result: EvalResult, run: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "run": run or None,
+        "num_finished": len(result.records),
+        "slowest": [{"index": record.index, "seconds": _seconds(record)} for record in _slowest(result)],
+        "failed": [
+            {
+                "index": record.index,
+                "seed": record.seed,
+                "attempts": record.attempts,
+                "last_error": _last_error(record),
+            }
+            for record in _failed(result)
+        ],
+        "result": result.to_dict(),
+    }

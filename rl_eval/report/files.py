@@ -36,6 +36,7 @@ __all__ = [
     "check_format",
     "describe",
     "episode_frame",
+    "episode_table",
     "plain",
     "read_folder",
     "write_episodes",
@@ -113,7 +114,7 @@ def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
     """Write one row per finished episode to a Parquet file."""
     import pyarrow.parquet as pq
 
-    episodes = _to_arrow(table)
+    episodes = episode_table(table)
     _write_whole(Path(path), lambda temporary: pq.write_table(episodes, temporary))
 
 
@@ -131,7 +132,7 @@ def episode_frame(table: EpisodeTable) -> pd.DataFrame:
         ) from error
     import pyarrow as pa
 
-    return _to_arrow(table).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+    return episode_table(table).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
 
 
 def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTable]:
@@ -167,7 +168,8 @@ def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _to_arrow(table: EpisodeTable) -> pa.Table:
+def episode_table(table: EpisodeTable) -> pa.Table:
+    """Return one row per finished episode as an Arrow table, its faults as JSON text."""
     import pyarrow as pa
 
     positions = np.flatnonzero(table.filled)

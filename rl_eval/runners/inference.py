@@ -198,7 +198,7 @@ class Inference:
         self.numerics = {
             "reference": "row" if verdict == "row" else f"block of {BLOCK}",
             "outputs": digest,
-        } | _machine()
+        } | _machine(self._policy)
 
     def _judge(self) -> tuple[Literal["whole", "block", "row"], str]:
         # Nothing here but the last test depends on the number of lanes, so the key does not either.
@@ -302,9 +302,10 @@ def _inference_mode() -> contextlib.AbstractContextManager[Any]:
     return torch.inference_mode() if torch is not None else contextlib.nullcontext()
 
 
-def _machine() -> dict[str, Any]:
+def _machine(policy: Policy) -> dict[str, Any]:
+    """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or not isinstance(getattr(policy, "module", policy), torch.nn.Module):
         return {"numpy": np.__version__}
     return {
         "torch": torch.__version__,

@@ -14,109 +14,37 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
 import rl_eval
-from rl_eval.cli import app
-from rl_eval.cli import run as run_module
 from rl_eval.cli.exits import ExitCode, code_of, reported
-from rl_eval.cli.output import claim_folder, default_folder
+from rl_eval.cli.output import claim_folder, output_folder
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
-from rl_eval.cli.signals import Interrupted, Interruption
 from rl_eval.config import EvalConfig
 from rl_eval.errors import (
     ComparisonError,
     ConfigError,
     EnvError,
     EvalError,
+    LogError,
+    LogFenced,
+    LogMismatch,
+    LogOwned,
     PolicyError,
     RunnerStartError,
     WeightsError,
 )
 from rl_eval.handle import EvalProgress
 from rl_eval.result import EvalResult
+from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
-HEAVY = {"torch", "ray", "gymnasium", "scipy"}
-
-TOYS = '''
-import time
-from pathlib import Path
-
-import gymnasium as gym
-import numpy as np
-
-
-class Count(gym.Env):
-    """Ten to nineteen steps; a step is worth 1 if action 1 is taken."""
-
-    def __init__(self, pause_s=0.0, flag=None, fail=False):
-        self.observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.pause_s, self.flag, self.fail, self.episodes = pause_s, flag, fail, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episodes += 1
-        if self.flag and self.episodes == 3:
-            Path(self.flag).touch()
-        self.length, self.steps = int(self.np_random.integers(10, 20)), 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        time.sleep(self.pause_s)
-        if self.fail:
-            raise RuntimeError("the simulator broke")
-        self.steps += 1
-        return np.full(1, self.steps, np.float32), float(action), self.steps >= self.length, False, {}
-
-
-def count(context):
-    return Count(**context)
-
-
-def ones():
-    return lambda observations: np.ones(len(observations), np.int64)
-
-
-def alternate():
-    return lambda observations: (observations[:, 0] % 2).astype(np.int64)
-
-
-def broken():
-    raise RuntimeError("a bug of the factory")
-'''
-
-CONFIG = {
-    "environment": {"env": "cli_toys:count"},
-    "policy": {"policy": "cli_toys:ones"},
-    "runners": {"num_runners": 0, "num_envs_per_runner": 4},
-    "evaluation": {"num_episodes": 30, "seed": 0},
-}
+COMMANDS = ("run", "supervise", "show", "export", "replay", "compare", "doctor")
+HEAVY = {"torch", "ray", "gymnasium", "scipy", "pyarrow"}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with a config and the module that it names."""
-    (tmp_path / "cli_toys.py").write_text(TOYS)
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
-def call(*args):
-    return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def environment():
-    here = str(Path(rl_eval.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": here, "TERM": "xterm", "COLUMNS": "80"}
-
-
-def start(*args, **streams):
-    command = [sys.executable, "-m", "rl_eval", *map(str, args)]
-    return subprocess.Popen(command, env=environment(), **streams)
+    return make_folder(tmp_path, monkeypatch)
 
 
 def progress(**changes):
@@ -130,9 +58,7 @@ def progress(**changes):
 # Help
 
 
-@pytest.mark.parametrize(
-    "args", [["--help"], ["run", "--help"], ["compare", "--help"], ["doctor", "--help"], ["--version"], ["run"]]
-)
+@pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS), ["--version"], ["run"]])
 def test_help_imports_nothing_heavy(args):
     code = (
         "import sys\n"
@@ -156,7 +82,7 @@ def test_help_of_run_explains_every_exit_code():
 
 
 def test_help_fits_80_columns():
-    for command in ([], ["run"], ["compare"], ["doctor"]):
+    for command in ([], *([command] for command in COMMANDS)):
         assert max(map(len, call(*command, "--help").output.splitlines())) <= 80
 
 
@@ -271,9 +197,14 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypat
     assert "No space left on device" in outcome.stderr
 
 
-def test_default_folder():
-    assert default_folder(Path("a/b/cart.yaml"), None) == Path("out/cart")
-    assert default_folder(Path("cart.yaml"), "evaluation") == Path("out/cart-evaluation")
+def test_output_folder():
+    """As given, else the run folder if it is one, else named after the config."""
+    config = Path("a/b/cart.yaml")
+    assert output_folder(None, None, config, None) == Path("out/cart")
+    assert output_folder(None, None, config, "evaluation") == Path("out/cart-evaluation")
+    assert output_folder(None, "runs/a", config, None) == Path("runs/a")
+    assert output_folder(None, "s3://runs/a", config, None) is None
+    assert output_folder(Path("mine"), "s3://runs/a", config, None) == Path("mine")
 
 
 # What is printed
@@ -458,6 +389,10 @@ def test_debug_shows_the_traceback_of_any_error(folder, monkeypatch, how):
         (PolicyError("x"), 3),
         (EvalError("x"), 3),
         (RunnerStartError("x"), 4),
+        (LogMismatch("x"), 2),
+        (LogOwned("x"), 2),
+        (LogError("x"), 4),
+        (LogFenced("x"), 4),
     ],
 )
 def test_every_error_has_its_code(error, code):
@@ -491,68 +426,6 @@ def test_a_signal_saves_what_has_finished(folder, number):
     assert result.aggregates.count > 0
     assert str(result) in out
     assert "stopping" in err
-
-
-def test_a_signal_before_the_evaluation_ends_the_command():
-    with Interruption(), pytest.raises(Interrupted) as caught:
-        signal.raise_signal(signal.SIGTERM)
-    assert caught.value.exit_code == 143
-
-
-def test_during_the_evaluation_the_first_signal_is_noted_and_the_second_ends_it():
-    before = signal.getsignal(signal.SIGTERM)
-    with Interruption() as interruption:
-        interruption.defer()
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            signal.raise_signal(signal.SIGINT)
-    assert interruption.number == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_an_interrupted_command_says_so(capfd):
-    import typer
-
-    with pytest.raises(typer.Exit) as caught, reported(debug=False):
-        raise Interrupted(signal.SIGTERM)
-    assert caught.value.exit_code == 143
-    assert "interrupted" in capfd.readouterr().err
-
-
-def test_sigterm_does_not_wait_for_a_step_that_hangs(monkeypatch):
-    class Hanging:
-        cancelled = False
-
-        def done(self):
-            return False
-
-        def progress(self):
-            return progress()
-
-        def cancel(self):
-            self.cancelled = True
-
-        def result(self, timeout_s=None):
-            raise TimeoutError
-
-    monkeypatch.setattr(run_module, "_GRACE_S", 0.0)
-    interruption = Interruption()
-    interruption.number = signal.SIGTERM
-    handle = Hanging()
-    with pytest.raises(Interrupted):
-        run_module._watch(handle, interruption, _Said())
-    assert handle.cancelled
-
-
-class _Said:
-    def update(self, progress):
-        pass
-
-    def say(self, text):
-        pass
-
-    def close(self):
-        pass
 
 
 # Comparing

@@ -1,0 +1,35 @@
+"""How a result or a comparison reaches stdout: coloured on a terminal, as plain text in a pipe or a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rl_eval.comparison import Comparison
+    from rl_eval.report.table import Page
+    from rl_eval.result import EvalResult
+
+__all__ = ["print_page", "print_report"]
+
+
+def print_report(report: EvalResult | Comparison) -> None:
+    """Print a result or a comparison."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(report)
+    else:
+        typer.echo(str(report))
+
+
+def print_page(page: Page) -> None:
+    """Print any other page."""
+    from rl_eval.report.table import rich_page, text_page
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(rich_page(page))
+    else:
+        typer.echo(text_page(page))

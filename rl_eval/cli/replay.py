@@ -1,0 +1,69 @@
+"""``rl-eval replay``: one episode once more, and whether it comes out as it was recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.printing import print_page
+from rl_eval.cli.settings import prepare_process
+from rl_eval.cli.show import Results
+
+if TYPE_CHECKING:
+    from rl_eval.replaying import Replay
+    from rl_eval.report.table import Line, Page
+
+__all__ = ["replay"]
+
+
+def replay(
+    path: Results,
+    index: Annotated[int, typer.Option("--index", metavar="I", show_default=False, help="Index of the episode.")],
+    debug: Debug = False,
+) -> None:
+    """Run one episode again in this process, from its provenance, and compare it with its record."""
+    with reported(debug):
+        prepare_process()
+        from rl_eval.replaying import replay as run_again
+
+        again = run_again(path, index)
+        print_page(_page(again))
+        if not again.identical:
+            raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _page(replayed: Replay) -> Page:
+    from rl_eval.report.table import Line, Page
+
+    record, again = replayed.recorded, replayed.again
+    lines = [
+        Line("return", _text(again.episode_return), f"{again.length:,} steps"),
+        Line("attempts", str(again.attempts), f"faults while it ran again: {len(again.faults)}"),
+    ]
+    notes = [str(fault) for fault in again.faults]
+    if replayed.numerics:
+        shown = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in replayed.numerics.items())
+        notes.append(f"this process computes floats in another way than the run, so equality is not promised: {shown}")
+    return Page(
+        title=f"episode {record.index}, seed {record.seed}",
+        subtitle="",
+        state="identical" if replayed.identical else "different",
+        sections=[_differences(replayed), lines],
+        notes=notes,
+    )
+
+
+def _differences(replayed: Replay) -> list[Line]:
+    from rl_eval.report.table import Line
+
+    return [
+        Line(name.removeprefix("episode_"), _text(now), f"recorded as {_text(was)}")
+        for name, (was, now) in replayed.differences.items()
+    ]
+
+
+def _text(value: Any) -> str:
+    """Write a value so that different floats look different."""
+    return "not reported" if value is None else repr(value)

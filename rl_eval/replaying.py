@@ -1,0 +1,193 @@
+"""Decides whether an episode comes out again as it was recorded: it is rerun from what the provenance says.
+
+The episode runs in this process, with the seed, the weights and the inference of the record, at the attempt that
+the record is of. Live objects cannot be rebuilt from their names, so whoever passed them passes them again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import cloudpickle
+
+from rl_eval.backends import pickled
+from rl_eval.config import EvalConfig
+from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, fingerprint_rows
+from rl_eval.errors import ConfigError, UsageError, WeightsError
+from rl_eval.loading import load
+from rl_eval.report.files import plain
+from rl_eval.result import EvalResult
+from rl_eval.runners import runner_class
+from rl_eval.settings import EvalSettings, make_settings
+from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+
+__all__ = ["Replay", "replay"]
+
+_LAYOUT: Final = ("runner", "num_envs_per_runner")
+"""Settings of the runners that a process without Ray can have."""
+_DEADLINES: Final = ("reset_timeout_s", "step_timeout_s", "runner_timeout_s")
+"""Limits that only another process can enforce."""
+_UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
+_GIVE_AGAIN: Final = (
+    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...)"
+)
+_BUDGET_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An episode as it was recorded, and as it came out again."""
+
+    recorded: EpisodeRecord
+    again: EpisodeRecord
+    differences: Mapping[str, tuple[Any, Any]]
+    """Outcome columns that are not equal bit by bit: the recorded value, and the new one."""
+    numerics: Mapping[str, tuple[Any, Any]]
+    """What this process computes floats with, where the run had something else; equal outcomes are not promised."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether all outcome columns are equal bit by bit."""
+        return not self.differences
+
+
+def replay(
+    path: str | os.PathLike[str], index: int, config: EvalConfig | EvalSettings | None = None, policy: Any = None
+) -> Replay:
+    """Run one episode of an evaluation again, in this process, and compare it with its record.
+
+    An environment that killed or hung its runner does the same to this process.
+
+    Args:
+        path: Folder or URI of an evaluation log, or folder of a saved result.
+        index: Which episode.
+        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+
+    Raises:
+        UsageError: The episode has no record, or the config is another one.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
+    result = load(path)
+    recorded = _record(result, index)
+    settings = _settings(result.provenance, config, policy)
+    live = settings.policy.policy if policy is None else policy
+    live = None if isinstance(live, str) else live
+    weights = _weights(result.provenance["weights"], settings, live)
+    try:
+        report = _run(settings, weights, recorded, live)
+    except ConfigError as error:
+        if config is not None:
+            raise
+        raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
+    return _compare(result, index, report)
+
+
+def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
+    table = EpisodeTable(len(result.plan), result.table.info_keys)
+    table.fill(report.rows, report.infos)
+    for fault in report.faults:
+        table.add_fault(fault)
+    recorded, again = result.table.record(index), table.record(index)
+    ours, theirs = plain(report.numerics), result.provenance["numerics"]
+    different = _different(result.table, table, index)
+    return Replay(
+        recorded=recorded,
+        again=again,
+        differences={name: (getattr(recorded, name), getattr(again, name)) for name in different},
+        numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
+    )
+
+
+def _record(result: EvalResult, index: int) -> EpisodeRecord:
+    if not 0 <= index < len(result.plan):
+        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+    if not result.table.filled[index]:
+        raise UsageError(f"episode {index} has no record: it did not finish")
+    return result.table.record(index)
+
+
+def _settings(provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any) -> EvalSettings:
+    """Return what was evaluated, as a process without Ray can run it."""
+    if config is None:
+        recorded = provenance["config"]
+        if found := next(_unnameable(recorded, "" if policy is None else "policy.policy"), None):
+            raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
+        return make_settings(_without_ray(recorded))
+    settings = config.build() if isinstance(config, EvalConfig) else config
+    theirs, ours = provenance["identity"], plain(settings.identity())
+    passed = set() if policy is None else {"policy", "policy_kwargs"}
+    if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
+        raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
+    return make_settings(_without_ray({name: dict(section) for name, section in settings}))
+
+
+def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    runners, faults = config["runners"], config["fault_tolerance"]
+    return {
+        **config,
+        "runners": {name: runners[name] for name in _LAYOUT},
+        "fault_tolerance": {name: value for name, value in faults.items() if name not in _DEADLINES},
+    }
+
+
+def _unnameable(config: Any, passed: str, key: str = "") -> Iterator[str]:
+    """Find what a config only describes, except for what is passed live."""
+    if key and key == passed:
+        return
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from _unnameable(value, passed, f"{key}.{name}".lstrip("."))
+    elif isinstance(config, list):
+        for value in config:
+            yield from _unnameable(value, passed, key)
+    elif isinstance(config, str) and _UNNAMEABLE.search(config):
+        yield f"{key} = {config!r}"
+
+
+def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
+    """Return the weights that the run had.
+
+    Raises:
+        WeightsError: Others, or none, are there now.
+    """
+    version, digest = recorded["version"], recorded["digest"]
+    if digest is None:
+        return None
+    path = settings.policy.weights
+    if live is not None:
+        source, found = "the policy", weights_of(live)
+    elif path is not None:
+        source, found = repr(path), snapshot_weights(load_weights_file(path), version)
+    else:
+        raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
+    if found is None or found.digest != digest:
+        held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
+        raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
+    return replace(found, version=version)
+
+
+def _run(settings: EvalSettings, weights: WeightsSnapshot | None, recorded: EpisodeRecord, live: Any) -> RunReport:
+    """Run the attempt that a record is of, and those that follow if it fails."""
+    copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
+    runner = runner_class(settings.runners.runner)(settings, 0, copied)
+    try:
+        if weights is not None:
+            runner.set_weights(weights)
+        reports = [runner.run([Lease(recorded.index, recorded.seed, recorded.attempts, 0)], _BUDGET_S)]
+        while not len(reports[-1].rows):
+            reports.append(runner.run((), _BUDGET_S))
+    finally:
+        runner.stop()
+    return replace(reports[-1], faults=tuple(fault for report in reports for fault in report.faults))
+
+
+def _different(recorded: EpisodeTable, again: EpisodeTable, index: int) -> list[str]:
+    """Return the names of the outcome columns in which a row differs."""
+    ours, theirs = (fingerprint_rows(table.rows[index : index + 1]) for table in (recorded, again))
+    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]

@@ -1,0 +1,65 @@
+"""``rl-eval run`` with runners on Ray: what SIGTERM and SIGKILL leave behind, and what the next run makes of it."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import rl_eval
+from rl_eval.log import read_log
+from tests.unit.cli_world import call_alone, make_folder, start
+
+MARK = "RL_EVAL_TEST_MARK"
+RAYS_OWN = ("DashboardAgent", "dashboard/agent.py", "RuntimeEnvAgent", "runtime_env/agent/main.py")
+"""Services of a Ray node; they may take a minute to notice that it is gone."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+def descendants(mark):
+    """Return the processes that were started with a mark in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text().strip("\0"))
+            except OSError:
+                pass
+    return [command for command in found if not any(name in command for name in RAYS_OWN)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, number):
+    """What was in the log is not run again, and the result is that of an undisturbed run."""
+    mark = str(folder)
+    monkeypatch.setenv(MARK, mark)
+    args = ["run", "toy.yaml", "--run-dir", "runs", "--num-episodes", 200]
+    slow = ["--set", "environment.env_kwargs={pause_s: 0.005}"]
+    process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not list(Path("runs/segments").glob("*-episodes-*")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.wait(60)
+    process.stderr.close()
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+    monkeypatch.delenv(MARK)
+    end = time.monotonic() + 30
+    while left := descendants(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+    before = len(read_log("runs").rows)
+    assert 0 < before < 200
+    outcome = call_alone(*args, *slow, "--num-envs-per-runner", 32)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.startswith(f"continuing runs: {before} of 200 episodes were finished\n")
+    assert call_alone(*args, *slow, "--run-dir", "undisturbed", "--num-envs-per-runner", 32).returncode == 0
+    assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
+    assert read_log("runs").mismatches == ()

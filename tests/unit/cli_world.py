@@ -1,0 +1,103 @@
+"""A working folder, a toy environment and the ways to run the command line that its tests share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from typer.testing import CliRunner
+
+import rl_eval
+from rl_eval.cli import app
+
+TOYS = '''
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+
+class Count(gym.Env):
+    """Ten to nineteen steps; a step is worth 1 if action 1 is taken, and hangs while a file exists."""
+
+    def __init__(self, pause_s=0.0, flag=None, fail=False, hang=None):
+        self.hang = hang
+        self.observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.pause_s, self.flag, self.fail, self.episodes = pause_s, flag, fail, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        if self.flag and self.episodes == 3:
+            Path(self.flag).touch()
+        self.length, self.steps = int(self.np_random.integers(10, 20)), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.pause_s)
+        if self.fail:
+            raise RuntimeError("the simulator broke")
+        self.steps += 1
+        while self.hang and self.episodes == 4 and Path(self.hang).exists():
+            Path("hanging").touch()
+            time.sleep(0.01)
+        return np.full(1, self.steps, np.float32), float(action), self.steps >= self.length, False, {}
+
+
+def count(context):
+    return Count(**context)
+
+
+def ones():
+    return lambda observations: np.ones(len(observations), np.int64)
+
+
+def alternate():
+    return lambda observations: (observations[:, 0] % 2).astype(np.int64)
+
+
+def broken():
+    raise RuntimeError("a bug of the factory")
+'''
+
+CONFIG = {
+    "environment": {"env": "cli_toys:count"},
+    "policy": {"policy": "cli_toys:ones"},
+    "runners": {"num_runners": 0, "num_envs_per_runner": 4},
+    "evaluation": {"num_episodes": 30, "seed": 0},
+}
+
+
+def make_folder(tmp_path, monkeypatch):
+    """Go to a working folder with a config and the module that it names."""
+    (tmp_path / "cli_toys.py").write_text(TOYS)
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # Another test's module of this name would be found first.
+    monkeypatch.delitem(sys.modules, "cli_toys", raising=False)
+    return tmp_path
+
+
+def call(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def environment():
+    here = str(Path(rl_eval.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": here, "TERM": "xterm", "COLUMNS": "80"}
+
+
+def start(*args, **streams):
+    command = [sys.executable, "-m", "rl_eval", *map(str, args)]
+    return subprocess.Popen(command, env=environment(), **streams)
+
+
+def call_alone(*args):
+    """Run a command in a process of its own, where no other test has imported anything."""
+    process = start(*args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,0 +1,255 @@
+"""``rl-eval show``, ``export`` and ``replay``: what they print and write for a log, live or not, and for a result."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.loading import load
+from rl_eval.log import EvaluationLog
+from tests.unit.cli_world import call, make_folder
+
+FLAKY = [
+    "environment.env=rl_eval.testing:flaky",
+    "environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}",
+    "fault_tolerance.max_attempts_per_episode=2",
+    "evaluation.info_keys=[x]",
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def flaky(folder):
+    """A run with faults, failed episodes among them, in the folder ``runs``."""
+    args = [part for text in FLAKY for part in ("--set", text)]
+    assert call("run", "toy.yaml", "--run-dir", "runs", *args).exit_code == ExitCode.PARTIAL
+    return load("runs")
+
+
+@pytest.fixture
+def plain(folder):
+    """A run without, in the folder ``runs``."""
+    assert call("run", "toy.yaml", "--run-dir", "runs").exit_code == 0
+    return load("runs")
+
+
+# show
+
+
+def test_show_prints_the_result_and_what_is_behind_it(flaky):
+    """Sessions, faults by type with messages, slowest and failed episodes."""
+    outcome = call("show", "runs")
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.startswith(str(flaky))
+    rest = " ".join(outcome.stdout[len(str(flaky)) :].split())
+    assert "ended" in rest
+    assert "sessions 1 the last one: process" in rest
+    assert f"faults {len(flaky.faults)} InjectedFault" in rest
+    fault = flaky.faults[-1]
+    assert " ".join(f"{fault}, on {fault.node}".split()) in rest
+    failed = next(record for record in flaky.records if record.outcome == "failed")
+    assert f"failed episode {failed.index} seed {failed.seed} 2 attempts InjectedFault: " in rest
+    completed = [record for record in flaky.records if record.outcome == "completed"]
+    slowest = max(completed, key=lambda r: r.reset_seconds + r.step_seconds + r.inference_seconds)
+    assert f"slowest episode {slowest.index} " in rest
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+
+
+def test_show_faults_prints_every_traceback(flaky):
+    """With episode, attempt, runner and node."""
+    outcome = call("show", "runs", "--faults")
+    assert outcome.stdout.count("Traceback (most recent call last)") == len(flaky.faults)
+    for fault in flaky.faults:
+        assert f"{fault}, on {fault.node}\n{fault.traceback.rstrip()}" in outcome.stdout
+
+
+def test_show_as_json(flaky):
+    """Everything that is shown, and the whole result."""
+    shown = json.loads(call("show", "runs", "--json").stdout)
+    assert shown["run"]["sessions"] == 1
+    assert shown["run"]["released"] is True
+    assert shown["num_finished"] == 30
+    assert shown["result"]["fingerprint"] == flaky.fingerprint
+    assert len(shown["failed"]) == flaky.num_failed
+    assert shown["failed"][0]["last_error"].startswith("InjectedFault")
+    seconds = [episode["seconds"] for episode in shown["slowest"]]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_show_of_a_run_without_faults_has_nothing_about_them(plain):
+    """No empty sections."""
+    rest = call("show", "runs").stdout[len(str(plain)) :]
+    assert "slowest" in rest
+    assert "faults" not in rest
+    assert "failed" not in rest
+
+
+def test_show_of_a_saved_result(folder):
+    """There is no log, and so no session."""
+    call("run", "toy.yaml")
+    for path in ("out/toy", "out/toy/result.json"):
+        outcome = call("show", path)
+        assert outcome.exit_code == 0, outcome.output
+        assert "saved result" in outcome.stdout
+        assert "sessions" not in outcome.stdout
+
+
+def test_show_of_a_run_at_work(plain):
+    """Its claim is not released."""
+    Path("runs/result.json").unlink()
+    log = EvaluationLog.open("runs")
+    try:
+        outcome = call("show", "runs")
+    finally:
+        log.close()
+    assert "at work, or killed" in outcome.stdout
+    assert " 2 " in next(line for line in outcome.stdout.splitlines() if line.startswith("sessions"))
+
+
+def test_show_of_a_uri(plain, folder):
+    """As of the folder."""
+    assert call("show", f"file://{folder}/runs").stdout.startswith(str(plain))
+
+
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--index", "0"]])
+def test_nothing_to_read_is_a_usage_error(folder, command):
+    """The message names it."""
+    outcome = call(command[0], "nowhere", *command[1:])
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "nowhere" in outcome.stderr
+
+
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--index", "0"]])
+def test_a_damaged_log_is_4_and_no_number(plain, command):
+    """The message names the segment, and what repairs the log."""
+    (segment,) = Path("runs/segments").iterdir()
+    segment.write_bytes(segment.read_bytes()[:100])
+    outcome = call(command[0], "runs", *command[1:])
+    assert outcome.exit_code == ExitCode.CLUSTER
+    assert outcome.stdout == ""
+    assert segment.name in outcome.stderr
+    assert "--run-dir runs" in outcome.stderr
+
+
+# export
+
+
+def exported(format_, *args):
+    outcome = call("export", "runs", "--format", format_, *args)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
+
+
+def test_parquet_holds_every_bit(flaky):
+    """And is what a result's own file of episodes is."""
+    assert exported("parquet") == "30 of 30 episodes in runs.parquet\n"
+    assert Path("runs.parquet").read_bytes() == Path("runs/episodes.parquet").read_bytes()
+
+
+def test_csv_reads_back(flaky):
+    """Returns come back bit by bit; faults are JSON text."""
+    exported("csv")
+    table = pyarrow.csv.read_csv("runs.csv")
+    assert table.column_names == pq.read_table("runs/episodes.parquet").column_names
+    returns = table["episode_return"].to_numpy(zero_copy_only=False)
+    np.testing.assert_array_equal(returns, flaky.table.rows["episode_return"])
+    faults = [fault for text in table["faults"].to_pylist() for fault in json.loads(text)]
+    assert [fault["message"] for fault in faults] == [fault.message for fault in flaky.faults]
+
+
+def test_json_is_one_object_per_line(flaky):
+    """Strict JSON: what is not a number is null; faults are objects."""
+    exported("json")
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in Path("runs.json").read_text().splitlines()]
+    assert list(rows[0]) == pq.read_table("runs/episodes.parquet").column_names
+    for row, record in zip(rows, flaky.records, strict=True):
+        assert row["index"] == record.index
+        assert row["outcome"] == record.outcome
+        assert row["episode_return"] == (record.episode_return if record.outcome == "completed" else None)
+        assert [fault["attempt"] for fault in row["faults"]] == [fault.attempt for fault in record.faults]
+
+
+def test_csv_keeps_the_last_bit_of_a_return(folder):
+    """Sums of tenths need all 17 digits."""
+    call("run", "toy.yaml", "--run-dir", "runs", "--set", "evaluation.gamma=0.9")
+    exported("csv")
+    discounted = pyarrow.csv.read_csv("runs.csv")["discounted_return"].to_numpy()
+    assert discounted.tobytes() == load("runs").table.rows["discounted_return"].tobytes()
+
+
+def test_a_file_that_exists_is_kept(plain):
+    """Unless told otherwise."""
+    Path("runs.csv").write_text("mine")
+    outcome = call("export", "runs", "--format", "csv")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "--force" in outcome.stderr
+    assert Path("runs.csv").read_text() == "mine"
+    exported("csv", "--force")
+    assert Path("runs.csv").read_text().startswith('"index"')
+
+
+def test_the_name_of_the_file(plain, folder):
+    """That of the folder, or as given."""
+    assert exported("json", "--output", "below/mine.txt").endswith("in below/mine.txt\n")
+    assert Path("below/mine.txt").exists()
+    for path in ("runs/", "runs/result.json", f"file://{folder}/runs"):
+        outcome = call("export", path, "--format", "json", "--force")
+        assert outcome.stdout.endswith("in runs.json\n")
+
+
+def test_a_file_that_cannot_be_written_is_named(plain):
+    """The folder is a file."""
+    outcome = call("export", "runs", "--format", "csv", "--output", "toy.yaml/x.csv")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "toy.yaml/x.csv cannot be written" in outcome.stderr
+
+
+# replay
+
+
+def test_an_identical_episode_is_0(plain):
+    """With its return in full."""
+    outcome = call("replay", "runs", "--index", 7)
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.startswith(f"episode 7, seed {plain.plan[7].seed}")
+    assert "identical" in outcome.stdout
+
+
+def test_a_different_episode_is_1(plain):
+    """The environment has changed since; the recorded value and the new one are shown."""
+    source = Path("cli_toys.py").read_text()
+    changed = source.replace("float(action), self.steps", "float(action) + 0.5, self.steps")
+    assert changed != source
+    record = plain.table.record(7)
+    Path("cli_toys.py").write_text(changed)
+    import sys
+
+    sys.modules.pop("cli_toys", None)
+    outcome = call("replay", "runs", "--index", 7)
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "different" in outcome.stdout
+    assert f"recorded as {record.episode_return!r}" in outcome.stdout
+    assert repr(record.episode_return + 0.5 * record.length) in outcome.stdout
+
+
+def test_a_fault_of_a_replay_is_shown(flaky):
+    """It fails again, with the same error."""
+    failed = next(record for record in flaky.records if record.outcome == "failed")
+    outcome = call("replay", "runs", "--index", failed.index)
+    assert outcome.exit_code == 0, outcome.output
+    assert failed.faults[-1].message in " ".join(outcome.stdout.split())
+
+
+def test_an_episode_that_is_not_there_is_2(plain):
+    """The plan has 30."""
+    outcome = call("replay", "runs", "--index", 30)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "there is no episode 30" in outcome.stderr

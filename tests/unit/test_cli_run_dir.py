@@ -1,0 +1,294 @@
+"""``rl-eval run --run-dir``: a run is continued, or is complete, or is another one; ``--fresh`` begins beside it."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_eval import group
+from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.run_dir import fresh_run_dir
+from rl_eval.errors import ConfigError, LogFenced
+from rl_eval.log import Batch, EvaluationLog, read_log
+from rl_eval.result import EvalResult
+from tests.unit.cli_world import call, call_alone, make_folder, start
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+def run(*args, run_dir="runs"):
+    return call("run", "toy.yaml", "--run-dir", run_dir, *args)
+
+
+def cut(source, target, count):
+    """Write a log that ends after so many episodes."""
+    found = read_log(source)
+    log = EvaluationLog.open(target)
+    log.begin(found.manifest)
+    log.append(Batch(found.rows[:count], found.infos[:count], (), {"env_steps": 1.0}, found.numerics))
+    log.flush(10)
+    log.close()
+
+
+@pytest.fixture
+def complete(folder, monkeypatch):
+    """A complete run, after which nothing may start runners; the bytes of its result."""
+    assert run().exit_code == 0
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("runners were started")
+
+    monkeypatch.setattr(group.EvalRunnerGroup, "__init__", forbidden)
+    return Path("runs/result.json").read_bytes()
+
+
+def test_a_run_folder_is_a_log_and_a_result(folder):
+    """Both are written, and nothing in the default folder."""
+    outcome = run()
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.endswith("saved in runs: result.json, episodes.parquet\n")
+    assert len(read_log("runs").rows) == 30
+    assert EvalResult.load("runs").status == "complete"
+    assert not Path("out").exists()
+
+
+def test_output_says_where_the_result_goes_instead(folder):
+    """The log stays where it is."""
+    assert run("--output", "mine").exit_code == 0
+    assert Path("mine/result.json").exists()
+    assert not Path("runs/result.json").exists()
+
+
+def test_behind_a_uri_there_is_no_result(folder):
+    """Unless a folder is given for it."""
+    uri = f"file://{folder}/runs"
+    outcome = run(run_dir=uri)
+    assert outcome.exit_code == 0, outcome.output
+    assert "saved in" not in outcome.stdout
+    assert not Path("runs/result.json").exists()
+    assert run("--output", "mine", run_dir=uri).exit_code == 0
+    assert EvalResult.load("mine").status == "complete"
+
+
+def test_only_what_is_missing_runs(folder):
+    """The first line says how much was there; the result is that of an undisturbed run."""
+    run(run_dir="whole")
+    cut("whole", "runs", 12)
+    outcome = run()
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr.startswith("continuing runs: 12 of 30 episodes were finished\n")
+    assert EvalResult.load("runs").fingerprint == EvalResult.load("whole").fingerprint
+    sessions = [path.name.split("-")[0] for path in sorted(Path("runs/segments").iterdir())]
+    assert sessions[0] == "000001"
+    assert set(sessions[1:]) == {"000002"}
+
+
+def test_another_layout_continues_the_same_run(folder):
+    """It does not change the result."""
+    run(run_dir="whole")
+    cut("whole", "runs", 12)
+    assert run("--num-envs-per-runner", 7).exit_code == 0
+    assert EvalResult.load("runs").fingerprint == EvalResult.load("whole").fingerprint
+
+
+def test_a_complete_run_is_printed_at_once(complete):
+    """No runner is started, and the saved result stays as it is."""
+    outcome = run("--quiet")
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr == ""
+    assert outcome.stdout.startswith("complete: mean return 13.7667")
+    outcome = run()
+    assert outcome.stderr.startswith("runs is complete: nothing is left to run\n")
+    assert outcome.stdout == f"{EvalResult.load('runs')}\n"
+    assert Path("runs/result.json").read_bytes() == complete
+
+
+def test_a_result_that_was_not_saved_is_saved_by_the_next_call(complete):
+    """The run was killed between its last episode and the end."""
+    Path("runs/result.json").unlink()
+    outcome = run()
+    assert outcome.exit_code == 0, outcome.output
+    assert "saved in runs" in outcome.stdout
+    assert json.loads(Path("runs/result.json").read_text())["fingerprint"] == EvalResult.load("runs").fingerprint
+
+
+def test_a_complete_run_has_the_exit_code_of_its_status(folder):
+    """Its failed episodes have used up their attempts: they are not run again."""
+    args = ["--set", "environment.env_kwargs.fail=true"]
+    codes = [run(*args).exit_code for _ in range(2)]
+    assert codes == [ExitCode.FAILED, ExitCode.FAILED]
+    assert len(list(Path("runs/owners").iterdir())) == 1
+
+
+def test_purity_is_checked_although_all_episodes_were_finished(folder):
+    """The log does not know of it; when the result does, nothing runs."""
+    run()
+    check = ["--set", "evaluation.purity_check=0.1"]
+    outcome = run(*check)
+    assert outcome.exit_code == 0, outcome.output
+    assert "their purity is checked" in outcome.stderr
+    assert EvalResult.load("runs").purity is not None
+    assert "nothing is left to run" in run(*check).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "difference"),
+    [
+        (["--seed", 4], "seed: 0 -> 4"),
+        (["--num-episodes", 31], "num_episodes: 30 -> 31"),
+        (["--set", "policy.policy=cli_toys:alternate"], 'identity.policy: "cli_toys:ones" -> "cli_toys:alternate"'),
+        (["--set", "environment.env_kwargs.pause_s=0.001"], "identity.environment.env_kwargs.pause_s"),
+    ],
+)
+def test_another_run_is_refused_and_the_difference_shown(folder, args, difference):
+    """Nothing of the run that is there changes."""
+    run()
+    before = sorted((path, path.stat().st_size) for path in Path("runs").rglob("*") if "owners" not in str(path))
+    outcome = run(*args)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert difference in outcome.stderr
+    assert "--fresh" in outcome.stderr
+    assert before == sorted((p, p.stat().st_size) for p in Path("runs").rglob("*") if "owners" not in str(p))
+
+
+def test_a_folder_that_holds_a_result_only_is_refused(folder):
+    """Log and result would belong to different runs."""
+    call("run", "toy.yaml", "--output", "runs")
+    outcome = run()
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "holds a result, but no evaluation log" in outcome.stderr
+    assert not Path("runs/manifest.json").exists()
+
+
+def test_a_damaged_segment_is_set_aside_and_its_episodes_run_again(folder):
+    """What is wrong is said, and the result is right."""
+    run()
+    fingerprint = EvalResult.load("runs").fingerprint
+    (segment,) = Path("runs/segments").iterdir()
+    segment.write_bytes(segment.read_bytes()[:-1])
+    outcome = run()
+    assert outcome.exit_code == 0, outcome.output
+    assert f"{segment.name} is damaged" in outcome.stderr
+    assert EvalResult.load("runs").fingerprint == fingerprint
+    assert "set aside as damaged" in call("show", "runs").stdout
+
+
+def test_a_manifest_that_is_gone_is_an_error(folder):
+    """Nobody knows what the segments are about."""
+    run()
+    Path("runs/manifest.json").unlink()
+    outcome = run()
+    assert outcome.exit_code == ExitCode.CLUSTER
+    assert "manifest.json is gone" in outcome.stderr
+
+
+def test_a_run_dir_that_is_a_file_is_refused(folder):
+    """And named."""
+    Path("runs").touch()
+    outcome = run()
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "runs" in outcome.stderr
+
+
+def test_a_run_that_is_being_written_is_refused(folder):
+    """The message names the other driver."""
+    log = EvaluationLog.open("runs")
+    try:
+        outcome = run()
+    finally:
+        log.close()
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "is being written by process" in outcome.stderr
+
+
+def test_a_run_that_was_taken_over_ends_with_4(folder, monkeypatch):
+    """It wrote nothing more; the other driver goes on."""
+
+    def taken(self):
+        raise LogFenced("taken over by process 7")
+
+    monkeypatch.setattr(EvaluationLog, "poll", taken)
+    outcome = run()
+    assert outcome.exit_code == ExitCode.CLUSTER
+    assert "taken over by process 7" in outcome.stderr
+
+
+def test_a_killed_run_is_continued(folder):
+    """With SIGKILL, again and again: every episode has one record, and none that was in the log runs again."""
+    call("run", "toy.yaml", "--output", "undisturbed")
+    fingerprint = EvalResult.load("undisturbed").fingerprint
+    slow = ["--run-dir", "killed", "--set", "environment.env_kwargs={pause_s: 0.02}", "--num-envs-per-runner", "1"]
+    written = 0
+    for _ in range(2):
+        process = start("run", "toy.yaml", *slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while len(list(Path("killed/segments").glob("*-episodes-*"))) <= written:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        written = len(list(Path("killed/segments").glob("*-episodes-*")))
+    outcome = call_alone("run", "toy.yaml", *slow)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "continuing killed: " in outcome.stderr
+    found = read_log("killed")
+    assert sorted(found.rows["index"].tolist()) == list(range(30))
+    assert found.mismatches == ()
+    assert EvalResult.load("killed").fingerprint == fingerprint
+    rows = sum(len(_rows(path)) for path in Path("killed/segments").glob("*-episodes-*"))
+    assert rows == 30
+
+
+def _rows(path):
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path)["index"].to_numpy()
+
+
+# --fresh
+
+
+def test_fresh_begins_beside_the_run(folder):
+    """And says where; the old one is left alone."""
+    assert "starting beside" not in run("--fresh").stderr
+    before = Path("runs/result.json").read_bytes()
+    for name in ("runs-2", "runs-3"):
+        outcome = run("--fresh", "--seed", 8)
+        assert outcome.exit_code == 0, outcome.output
+        assert outcome.stderr.startswith(f"a run is there already; starting beside it, in {name}\n")
+        assert EvalResult.load(name).plan.seed == 8
+    assert Path("runs/result.json").read_bytes() == before
+
+
+def test_fresh_needs_a_run_dir(folder):
+    """Without one, every run is fresh."""
+    outcome = call("run", "toy.yaml", "--fresh")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "--run-dir" in outcome.stderr
+
+
+def test_fresh_names(folder):
+    """A number follows the folder, not the query of its URI nor a closing slash."""
+    for name in ("a", "b-2", "c"):
+        (folder / name).mkdir()
+        (folder / name / "file").touch()
+    assert fresh_run_dir("a") == fresh_run_dir("a/") == "a-2"
+    assert fresh_run_dir("b") == "b"
+    assert fresh_run_dir(f"file://{folder}/c") == f"file://{folder}/c-2"
+    (folder / "empty").mkdir()
+    assert fresh_run_dir("empty") == "empty"
+    with pytest.raises(ConfigError):
+        fresh_run_dir("a/file")
+
+
+def test_the_rows_of_a_log_are_those_of_the_result(folder):
+    """Bit by bit."""
+    run("--set", "evaluation.gamma=0.9")
+    rows = np.sort(read_log("runs").rows, order="index")
+    assert rows.tobytes() == EvalResult.load("runs").table.rows.tobytes()

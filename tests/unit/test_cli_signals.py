@@ -1,0 +1,208 @@
+"""Ctrl-C and SIGTERM: what they end, how soon, with which code, and what of the evaluation is kept."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+import rl_eval
+from rl_eval.cli import signals
+from rl_eval.cli.exits import reported
+from rl_eval.cli.signals import Interrupted, Interruption
+from rl_eval.errors import LogError
+from rl_eval.log import read_log
+from tests.unit.cli_world import environment, make_folder, start
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The time that SIGTERM leaves is over at once; every end is noted."""
+    monkeypatch.setattr(signals, "_GRACE_S", 0.1)
+    return []
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_signal_before_the_evaluation_ends_the_command_and_its_process(quick, capfd):
+    """At once, without the end of libraries that are half started; and should that not be the end, after a while."""
+    with pytest.raises(typer.Exit) as caught, Interruption(quick.append), reported(debug=False):
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert quick[0] == 143
+    assert "interrupted before there was a result" in capfd.readouterr().err
+    wait_for(lambda: quick == [143, 143])
+
+
+def test_during_the_evaluation_the_first_signal_is_noted_and_the_second_ends_it(quick):
+    """And what handled the signals before handles them again."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption(quick.append) as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.number == signal.SIGINT
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_ctrl_c_sets_no_deadline(quick):
+    """Only SIGTERM is followed by SIGKILL; a person may wait."""
+    with Interruption(quick.append) as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert quick == []
+
+
+def test_after_sigterm_the_log_is_flushed_and_the_process_ends(quick, capfd):
+    """Also when the main thread never comes back from what it does."""
+    flushed = []
+    with Interruption(quick.append) as interruption:
+        interruption.defer(flushed.append)
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert quick == [143]
+    assert len(flushed) == 1
+    assert "what had finished is in the log" in capfd.readouterr().err
+
+
+def test_a_log_that_cannot_be_flushed_is_said(quick, capfd):
+    """The process ends all the same."""
+
+    def full(timeout_s):
+        raise LogError("no space left")
+
+    with Interruption(quick.append) as interruption:
+        interruption.defer(full)
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert quick == [143]
+    assert "no space left" in capfd.readouterr().err
+
+
+def test_after_the_result_is_out_the_process_ends_with_its_code_and_in_silence(quick, capfd):
+    """Stopping the runners may take longer than the time that is left."""
+    with Interruption(quick.append) as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGTERM)
+        interruption.conclude(3)
+        wait_for(lambda: quick)
+    assert quick == [3]
+    assert capfd.readouterr().err == ""
+
+
+def test_rays_own_handler_ends_the_command_like_ours():
+    """``ray.init`` turns SIGTERM into ``sys.exit(15)`` until the evaluation begins; other exits are left alone."""
+    with pytest.raises(typer.Exit) as caught, reported(debug=False):
+        sys.exit(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    with pytest.raises(SystemExit), reported(debug=False):
+        sys.exit(1)
+
+
+def test_an_interrupted_command_says_so(capfd):
+    """One line, and the signal's code."""
+    with pytest.raises(typer.Exit) as caught, reported(debug=False):
+        raise Interrupted(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert "interrupted" in capfd.readouterr().err
+
+
+def test_the_thread_hears_sigterm_while_the_main_thread_is_stuck(folder):
+    """The main thread waits in C for a lock, where Python runs no handler; the log is flushed nevertheless."""
+    script = """
+from pathlib import Path
+from rl_eval.cli import signals
+from rl_eval.cli.signals import Interruption
+import ctypes
+signals._GRACE_S = 0.3
+libc = ctypes.CDLL(None)
+mutex = ctypes.create_string_buffer(128)
+libc.pthread_mutex_lock(mutex)
+with Interruption() as interruption:
+    interruption.defer(lambda timeout_s: Path("flushed").touch())
+    print("ready", flush=True)
+    libc.pthread_mutex_lock(mutex)  # Waits for ever, and through signals.
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert Path("flushed").exists()
+
+
+# Whole commands
+
+
+def run_until(flag, *assignments, run_dir=None, **streams):
+    """Start an endless run, and wait until its environment has left a file."""
+    args = [part for text in ("evaluation.num_episodes=1000000", *assignments) for part in ("--set", text)]
+    where = ["--run-dir", run_dir] if run_dir else []
+    process = start("run", "toy.yaml", *where, *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not Path(flag).exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_what_has_finished(folder, number):
+    """As a partial result over the finished prefix."""
+    process = run_until("third", "environment.env_kwargs={pause_s: 0.01, flag: third}")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    result = rl_eval.EvalResult.load("out/toy")
+    assert result.status == "partial"
+    assert result.aggregates.count > 0
+    assert str(result) in out
+    assert "stopping" in err
+
+
+def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(folder):
+    """The thread that steps cannot be ended, so the process is, when the log is flushed."""
+    Path("hang").touch()
+    process = run_until("hanging", "environment.env_kwargs={hang: hang}", run_dir="runs")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "what had finished is in the log" in err
+    assert len(read_log("runs").rows) > 0
+
+
+def test_sigterm_leaves_the_terminal_as_it_was(folder):
+    """The live display hides the cursor; it is shown again before the process may end."""
+    ours, theirs = os.openpty()
+    Path("hang").touch()
+    args = ["--set", "environment.env_kwargs={hang: hang}", "--run-dir", "runs"]
+    process = start("run", "toy.yaml", *args, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    wait_for(Path("hanging").exists)
+    process.send_signal(signal.SIGTERM)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:
+        pass
+    os.close(ours)
+    assert process.wait(60) == 143
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")

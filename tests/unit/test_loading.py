@@ -1,0 +1,234 @@
+"""``rl_eval.load``: a log, finished or not, gives the result that its run gave, or an error, never another number."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_eval.config import EvalConfig
+from rl_eval.errors import LogError, UsageError
+from rl_eval.group import EvalRunnerGroup, evaluate
+from rl_eval.loading import load
+from rl_eval.log import Batch, EvaluationLog, read_log
+from rl_eval.result import EvalResult
+
+NUM_EPISODES = 24
+
+
+def ones(observations):
+    return np.ones(len(observations), np.int64)
+
+
+def config(**evaluation):
+    return (
+        EvalConfig()
+        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", "attempt_rates": [0.3, 0.5]})
+        .runners(num_envs_per_runner=4)
+        .evaluation(num_episodes=NUM_EPISODES, seed=3, return_bounds=(0.0, 1.0), **evaluation)
+        .fault_tolerance(max_attempts_per_episode=2)
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a complete run, and its result."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, evaluate(config(), ones, run_dir=folder)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it that may be harmed."""
+    shutil.copytree(finished[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def cut(source: Path, target: Path, count: int) -> Path:
+    """Write a log that ends after so many episodes."""
+    found = read_log(source)
+    log = EvaluationLog.open(target)
+    log.begin(found.manifest)
+    indices = set(found.rows["index"][:count].tolist())
+    faults = tuple(fault for fault in found.faults if fault.index in indices)
+    log.append(Batch(found.rows[:count], found.infos[:count], faults, {"env_steps": 7.0}, found.numerics))
+    log.flush(10)
+    log.close()
+    return target
+
+
+def test_a_log_gives_back_the_result_of_its_run(finished):
+    """Every number, the faults, and what was evaluated."""
+    folder, result = finished
+    loaded = load(folder)
+    assert loaded.fingerprint == result.fingerprint
+    ours, theirs = loaded.to_dict(), result.to_dict()
+    for key in theirs.keys() - {"provenance", "faults"}:
+        assert ours[key] == theirs[key], key
+    assert sorted(map(str, loaded.faults)) == sorted(map(str, result.faults))
+    for key in ("identity", "weights", "config", "numerics", "packages"):
+        assert loaded.provenance[key] == result.provenance[key]
+
+
+def test_status_and_reason_are_those_of_the_run(finished):
+    """Failed episodes make it partial, and the limit of the config makes it failed."""
+    folder, result = finished
+    assert result.num_failed
+    assert (load(folder).status, load(folder).reason) == ("partial", result.reason)
+
+
+def test_the_limit_of_the_config_counts(tmp_path):
+    """As it does in the run."""
+    strict = config().fault_tolerance(max_failed_episodes=0)
+    result = evaluate(strict, ones, run_dir=tmp_path)
+    assert load(tmp_path).status == result.status == "failed"
+
+
+def test_info_keys_come_back(tmp_path):
+    """With their columns, empty where nothing was reported."""
+    evaluate(config(info_keys=("x",)), ones, run_dir=tmp_path)
+    assert load(tmp_path).table.info_keys == ("x",)
+
+
+def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_path):
+    """Its numbers go over the finished prefix of the plan."""
+    loaded = load(cut(finished[0], tmp_path / "cut", 9))
+    assert loaded.status == "partial"
+    assert len(loaded.records) == 9
+    assert f"is not finished: continue it with rl-eval run ... --run-dir {tmp_path / 'cut'}" in loaded.reason
+    assert loaded.timing.env_steps == 7
+
+
+def test_a_log_without_episodes_has_no_numbers(finished, tmp_path):
+    """It was killed before the first flush."""
+    loaded = load(cut(finished[0], tmp_path / "cut", 0))
+    assert loaded.status == "failed"
+    assert np.isnan(loaded.mean_return)
+
+
+def test_a_uri_is_a_log(run):
+    """Also that of a local folder."""
+    assert load(f"file://{run}").fingerprint == load(run).fingerprint
+    with pytest.raises(LogError, match="holds no evaluation log"):
+        load(f"file://{run}/nothing")
+
+
+def test_a_saved_result_loads_as_ever(finished, tmp_path):
+    """By its folder or its file."""
+    finished[1].save(tmp_path)
+    for path in (tmp_path, tmp_path / "result.json", str(tmp_path)):
+        assert load(path).fingerprint == finished[1].fingerprint
+
+
+def test_nothing_is_an_error_that_names_it(tmp_path):
+    """There is neither a log nor a result."""
+    with pytest.raises(UsageError, match="nowhere"):
+        load(tmp_path / "nowhere")
+
+
+# A result beside the log
+
+
+def test_a_result_beside_its_log_agrees(finished, run):
+    """Saved in the same folder, it changes nothing."""
+    finished[1].save(run)
+    assert load(run).fingerprint == finished[1].fingerprint
+
+
+def test_an_older_result_beside_the_log_is_no_contradiction(finished, run, tmp_path):
+    """It was saved when the run was interrupted, and the run has been continued since."""
+    load(cut(finished[0], tmp_path / "cut", 9)).save(run)
+    assert load(run).fingerprint == finished[1].fingerprint
+
+
+def test_a_result_whose_saving_was_cut_short_is_no_contradiction(finished, run, tmp_path):
+    """New episodes and an old summary: the log counts."""
+    finished[1].save(run)
+    load(cut(finished[0], tmp_path / "cut", 9)).to_json(run / "result.json")
+    assert load(run).fingerprint == finished[1].fingerprint
+    with pytest.raises(UsageError):
+        EvalResult.load(run)
+
+
+def test_the_result_of_another_plan_beside_the_log_is_refused(run):
+    """Never one of the two by chance."""
+    evaluate(config().evaluation(seed=4), ones).save(run)
+    with pytest.raises(UsageError, match=r"plan of the evaluation log .* Remove .*result\.json"):
+        load(run)
+
+
+def test_another_record_beside_the_log_is_refused(finished, run, tmp_path):
+    """Of an episode that both have."""
+    other = load(cut(finished[0], tmp_path / "cut", 9))
+    index = int(np.flatnonzero(other.table.completed)[0])
+    other.table.rows["episode_return"][index] += 1e-9
+    other.save(run)
+    with pytest.raises(UsageError, match=f"another record of episode {index}"):
+        load(run)
+
+
+def test_a_complete_result_with_another_fingerprint_is_refused(tmp_path):
+    """Even when only the summary says so."""
+    calm = config().environment(env_kwargs={"env": "two_length", "attempt_rates": []})
+    evaluate(calm, ones, run_dir=tmp_path / "run").save(tmp_path / "run")
+    path = tmp_path / "run" / "result.json"
+    data = json.loads(path.read_text())
+    assert data["status"] == "complete"
+    path.write_text(json.dumps(data | {"fingerprint": "0" * 64}))
+    with pytest.raises(UsageError, match="evaluation log has fingerprint"):
+        load(tmp_path / "run")
+
+
+def test_a_damaged_result_beside_the_log_is_refused(run):
+    """It may hold what the log does not."""
+    (run / "result.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
+        load(run)
+
+
+def test_the_purity_check_is_read_from_the_result(tmp_path):
+    """The log holds episodes; what a second run of some of them found is in the result."""
+    result = evaluate(config(purity_check=0.2), ones, run_dir=tmp_path)
+    assert result.purity is not None
+    assert load(tmp_path).purity is None
+    result.save(tmp_path)
+    assert load(tmp_path).purity == result.purity
+
+
+# Damage
+
+
+def test_a_damaged_log_is_an_error_that_names_the_file(run):
+    """Never the result of what is left."""
+    (segment,) = (run / "segments").glob("*episodes*")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(LogError, match=segment.name):
+        load(run)
+
+
+def test_a_manifest_whose_plan_is_not_its_own_is_refused(finished, tmp_path):
+    """Seeds come from the plan; another package might draw others."""
+    import dataclasses
+
+    found = read_log(finished[0])
+    log = EvaluationLog.open(tmp_path)
+    log.begin(dataclasses.replace(found.manifest, plan_fingerprint="0" * 64))
+    log.close()
+    with pytest.raises(UsageError, match="fingerprint"):
+        load(tmp_path)
+
+
+def test_a_live_log_can_be_read(tmp_path):
+    """While its driver is at work."""
+    with EvalRunnerGroup(config().evaluation(num_episodes=100_000), ones) as group:
+        handle = group.submit(run_dir=tmp_path)
+        while not handle.progress().num_finished:
+            assert not handle.done()
+            time.sleep(0.01)
+        loaded = load(tmp_path)
+        handle.cancel()
+    assert 0 < len(loaded.records) < 100_000
