@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import matrix, planning, startup, table
+from benchmarks import faults, honesty, log_size, matrix, planning, safety, startup, table
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
 _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
@@ -26,6 +26,10 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "broadcast": table.broadcast,
     "startup": table.startup,
     "planning": table.planning,
+    "honesty": table.honesty,
+    "faults": table.faults,
+    "safety": table.safety,
+    "log": table.log,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -39,6 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = startup.measure(1 if args.quick else args.repeat, _say)
     elif args.name == "planning":
         rows = planning.measure(100_000 if args.quick else args.episodes, _say)
+    elif args.name == "faults":
+        places = Interpreters(args.peers_python.absolute())
+        rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
+    elif args.name == "log":
+        rows = [log_size.measure(50_000 if args.quick else args.episodes)]
+    elif args.name == "safety":
+        rows = _safety(args)
+    elif args.name == "honesty":
+        rows = honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say)
     else:
         cells = [cell for cell in _cells(args) if re.search(args.only, cell.label)]
         if not cells:
@@ -82,6 +95,20 @@ def _parser() -> argparse.ArgumentParser:
     add("startup", "process start to result", repeat=5)
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=1)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
+    struck = add_contest("faults", "what becomes of an evaluation in which one fault strikes", repeat=1)
+    struck.add_argument(
+        "--patience", type=float, default=60.0, help="seconds more than undisturbed: hangs (%(default)s)"
+    )
+    log = add("log", "an evaluation log written, continued and summarised", repeat=1)
+    log.add_argument("--episodes", type=_positive, default=1_000_000, help="rows (%(default)s)")
+    safe = add("safety", "cost of log, recorder and deadlines when nothing happens", repeat=9)
+    safe.add_argument("--runners", type=_positive, default=2, help="Ray actors per contender (%(default)s)")
+    safe.add_argument("--before", default=safety.BEFORE, metavar="COMMIT", help="the reference (%(default)s)")
+    safe.add_argument("--episode-steps", type=int, default=10, help="length of short episodes; 0: none (%(default)s)")
+    honest = add("honesty", "coverage when failing depends on the outcome", repeat=1)
+    honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
+    honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
+    honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
     return parser
 
 
@@ -102,6 +129,17 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
     return cells
+
+
+def _safety(args: argparse.Namespace) -> list[Row]:
+    sizes = matrix.Sizes.quick(args.runners) if args.quick else matrix.Sizes(args.runners)
+    turns = 2 if args.quick else args.repeat
+    work = [(sizes.episodes(args.runners * safety.LANES), None), (sizes.short_episodes, args.episode_steps)]
+    rows = []
+    for episodes, steps in work:
+        if steps != 0:
+            rows += safety.measure(turns, args.runners, episodes, steps, args.before, _say)
+    return rows
 
 
 def _measure(cells: Sequence[Cell], interpreters: Interpreters, repeat: int) -> list[Row]:

@@ -24,13 +24,27 @@ from typing import Any, Final
 
 from benchmarks.scenarios import REPO
 
-__all__ = ["NOT_INSTALLED", "Cell", "Finished", "Interpreters", "Row", "run_cell", "run_command"]
+__all__ = [
+    "NOT_INSTALLED",
+    "TAG",
+    "Cell",
+    "Finished",
+    "Interpreters",
+    "Launched",
+    "Row",
+    "launched",
+    "remaining",
+    "run_cell",
+    "run_command",
+]
 
 Row = dict[str, Any]
 
 NOT_INSTALLED: Final = "not installed: pip install -r benchmarks/requirements.txt"
-_TAG: Final = "RL_EVAL_BENCHMARK"
+TAG: Final = "RL_EVAL_BENCHMARK"
 _SWEEP_S: Final = 10.0
+_GRACE_S: Final = 5.0
+"""Time for daemons to end by themselves once their starter has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,30 @@ class Finished:
     seconds: float
     stdout: str
     stderr: str
+    left: int
+    """Processes that it had started and that outlived it, before they were killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A command that runs in a session and a scratch folder of its own."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    tag: str
+    """Value of the variable :data:`TAG` in the environment of everything that it starts."""
+
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return _text(self.folder / "stdout.txt")
+
+    def rows(self) -> list[Row]:
+        """The JSON lines that it has printed so far."""
+        return _json_lines(self.stdout())
+
+    def stderr(self) -> str:
+        """What it has complained about so far."""
+        return _text(self.folder / "stderr.txt")
 
 
 def run_cell(cell: Cell, interpreters: Interpreters) -> Row:
@@ -72,43 +110,71 @@ def run_cell(cell: Cell, interpreters: Interpreters) -> Row:
         return {"status": "not installed", "error": f"no interpreter at {python}"}
     command = [str(python), "-m", f"benchmarks.contenders.{cell.contender}", json.dumps(cell.params)]
     done = run_command(command, cell.timeout_s)
+    rows = _json_lines(done.stdout)
+    found = {"printed": rows[-1]} if rows else {}
     if done.code is None:
-        return {"status": "timeout", "error": f"no result after {cell.timeout_s:g} s"}
-    row = _last_json(done.stdout)
-    if row is None:
+        return {"status": "timeout", "error": f"no result after {cell.timeout_s:g} s", **found}
+    if not rows or "versions" not in rows[-1]:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"status": "error", "error": f"exit status {done.code}: {last}"[:200]}
-    return row
+        return {"status": "died", "error": f"exit status {done.code}: {last}"[:200], **found}
+    return {**rows[-1], "wall_seconds": done.seconds, "left": done.left}
 
 
-def _last_json(text: str) -> Row | None:
-    for line in reversed(text.splitlines()):
+def _json_lines(text: str) -> list[Row]:
+    found = []
+    for line in text.splitlines():
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
-                row: Row = json.loads(line)
-                return row
-    return None
+                found.append(json.loads(line))
+    return found
 
 
 def run_command(command: Sequence[str], timeout_s: float) -> Finished:
-    """Run a command in a session and a scratch folder of its own, and leave no process behind.
+    """Run a command in a session and a scratch folder of its own, and leave no process behind."""
+    with launched(command) as started:
+        begin = time.perf_counter()
+        try:
+            code: int | None = started.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        seconds = time.perf_counter() - begin
+        left = 0 if code is None else len(remaining(started.tag, _GRACE_S))
+        return Finished(code, seconds, started.stdout(), started.stderr(), left)
+
+
+@contextlib.contextmanager
+def launched(command: Sequence[str], path: str = "") -> Iterator[Launched]:
+    """Start a command, and end it with everything that it started when the block ends.
 
     Output goes to files: a daemon that outlives the command would keep a pipe open.
+
+    Args:
+        command: What to start.
+        path: Folder that comes first on ``PYTHONPATH``.
     """
     tag = uuid.uuid4().hex
     with _scratch() as folder, (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
-        start = time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=out, stderr=err, cwd=folder, env=_environment(folder, tag), start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=folder,
+            env=_environment(folder, tag, path),
+            start_new_session=True,
         )
         try:
-            code: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
+            yield Launched(process, folder, tag)
         finally:
-            seconds = time.perf_counter() - start
             _end(process, tag)
-        return Finished(code, seconds, _text(folder / "stdout.txt"), _text(folder / "stderr.txt"))
+
+
+def remaining(tag: str, grace_s: float) -> list[int]:
+    """Ids of other processes with this tag, once they are gone or ``grace_s`` seconds have passed."""
+    deadline = time.monotonic() + grace_s
+    while (left := [pid for pid in _tagged(tag) if pid != os.getpid()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 @contextlib.contextmanager
@@ -120,11 +186,11 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environment(folder: Path, tag: str) -> dict[str, str]:
+def _environment(folder: Path, tag: str, first: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_NAMESPACE")}
-    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [first, str(REPO), os.environ.get("PYTHONPATH", "")]))
     ours = {
-        _TAG: tag,
+        TAG: tag,
         "PYTHONPATH": path,
         "RAY_AUTH_MODE": "disabled",
         "RAY_TMPDIR": str(folder),
@@ -143,6 +209,8 @@ def _end(process: subprocess.Popen[bytes], tag: str) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
     deadline = time.monotonic() + _SWEEP_S
     while (left := _tagged(tag)) and time.monotonic() < deadline:
         for pid in left:
@@ -153,7 +221,7 @@ def _end(process: subprocess.Popen[bytes], tag: str) -> None:
 
 def _tagged(tag: str) -> list[int]:
     """Processes whose environment carries the tag; found through /proc, so on Linux only."""
-    needle, found = f"{_TAG}={tag}".encode(), []
+    needle, found = f"{TAG}={tag}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if needle in (entry / "environ").read_bytes():

@@ -17,6 +17,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.strike import StrikeEnv
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -33,6 +35,7 @@ __all__ = [
     "heuristic",
     "idle_policy",
     "read_safetensors",
+    "struck_env",
     "two_length_env",
     "wide_policy",
 ]
@@ -161,8 +164,16 @@ def two_length_env(context: Any = None, *, fault_rate: float = 0.0) -> TwoLength
     return TwoLengthEnv(fault_rate)
 
 
+def struck_env(context: Any = None, **strike: Any) -> StrikeEnv:
+    """A :class:`TwoLengthEnv` in which one fault strikes; the arguments are those of :class:`StrikeEnv`."""
+    del context
+    return StrikeEnv(TwoLengthEnv(), **strike)
+
+
 def env_factory(scenario: str, params: dict[str, Any]) -> Callable[..., gym.Env[Any, Any]]:
     """The environment factory of a scenario, picklable, called with or without a context."""
     if scenario == "correctness":
         return functools.partial(two_length_env, fault_rate=params.get("fault_rate", 0.0))
+    if scenario == "faults":
+        return functools.partial(struck_env, **params["strike"])
     return functools.partial(cartpole, max_episode_steps=params.get("episode_steps"))

@@ -9,13 +9,26 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.faults import UNDISTURBED, verdict
 from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
-__all__ = ["broadcast", "correctness", "planning", "show", "startup", "throughput"]
+__all__ = [
+    "broadcast",
+    "correctness",
+    "faults",
+    "honesty",
+    "log",
+    "planning",
+    "safety",
+    "show",
+    "startup",
+    "throughput",
+]
 
 _STANDARD_ERRORS = 3.0
+_NOMINAL = 0.95
 
 
 def show(tables: Sequence[Table]) -> None:
@@ -137,6 +150,17 @@ def broadcast(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def log(rows: Sequence[Row]) -> list[Table]:
+    """Time and memory of a process that does one thing with a log."""
+    row = rows[0]
+    title = f"log: {row['num_episodes']:,} rows, {row['segments']} files, {row['bytes_per_episode']:.0f} bytes per row"
+    table = _table(title, "step", "seconds", "CPU seconds", "peak MB", "before MB")
+    for step in ("write", "continue", "summarise"):
+        numbers = (row[f"{step}_{name}"] for name in ("seconds", "cpu_seconds", "peak_mb", "peak_mb_before"))
+        table.add_row(step, *(f"{number:.1f}" for number in numbers))
+    return [table]
+
+
 def planning(rows: Sequence[Row]) -> list[Table]:
     """Driver time and memory per episode, outside runners and Ray."""
     table = _table("planning", "simulated", "µs per episode", "bytes per episode")
@@ -144,6 +168,88 @@ def planning(rows: Sequence[Row]) -> list[Table]:
         micros, size = row["micros_per_episode"], row["bytes_per_episode"]
         table.add_row(row["label"], f"{micros:.1f}" if micros else "-", f"{size:.0f}" if size else "-")
     return [table]
+
+
+def faults(rows: Sequence[Row]) -> list[Table]:
+    """One word per fault and contender, and what rl_eval's runs took."""
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    cells = {(row["label"], row["column"]): row for row in rows}
+    matrix = _table("faults: one strikes, once", "fault", *labels)
+    for fault in dict.fromkeys(row["column"] for row in rows):
+        words = (verdict(cells[label, fault], cells[label, UNDISTURBED]) for label in labels)
+        matrix.add_row(fault, *words)
+    ours = [row for row in rows if "fingerprint" in row]
+    return [matrix, _fault_details(ours, cells)] if ours else [matrix]
+
+
+def _fault_details(rows: Sequence[Row], cells: dict[tuple[str, str], Row]) -> Table:
+    deadline = rows[0]["params"]["deadline_s"]
+    table = _table(
+        f"faults: rl_eval with deadlines of {deadline:g} s",
+        *("contender", "fault", "status", "fingerprint", "seconds more", "struck process gone after"),
+        *("charged", "stop()", "processes left"),
+    )
+    for row in rows:
+        twin = cells[row["label"], UNDISTURBED]
+        gone = row["struck_process_ended_s"]
+        table.add_row(
+            row["label"],
+            row["column"],
+            row["says"],
+            "same" if row["fingerprint"] == twin.get("fingerprint") else "[bold]OTHER[/bold]",
+            f"{row['seconds'] - twin.get('seconds', math.nan):+.1f}",
+            "-" if gone is None else f"{gone:.2f} s",
+            str(row["charged"]),
+            f"{row['stop_seconds']:.2f} s",
+            str(row["actors_left"] + row["processes_left"]),
+        )
+    return table
+
+
+def honesty(rows: Sequence[Row]) -> list[Table]:
+    """Coverage of the reported interval, and bias and coverage of each way to be rid of failed episodes."""
+    ways = [f"{way}: bias (covers)" for way in rows[0]["ways"]]
+    title = f"honesty: {rows[0]['runs']} evaluations per row, nominal coverage 95 %; ! marks less"
+    table = _table(title, "returns", "attempts that crash", "truth", "failed", "covers", "width", *ways)
+    for row in rows:
+        found = row["ways"].values()
+        table.add_row(
+            row["label"],
+            row["link"],
+            f"{row['truth']:g}",
+            f"{row['failed_share']:.1%}",
+            _coverage(row["coverage"]),
+            f"{row['width']:.3g}",
+            *(f"{way['bias']:+.2g} ({way['coverage']:.0%})" for way in found),
+        )
+    made, equal = (sum(row[key] for row in rows) for key in ("real_runs", "real_runs_equal"))
+    table.caption = f"of {made} evaluations that were also made for real, {equal} gave the same table and interval"
+    return [table]
+
+
+def _coverage(share: float) -> str:
+    return f"{share:.1%}" if share >= _NOMINAL else f"[bold]{share:.1%} ![/bold]"
+
+
+def safety(rows: Sequence[Row]) -> list[Table]:
+    """Counted steps per second, and shares of the first contender's in the same turn."""
+    tables = []
+    for column in dict.fromkeys(row["column"] for row in rows):
+        here = [row for row in rows if row["column"] == column]
+        title = f"safety: CartPole-v1, {column}, {len(here[0]['speeds'])} turns; shares of the first row"
+        table = _table(title, "rl_eval", "episodes", "counted steps/s", "share", "least to most", "CPU time", "result")
+        for row in here:
+            table.add_row(
+                row["label"],
+                str(row["episodes"]),
+                f"{row['steps_per_second']:,.0f}",
+                f"{row['ratio']:.1%}",
+                f"{min(row['ratios']):.1%} to {max(row['ratios']):.1%}",
+                f"{row['cpu_ratio']:.1%}",
+                "same" if row["same"] else "[bold]OTHER[/bold]",
+            )
+        tables.append(table)
+    return tables
 
 
 def startup(rows: Sequence[Row]) -> list[Table]:

@@ -24,6 +24,7 @@ __all__ = [
     "Measure",
     "Params",
     "broadcast_row",
+    "evaluated",
     "pooled",
     "ray_cluster",
     "run",
@@ -115,6 +116,13 @@ def steps_row(steps: float, seconds: float, episodes: int, mean_return: float | 
         "mean_length": steps / episodes,
         "mean_return": mean_return,
     }
+
+
+def evaluated(episodes: int, mean_return: float, **more: Any) -> dict[str, Any]:
+    """A row of the fault matrix, printed at once too: what follows, the ends of workers and cluster, may hang."""
+    row = {"status": "ok", "episodes": episodes, "mean_return": mean_return, **more}
+    print("\n" + json.dumps(row), flush=True)
+    return row
 
 
 def pooled(parts: Sequence[tuple[float, int]]) -> dict[str, Any]:

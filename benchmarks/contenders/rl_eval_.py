@@ -22,7 +22,8 @@ _POLICIES = {
 }
 
 
-def _config(scenario: str, params: base.Params) -> EvalConfig:
+def make_config(scenario: str, params: base.Params) -> EvalConfig:
+    """The configuration of a scenario: nothing in it that the scenario does not name."""
     from rl_eval import EvalConfig
 
     env: Any = scenarios.env_factory(scenario, params) if scenario == "correctness" else "CartPole-v1"
@@ -37,7 +38,7 @@ def _config(scenario: str, params: base.Params) -> EvalConfig:
 
 
 @contextmanager
-def _group(config: EvalConfig, params: base.Params) -> Iterator[EvalRunnerGroup]:
+def warm_group(config: EvalConfig, params: base.Params) -> Iterator[EvalRunnerGroup]:
     """A group on a cluster of its own, once all its runners are up: it would work, and acknowledge, with fewer."""
     from rl_eval import EvalRunnerGroup
 
@@ -54,7 +55,7 @@ def _group(config: EvalConfig, params: base.Params) -> Iterator[EvalRunnerGroup]
 def throughput(params: base.Params) -> dict[str, Any]:
     """Evaluate once to warm up and once for the row, on the same actors."""
     slots = params["runners"] * params["envs"]
-    with _group(_config("throughput", params), params) as group:
+    with warm_group(make_config("throughput", params), params) as group:
         group.evaluate(num_episodes=slots, seed=1)
         result, seconds = base.timed(lambda: group.evaluate(num_episodes=params["episodes"], seed=0))
     lengths = result.table.rows["length"]
@@ -65,7 +66,7 @@ def throughput(params: base.Params) -> dict[str, Any]:
 def correctness(params: base.Params) -> dict[str, Any]:
     """Evaluate with the seeds 0, 1, 2, ...; the fingerprints tell whether layout or faults changed anything."""
     parts, prints = [], []
-    with _group(_config("correctness", params), params) as group:
+    with warm_group(make_config("correctness", params), params) as group:
         for seed in range(params["evaluations"]):
             result = group.evaluate(num_episodes=params["episodes"], seed=seed)
             parts.append((float(result.mean_return), len(result.table.rows["length"])))
@@ -77,10 +78,10 @@ def broadcast(params: base.Params) -> dict[str, Any]:
     """Time ``sync_weights`` until every runner has acknowledged, next to one memcpy of the same bytes."""
     import ray
 
-    config = _config("broadcast", {**params, "envs": 1, "episodes": 1})
+    config = make_config("broadcast", {**params, "envs": 1, "episodes": 1})
     config.policy(policy_kwargs={"num_params": params["num_params"]})
     module = scenarios.wide_policy(params["num_params"])
-    with _group(config, params) as group:
+    with warm_group(config, params) as group:
         base.touch_store(ray, params["object_store_gb"])
         return base.broadcast_row(module, lambda: group.sync_weights(module), params["rounds"])
 

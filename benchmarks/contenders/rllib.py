@@ -16,7 +16,11 @@ from typing import Any
 from benchmarks import scenarios
 from benchmarks.contenders import base
 
-_POLICIES = {"throughput": scenarios.cartpole_policy, "correctness": scenarios.idle_policy}
+_POLICIES = {
+    "throughput": scenarios.cartpole_policy,
+    "correctness": scenarios.idle_policy,
+    "faults": scenarios.idle_policy,
+}
 
 
 def _module_class() -> type:
@@ -81,10 +85,11 @@ def _config(scenario: str, params: base.Params) -> Any:
             evaluation_num_env_runners=params["runners"],
             evaluation_duration=params["episodes"],
             evaluation_duration_unit="episodes",
-            evaluation_sample_timeout_s=600,
+            evaluation_sample_timeout_s=params.get("sample_timeout_s", 600),
             evaluation_config={"explore": False},
         )
         .fault_tolerance(restart_failed_env_runners=True, restart_failed_sub_environments=True)
+        .debugging(seed=params.get("seed"))
         .reporting(metrics_num_episodes_for_smoothing=params["episodes"])
     )
 
@@ -127,5 +132,13 @@ def correctness(params: base.Params) -> dict[str, Any]:
     return base.pooled(parts)
 
 
+def faults(params: base.Params) -> dict[str, Any]:
+    """Evaluate once, and stop."""
+    params["strike"]["spare"] = os.getpid()
+    with _algorithm("faults", params) as algorithm:
+        found = algorithm.evaluate().get("env_runners", {})
+        return base.evaluated(int(found.get("num_episodes", 0)), float(found.get("episode_return_mean", float("nan"))))
+
+
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness})
+    base.run({"throughput": throughput, "correctness": correctness, "faults": faults})

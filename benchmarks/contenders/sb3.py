@@ -1,10 +1,11 @@
-"""Stable-Baselines3 ``evaluate_policy``: one process, a ``DummyVecEnv``, no Ray.
+"""Stable-Baselines3 ``evaluate_policy``: one process, a ``DummyVecEnv`` (for faults a ``SubprocVecEnv``), no Ray.
 
 The environments go without ``Monitor`` (faster, and nothing here changes rewards or lengths).
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from benchmarks.contenders import base
@@ -62,5 +63,21 @@ def correctness(params: base.Params) -> dict[str, Any]:
     return base.pooled(parts)
 
 
+def faults(params: base.Params) -> dict[str, Any]:
+    """Evaluate once on environments in processes of their own, and close them."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    torch.set_num_threads(1)
+    params["strike"]["spare"] = os.getpid()
+    envs = SubprocVecEnv([env_factory("faults", params)] * params["envs"])
+    envs.seed(0)
+    returns, _ = _evaluate(PPO("MlpPolicy", envs, device="cpu"), params["episodes"])
+    row = base.evaluated(len(returns), sum(returns) / len(returns))
+    envs.close()
+    return row
+
+
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness})
+    base.run({"throughput": throughput, "correctness": correctness, "faults": faults})

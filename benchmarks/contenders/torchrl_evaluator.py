@@ -1,8 +1,12 @@
-"""TorchRL ``Evaluator`` with its thread backend, in this process: one collector over a batch of environments."""
+"""TorchRL ``Evaluator``: one collector over a batch of environments, in this process (thread backend).
+
+For faults it gets the process backend, which puts environments and policy into a child.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +25,7 @@ def _evaluator(scenario: str, params: base.Params) -> Iterator[Any]:
         policy_factory=functools.partial(torchrl_parts.policy_maker, scenario),
         num_trajectories=params["episodes"],
         collector_kwargs={"traj_format": "cat"},
-        backend="thread",
+        backend=params.get("backend", "thread"),
     )
     try:
         yield evaluator
@@ -49,5 +53,13 @@ def correctness(params: base.Params) -> dict[str, Any]:
     return base.pooled(parts)
 
 
+def faults(params: base.Params) -> dict[str, Any]:
+    """Evaluate once, and shut down."""
+    params["strike"]["spare"] = os.getpid()
+    with _evaluator("faults", {**params, "backend": "process"}) as evaluator:
+        found = evaluator.evaluate()
+        return base.evaluated(int(found["eval/num_episodes"]), float(found["eval/reward"]))
+
+
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness})
+    base.run({"throughput": throughput, "correctness": correctness, "faults": faults})

@@ -7,6 +7,7 @@ one rollout of the same policy in this process, which must last as long as the e
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,5 +63,30 @@ def throughput(params: base.Params) -> dict[str, Any]:
     return base.steps_row(length * len(rewards), seconds, len(rewards), sum(returns) / len(returns))
 
 
+def _seeded_env(params: base.Params) -> Any:
+    env = torchrl_parts.one_env("faults", params)
+    env.set_seed(0)
+    return env
+
+
+def faults(params: base.Params) -> dict[str, Any]:
+    """One rollout per episode, shared out equally, and shut down.
+
+    A rollout reports the mean reward of a step; what a two-length episode returned is whether that is above 0.
+    """
+    from torchrl.collectors.distributed import RayEvalWorker
+
+    params["strike"]["spare"] = os.getpid()
+    make_env = functools.partial(_seeded_env, params)
+    make_policy = functools.partial(torchrl_parts.policy_maker, "faults")
+    with base.ray_cluster(num_cpus=params["runners"]):
+        workers = [RayEvalWorker(None, make_env, make_policy, num_gpus=0, num_cpus=1) for _ in range(params["runners"])]
+        rewards = _rounds(workers, params["episodes"] // len(workers))
+        row = base.evaluated(len(rewards), sum(reward > 0 for reward in rewards) / len(rewards))
+        for worker in workers:
+            worker.shutdown()
+    return row
+
+
 if __name__ == "__main__":
-    base.run({"throughput": throughput})
+    base.run({"throughput": throughput, "faults": faults})

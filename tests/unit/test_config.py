@@ -51,11 +51,14 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
         "return_bounds": [-1.5, 2.0],
+        "purity_check": 0.02,
     },
     "fault_tolerance": {
         "max_attempts_per_episode": 7,
         "episode_timeout_s": 12.5,
+        "reset_timeout_s": 30.0,
         "step_timeout_s": 3.0,
+        "runner_timeout_s": 60.0,
         "max_runner_restarts": 0,
         "max_failed_episodes": 0.25,
     },
@@ -434,7 +437,10 @@ OUT_OF_RANGE = [
     ("fault_tolerance.max_attempts_per_episode", 60_001),
     ("fault_tolerance.episode_timeout_s", 0),
     ("fault_tolerance.episode_timeout_s", -1),
+    ("fault_tolerance.reset_timeout_s", 0),
     ("fault_tolerance.step_timeout_s", 0),
+    ("fault_tolerance.runner_timeout_s", -1),
+    ("evaluation.purity_check", 1.5),
     ("fault_tolerance.max_runner_restarts", -1),
     ("fault_tolerance.max_failed_episodes", -1),
 ]
@@ -478,7 +484,9 @@ def test_the_number_of_lanes_follows_the_runner(lanes: int | None, runner: str, 
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
+        ({"fault_tolerance.reset_timeout_s": 1.0}, ("fault_tolerance.reset_timeout_s is 1.0", "runners.num_runners=0")),
         ({"fault_tolerance.step_timeout_s": 1.0}, ("fault_tolerance.step_timeout_s is 1.0", "runners.num_runners=0")),
+        ({"fault_tolerance.runner_timeout_s": 1.0}, ("fault_tolerance.runner_timeout_s is 1", "runners.num_runners=0")),
         (
             {"runners.runner": "single_agent", "runners.num_envs_per_runner": 2},
             ("runners.num_envs_per_runner is 2", "single_agent"),
