@@ -36,7 +36,14 @@ def connect(section: RunnersSection) -> bool:
             _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=runtime_env)
+            # Without "local", Ray would join a cluster that somebody else has started on this machine.
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env=runtime_env,
+            )
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
             raise ConfigError(f"runners.runtime_env: Ray does not take it: {gist(error)}") from error

@@ -10,6 +10,7 @@ import ray
 def ray_cluster() -> Iterator[None]:
     """Start Ray with four logical CPUs, whatever the machine has."""
     ray.init(
+        address="local",
         num_cpus=4,
         num_gpus=0,
         include_dashboard=False,

@@ -24,6 +24,7 @@ from rl_eval.recorder import process_state
 
 SECONDS = float(os.environ.get("RL_EVAL_CHAOS_S", "60"))
 NODES = 3
+MARK = f"RL_EVAL_CHAOS={os.getpid()}-{time.time_ns()}"
 
 
 @pytest.fixture
@@ -52,18 +53,22 @@ def config(runners: int) -> EvalConfig:
     settings = cartpole(attempt_rates=[0.05]).evaluation(num_episodes=1_500)
     if not runners:
         return settings.runners(num_envs_per_runner=16)
-    return settings.runners(num_runners=runners, num_envs_per_runner=4, runner_start_timeout_s=60.0).fault_tolerance(
-        step_timeout_s=10.0, reset_timeout_s=10.0, runner_timeout_s=15.0, max_runner_restarts=50
-    )
+    return settings.runners(
+        num_runners=runners,
+        num_envs_per_runner=4,
+        runner_start_timeout_s=60.0,
+        runtime_env={"env_vars": dict([MARK.split("=")])},
+    ).fault_tolerance(step_timeout_s=10.0, reset_timeout_s=10.0, runner_timeout_s=15.0, max_runner_restarts=50)
 
 
 def processes(kind: str) -> list[int]:
-    """Return the processes of an actor class in this machine's clusters."""
+    """Return the processes of an actor class in this test's clusters, and in nobody else's."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                if entry.joinpath("cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
+                ours = MARK.encode() in entry.joinpath("environ").read_bytes()
+                if ours and entry.joinpath("cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
                     found.append(int(entry.name))
     return found
 

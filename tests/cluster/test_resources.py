@@ -13,6 +13,7 @@ from rl_eval.errors import RunnerStartError
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     ray.init(
+        address="local",
         num_cpus=4,
         num_gpus=1,
         resources={"simulator": 2},

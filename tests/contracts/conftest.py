@@ -14,7 +14,14 @@ WEIGHTS_MODULE = "rl_eval.policies.mlp:make_mlp"
 def _cluster() -> Iterator[None]:
     started = not ray.is_initialized()
     if started:
-        ray.init(num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     yield
     if started:
         ray.shutdown()

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,12 @@ def test_impossible_resources(config: EvalConfig) -> None:
 @pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_runners_that_built_different_policies(config: EvalConfig) -> None:
     """A factory that initializes at random gives every runner another policy; that is refused, with the fix."""
-    with pytest.raises(ConfigError, match=contains("another policy", "policy.weights")):
-        evaluate(config.runners(num_runners=2).evaluation(num_episodes=400))
+    with EvalRunnerGroup(config.runners(num_runners=2).evaluation(num_episodes=400)) as group:
+        # Both must be up, or the first does everything alone.
+        while group.healthy_runner_ids != [0, 1]:
+            time.sleep(0.05)
+        with pytest.raises(ConfigError, match=contains("another policy", "policy.weights")):
+            group.evaluate()
 
 
 def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
