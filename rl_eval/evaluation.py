@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from rl_eval.blame import assign_blame
-from rl_eval.episode import Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
+from rl_eval.episode import Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
@@ -50,6 +50,9 @@ __all__ = ["Evaluation"]
 _CALLS_IN_FLIGHT = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the driver."""
 
+_LOSSES_TOLD = 100
+"""In the provenance, in words."""
+
 
 @final
 class Evaluation(Job):
@@ -83,6 +86,7 @@ class Evaluation(Job):
         self._refused: list[str] = []
         self._purity: PurityCheck | None = None
         self._losses_before = 0
+        self._losses: list[str] = []
 
     # ------------------------------------------------------------------ the job
 
@@ -130,6 +134,8 @@ class Evaluation(Job):
             return False
         self._leases.pop(member.incarnation, None)
         self._reclaims.pop(member.incarnation, None)
+        if autopsy is not None and len(self._losses) < _LOSSES_TOLD:
+            self._losses.append(f"runner {member.index}: {autopsy}")
         now = time.monotonic()
         if self._purity is not None:
             self._purity.lost(member.incarnation)
@@ -138,9 +144,9 @@ class Evaluation(Job):
         blame = assign_blame(autopsy, member.index)
         commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
         charges = {(command.index, command.attempt) for command in commands if isinstance(command, Charge)}
-        faults = (replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
-        # A late fault of an episode that is over was reported with its record.
-        self._ledger.add_faults(tuple(fault for fault in faults if fault.charged or self._unfinished(fault)))
+        self._ledger.add_faults(
+            tuple(replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
+        )
         self._obey(commands, None, now)
         self._check_complete(now)
         return bool(charges)
@@ -261,9 +267,6 @@ class Evaluation(Job):
         if member := self._fleet.members.get(runner):
             self._fleet.call(member, "run", (), 0.0, (), True, tag=self.tag, now=now)
 
-    def _unfinished(self, fault: Fault) -> bool:
-        return not self._ledger.table.filled[fault.index]
-
     def _check_complete(self, now: float) -> None:
         """When every episode has its record, end, or begin to check a few of them."""
         if not self._schedule.complete or self._purity is not None:
@@ -356,7 +359,7 @@ class Evaluation(Job):
                 num_runners=self._most_runners if self._settings.runners.num_runners else 0,
             ),
             provenance=provenance(self._settings, self._weights, ledger.numerics)
-            | {"runners_lost": lost, "runners_refused": self._refused},
+            | {"runners_lost": lost, "losses": self._losses, "runners_refused": self._refused},
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             purity=self._purity and self._purity.result,

@@ -122,6 +122,10 @@ class Autopsy:
     """Stacks of its threads, the main thread's last; empty if it could not write them."""
     node: str
 
+    def __str__(self) -> str:
+        doing = "before it was ready" if self.moment is None else f"in {self.moment.phase} for {self.seconds:.1f} s"
+        return ", ".join(filter(None, [self.cause, doing, self.detail, f"on {self.node}"]))
+
 
 @final
 class FlightRecorder:

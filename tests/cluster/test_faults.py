@@ -152,6 +152,9 @@ def test_every_fault_in_close(folder: Path, runner: str, kind: str) -> None:
     assert len(struck(folder)) == 1
     check_recovered(result)
     assert {record.attempts for record in result.episodes} == {1}
+    if result.provenance["runners_lost"]:  # Else the last environment of its lane closed when all was over.
+        assert [(fault.phase, fault.charged) for fault in result.faults] == [("close", False)]
+        assert "in close" in result.provenance["losses"][0]
 
 
 @pytest.mark.slow
