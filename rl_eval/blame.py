@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_eval.episode import MESSAGE_CAP, TRACEBACK_CAP, Culprit, Fault, Phase
+from rl_eval.plan import EpisodePlan
 from rl_eval.recorder import Autopsy, LaneEntry
 
 __all__ = ["Blame", "assign_blame"]
@@ -25,6 +26,18 @@ class Blame:
     suspects: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
     """One for each of both, and for a death in ``close``; none of them charged yet."""
+
+    def within(self, plan: EpisodePlan) -> Blame:
+        """Leave out what is about episodes of another plan: a runner may still have been busy with the one before."""
+        faults = tuple(
+            fault for fault in self.faults if fault.index < len(plan) and fault.seed == plan.seeds[fault.index]
+        )
+        ours = {(fault.index, fault.attempt) for fault in faults}
+        return Blame(
+            tuple(pair for pair in self.charged if pair in ours),
+            tuple(pair for pair in self.suspects if pair in ours),
+            faults,
+        )
 
 
 def assign_blame(autopsy: Autopsy | None, runner: int) -> Blame:

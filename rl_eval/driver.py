@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
@@ -132,8 +133,15 @@ class Driver:
             else:
                 busy = busy or job.exclusive
                 self._active[job.tag] = job
-                job.start(self._fleet, time.monotonic())
+                self._start(job)
         self._waiting = kept
+
+    def _start(self, job: Job) -> None:
+        try:
+            job.start(self._fleet, time.monotonic())
+        except Exception as error:
+            # One job's mistake is not the end of the others.
+            job.fail(error)
 
     def _tick(self, now: float) -> None:
         try:
@@ -177,7 +185,9 @@ class Driver:
             job.fail(reply.error)
         elif reply.call.method == "start" and self._fleet.ever_ready:
             self._lose(member, reply.error, now)
-        elif syncs := [job for job in self._active.values() if isinstance(job, WeightsSync)]:
+        elif reply.call.method in ("start", "set_weights") and (
+            syncs := [job for job in self._active.values() if isinstance(job, WeightsSync)]
+        ):
             # The weights that a starting runner got first are those of the broadcast under way.
             syncs[0].fail(reply.error)
         elif reply.call.method in ("start", "set_weights"):
@@ -198,7 +208,8 @@ class Driver:
 
     def _fail_all(self, error: BaseException) -> None:
         for job in [*self._active.values(), *self._waiting]:
-            job.fail(error)
+            with suppress(Exception):  # Whoever waits for the others must hear of it too.
+                job.fail(error)
         self._active, self._waiting = {}, deque()
         self._refuse_inbox()
 

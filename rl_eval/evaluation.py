@@ -50,6 +50,9 @@ __all__ = ["Evaluation"]
 _CALLS_IN_FLIGHT = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the driver."""
 
+_FAREWELL_S = 5.0
+"""For a last flush of an evaluation that has failed: its group may have to stop in ten."""
+
 _LOSSES_TOLD = 100
 """In the provenance, in words."""
 
@@ -132,6 +135,7 @@ class Evaluation(Job):
         """See :class:`Job`."""
         if self.done:
             return False
+        member.condemned = True  # Whatever follows must not be given to it.
         self._leases.pop(member.incarnation, None)
         self._reclaims.pop(member.incarnation, None)
         if autopsy is not None and len(self._losses) < _LOSSES_TOLD:
@@ -141,7 +145,7 @@ class Evaluation(Job):
             self._purity.lost(member.incarnation)
             self._check_purity(self._purity, now)
             return False
-        blame = assign_blame(autopsy, member.index)
+        blame = assign_blame(autopsy, member.index).within(self._plan)
         commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
         charges = {(command.index, command.attempt) for command in commands if isinstance(command, Charge)}
         self._ledger.add_faults(
@@ -198,7 +202,7 @@ class Evaluation(Job):
             self.fail(error)
             return
         if self._cancel_requested:
-            self._obey(self._schedule.handle(Cancelled()), None, now)
+            self._abandon(now)
             self._finish("cancelled", now)
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
@@ -211,12 +215,11 @@ class Evaluation(Job):
         if self.done:
             return
         with suppress(EvalError):  # What is finished is kept, whatever became of the rest.
-            self._ledger.flush()
+            self._ledger.flush(_FAREWELL_S)
         self._ledger.close()
         self.handle._set_error(error)
         if self._fleet is not None:
-            # Episodes that live on would report into the next evaluation.
-            self._obey(self._schedule.handle(Cancelled()), None, time.monotonic())
+            self._abandon(time.monotonic())
 
     @property
     def done(self) -> bool:
@@ -262,6 +265,14 @@ class Evaluation(Job):
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
             self._fleet.call(member, "run", leases, self._fleet.slice_s, reclaim, tag=self.tag, now=now)
 
+    def _abandon(self, now: float) -> None:
+        """Have everything dropped: episodes that live on would report into the next evaluation."""
+        assert self._fleet is not None
+        self._obey(self._schedule.handle(Cancelled()), None, now)
+        if self._purity is not None:
+            for runner in filter(self._purity.holds, list(self._fleet.members)):
+                self._abort(runner, now)
+
     def _abort(self, runner: int, now: float) -> None:
         assert self._fleet is not None
         if member := self._fleet.members.get(runner):
@@ -273,7 +284,11 @@ class Evaluation(Job):
             return
         share = self._settings.evaluation.purity_check
         if share:
-            self._ledger.flush()
+            try:
+                self._ledger.flush()
+            except EvalError as error:
+                self.fail(error)
+                return
             self._purity = PurityCheck(self._ledger.table, share, self._plan.seed)
             self._check_purity(self._purity, now)
         else:

@@ -218,7 +218,8 @@ class Fleet:
         faults = self._settings.fault_tolerance
         # Agents on the nodes see to single steps and resets.
         limit_s = faults.runner_timeout_s or faults.episode_timeout_s
-        working = bool(member.pending) and member.pending[0] == "run"
+        # What a caller applies to the runners may take its time.
+        working = bool(member.pending) and member.pending[0] != "apply"
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from rl_eval.backends import Backend
+from rl_eval.backends import Backend, pickled
 from rl_eval.config import EvalConfig
 from rl_eval.driver import Driver
 from rl_eval.errors import ConfigError, EvalError
@@ -161,6 +161,8 @@ class EvalRunnerGroup:
 
     def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
         """Call a function with every runner that is up, where it lives; return the results by position."""
+        if self.settings.runners.num_runners:
+            pickled(function)  # What cannot travel is an error here, and not in the driver's thread.
         job = Apply(self._driver.next_tag(), "apply", function)
         return self._wait(job, job.future)
 

@@ -158,8 +158,9 @@ class FlightRecorder:
 
     def enter(self, phase: int, lane: int = 0, step: int = 0) -> None:
         """Something begins."""
-        self.cells[NOW] = (phase << _PHASE_SHIFT | lane << _LANE_SHIFT) + step
+        # Time first: a reader between the two stores sees something that seems to have begun too late, never too early.
         self.clock[SINCE] = perf_counter()
+        self.cells[NOW] = (phase << _PHASE_SHIFT | lane << _LANE_SHIFT) + step
 
     def idle(self) -> None:
         """Nothing of a user's is running."""

@@ -95,7 +95,7 @@ class RayBackend:
 
     def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
         """See :class:`Backend`."""
-        if runner in self._dying:
+        if self._stopped or runner in self._dying or runner not in self._actors:
             return
         ref = self._actors[runner].call.remote(method, *args)
         self._calls[ref] = Call(runner, method, tag)

@@ -103,7 +103,8 @@ class Supervisor:
                 return 128 + self._asked
 
     def _run_child(self) -> int:
-        self._child = subprocess.Popen(self._command)  # noqa: S603 - our own command line.
+        # In a session of its own, so that a Ctrl-C reaches it once: by us.
+        self._child = subprocess.Popen(self._command, start_new_session=True)  # noqa: S603 - our own command line.
         if self._asked is not None:  # It came between the decision to start and the start.
             self._child.send_signal(self._asked)
         code = self._child.wait()

@@ -266,8 +266,8 @@ class EvalRunner(abc.ABC):
         Returns:
             Whether the attempt goes on. If not, its record is written, or its fault.
         """
-        self._cells[NOW] = lane.stepping + lane.length
         self._clock[SINCE] = self._turn_started
+        self._cells[NOW] = lane.stepping + lane.length
         try:
             observation, reward, terminated, truncated, info = lane.step(action)
             value = float(reward)

@@ -68,8 +68,8 @@ class VectorEvalRunner(EvalRunner):
         if not live:
             return None
         started = perf_counter()
-        self._cells[NOW] = self._acting
         self._clock[SINCE] = started
+        self._cells[NOW] = self._acting
         actions, errors = self._inference.act()
         seconds = perf_counter() - started
         self._totals["inference_seconds"] += seconds

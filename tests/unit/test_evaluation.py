@@ -1,0 +1,167 @@
+"""One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rl_eval import EvalConfig
+from rl_eval.backends import Reply
+from rl_eval.episode import ROW, Outcome, RunReport
+from rl_eval.errors import RunnerLost
+from rl_eval.evaluation import Evaluation
+from rl_eval.fleet import Fleet, Member
+from rl_eval.plan import EpisodePlan
+from rl_eval.recorder import Autopsy, LaneEntry, Moment
+
+PLAN = EpisodePlan(4, 0)
+
+
+class FakeBackend:
+    """Writes down calls; the test plays the runners."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.called: list[tuple[Any, ...]] = []
+
+    def spawn(self, runner: int, index: int) -> None:
+        pass
+
+    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+        self.called.append((runner, method, *args))
+
+    def kill(self, runner: int) -> None:
+        pass
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        return []
+
+
+class World:
+    """Two runners of two lanes, and an evaluation of four episodes that has begun."""
+
+    def __init__(self, **evaluation: Any) -> None:
+        config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
+        settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
+        self.backend = FakeBackend()
+        self.fleet = Fleet(self.backend, settings)
+        self.evaluation = Evaluation(1, settings, PLAN)
+        self.fleet.grow(2, 0.0)
+        for member in self.fleet.members.values():
+            self.fleet.start_answered(member, 0.0)
+        self.evaluation.start(self.fleet, 0.0)
+
+    def member(self, index: int) -> Member:
+        return next(member for member in self.fleet.members.values() if member.index == index)
+
+    def given(self, member: Member) -> list[int]:
+        """Return the episodes that a runner was given since the last time."""
+        mine = [call for call in self.backend.called if call[0] == member.incarnation and call[1] == "run"]
+        self.backend.called = [call for call in self.backend.called if call not in mine]
+        return [lease.index for call in mine for lease in call[2]]
+
+    def finish(self, index: int) -> list[int]:
+        """Have a runner finish what it was given; return which episodes that was."""
+        member = self.member(index)
+        indices = self.given(member)
+        member.calls.clear()
+        self.evaluation.replied(member, report(indices, index), 1.0)
+        return indices
+
+    def lose(self, index: int, autopsy: Autopsy | None = None) -> bool:
+        """Lose a runner, in the order in which the driver tells it."""
+        member = self.member(index)
+        charged = self.evaluation.lost(member, autopsy)
+        self.fleet.lose(member, RunnerLost("gone"), 2.0, charged=charged)
+        return charged
+
+    def replace(self) -> None:
+        self.fleet.tick(100.0)
+        for member in self.fleet.members.values():
+            if not member.ready:
+                self.fleet.start_answered(member, 100.0)
+                self.evaluation.joined(member, 100.0)
+
+
+def row(index: int, runner: int) -> npt.NDArray[np.void]:
+    filled = np.zeros(1, ROW)
+    filled["index"], filled["seed"], filled["runner"] = index, PLAN.seeds[index], runner
+    filled["outcome"], filled["attempts"] = Outcome.COMPLETED, 1
+    return filled
+
+
+def report(indices: list[int], runner: int) -> RunReport:
+    rows = np.concatenate([np.zeros(0, ROW), *(row(index, runner) for index in indices)])
+    return RunReport(rows, np.zeros((len(rows), 0)), (), (), (), 1, 0.0, 0.0, 0.0, 0)
+
+
+def test_a_loss_during_the_purity_check_does_not_hang_it() -> None:
+    """What the lost runner held is given to others, and the evaluation ends."""
+    world = World(purity_check=1.0)
+    world.finish(0)
+    world.finish(1)
+    assert not world.evaluation.done
+    world.lose(1)
+    world.replace()
+    for _ in range(5):
+        for index in (0, 1):
+            if not world.evaluation.done:
+                world.finish(index)
+    assert world.evaluation.done
+    purity = world.evaluation.handle.result().purity
+    assert purity is not None
+    assert purity.checked == len(PLAN)
+
+
+def test_a_cancelled_purity_check_leaves_nothing_running() -> None:
+    """Every runner that holds an episode is told to drop it: the next evaluation would take it for its own."""
+    world = World(purity_check=1.0)
+    world.finish(0)
+    world.finish(1)
+    busy = {call[0] for call in world.backend.called if call[1] == "run" and call[2]}
+    assert busy
+    world.evaluation.handle.cancel()
+    world.evaluation.tick(3.0)
+    aborted = {call[0] for call in world.backend.called if call[1] == "run" and True in call[3:]}
+    assert aborted >= busy
+    assert world.evaluation.handle.result().status == "complete"
+
+
+def dying(phase: Any, seed: int, index: int) -> Autopsy:
+    entry = LaneEntry(phase != "close", index, seed, 1, 0.0)
+    return Autopsy("deadline", Moment(phase, 0, 5, 1.0, (entry,)), 2.0, "longer than x", "stack", "host")
+
+
+@pytest.mark.parametrize(("phase", "index"), [("step", 0), ("close", 995)])
+def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: int) -> None:
+    """A runner may still have been in a step, or a close, of the evaluation before."""
+    world = World()
+    assert not world.lose(0, dying(phase, seed=12345, index=index))
+    world.replace()
+    while not world.evaluation.done:
+        for runner in (0, 1):
+            if not world.evaluation.done:
+                world.finish(runner)
+    result = world.evaluation.handle.result()
+    assert result.status == "complete"
+    assert result.faults == []
+
+
+def test_a_step_of_this_plan_is_charged() -> None:
+    """The same death with a seed of the plan is evidence."""
+    world = World()
+    held = world.given(world.member(0))
+    assert world.lose(0, dying("step", seed=int(PLAN.seeds[held[0]]), index=held[0]))
+    world.replace()
+    while not world.evaluation.done:
+        for runner in (0, 1):
+            if not world.evaluation.done:
+                world.finish(runner)
+    result = world.evaluation.handle.result()
+    assert [(fault.index, fault.charged) for fault in result.faults] == [(held[0], True)]
+    assert result.provenance["losses"] == ["runner 0: deadline, in step for 2.0 s, longer than x, on host"]
