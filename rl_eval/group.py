@@ -162,7 +162,7 @@ class EvalRunnerGroup:
     def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
-            pickled(function)  # What cannot travel is an error here, and not in the driver's thread.
+            pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
         job = Apply(self._driver.next_tag(), "apply", function)
         return self._wait(job, job.future)
 

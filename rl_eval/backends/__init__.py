@@ -13,8 +13,12 @@ from rl_eval.recorder import Autopsy
 __all__ = ["Backend", "Call", "Reply", "pickled"]
 
 
-def pickled(value: Any) -> bytes:
-    """Pickle what a runner is built from.
+def pickled(value: Any, what: str = "the environment or the policy") -> bytes:
+    """Pickle what is sent to a runner.
+
+    Args:
+        value: The object.
+        what: Its name in the message.
 
     Raises:
         ConfigError: It cannot be pickled.
@@ -23,7 +27,7 @@ def pickled(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise ConfigError(
-            f"the environment or the policy cannot be sent to a runner, because pickling failed: {error}. Give it as "
+            f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
             '"module:attr", or keep open files, locks and generators out of it'
         ) from error
 

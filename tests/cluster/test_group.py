@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from workloads import MLP, cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.errors import EvalError, WeightsError
+from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
 
@@ -249,6 +250,15 @@ def test_a_result_that_cannot_come_back_is_the_calls_error() -> None:
         with pytest.raises(Exception, match="no number"):
             group.foreach_runner(build)
         assert pids_of(group) == before
+
+
+def test_a_function_that_cannot_travel_is_refused_and_nothing_else_suffers() -> None:
+    """The caller hears of it; the group goes on."""
+    lock = threading.Lock()
+    with EvalRunnerGroup(config(runners=1)) as group:
+        with pytest.raises(ConfigError, match="the function cannot be sent to a runner"):
+            group.foreach_runner(lambda runner: lock)
+        assert group.evaluate(num_episodes=3).status == "complete"
 
 
 def test_the_time_limit_of_a_step_is_for_steps() -> None:
