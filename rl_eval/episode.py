@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -272,17 +272,25 @@ class EpisodeTable:
         """Mask of the rows whose episode completed, shape (num_episodes,)."""
         return np.asarray(self.rows["outcome"] == Outcome.COMPLETED)
 
-    def fill(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64] | None = None) -> None:
-        """Write finished rows at their indices.
+    def fill(
+        self,
+        rows: npt.NDArray[np.void],
+        infos: npt.NDArray[np.float64] | None = None,
+        faults: Iterable[Fault] = (),
+    ) -> None:
+        """Write finished rows at their indices, and attach faults to their episodes.
 
         Args:
             rows: Array of :data:`ROW`, shape (n,).
             infos: Their info scalars, shape (n, len(info_keys)).
+            faults: Faults, also of episodes that have no row yet.
         """
         positions = rows["index"]
         self.rows[positions] = rows
         if self.info_keys and infos is not None:
             self.infos[positions] = infos
+        for fault in faults:
+            self.add_fault(fault)
 
     def add_fault(self, fault: Fault) -> None:
         """Attach a fault to its episode."""

@@ -19,7 +19,7 @@ from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.jobs import Job
 from rl_eval.ledger import Ledger
 from rl_eval.plan import EpisodePlan
-from rl_eval.provenance import provenance
+from rl_eval.provenance import manifest_of, provenance
 from rl_eval.purity import PurityCheck
 from rl_eval.recorder import Autopsy
 from rl_eval.result import EvalResult, Timing, decide_status
@@ -43,7 +43,7 @@ from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
 if TYPE_CHECKING:
-    from rl_eval.log import EvaluationLog, Manifest
+    from rl_eval.log import EvaluationLog
 
 __all__ = ["Evaluation"]
 
@@ -100,7 +100,7 @@ class Evaluation(Job):
         self._weights = fleet.weights and fleet.weights.snapshot
         self._fleet_size = max(1, fleet.expected())
         try:
-            self._ledger.begin(self._manifest() if self._ledger.durable else None)
+            self._ledger.begin(lambda: manifest_of(self._settings, self._plan, self._weights))
         except EvalError as error:
             self.fail(error)
             return
@@ -341,21 +341,6 @@ class Evaluation(Job):
             self._ledger.close()
             self.handle._set_result(result)
 
-    def _manifest(self) -> Manifest:
-        from rl_eval.log import Manifest
-
-        described = provenance(self._settings, self._weights, {})
-        return Manifest(
-            num_episodes=len(self._plan),
-            seed=self._plan.seed,
-            plan_fingerprint=self._plan.fingerprint,
-            identity=described.pop("identity"),
-            weights=described.pop("weights"),
-            info_keys=self._settings.evaluation.info_keys,
-            config=described.pop("config"),
-            provenance=described,
-        )
-
     def _result(self, reason: str) -> EvalResult:
         ledger = self._ledger
         status, reason = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
@@ -365,14 +350,7 @@ class Evaluation(Job):
             plan=self._plan,
             status=status,
             reason=reason,
-            timing=Timing(
-                wall_seconds=ledger.totals["wall_seconds"],
-                env_steps=int(ledger.totals["env_steps"]),
-                reset_seconds=ledger.totals["reset_seconds"],
-                step_seconds=ledger.totals["step_seconds"],
-                inference_seconds=ledger.totals["inference_seconds"],
-                num_runners=self._most_runners if self._settings.runners.num_runners else 0,
-            ),
+            timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
             provenance=provenance(self._settings, self._weights, ledger.numerics)
             | {"runners_lost": lost, "losses": self._losses, "runners_refused": self._refused},
             return_bounds=self._settings.evaluation.return_bounds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
 from rl_eval.log import Batch
 
 if TYPE_CHECKING:
-    from rl_eval.log import EvaluationLog, Manifest
+    from rl_eval.log import EvaluationLog, LogContents, Manifest
 
 __all__ = ["Ledger"]
 
@@ -56,23 +57,22 @@ class Ledger:
 
     # ------------------------------------------------------------------ what happens
 
-    def begin(self, manifest: Manifest | None) -> None:
+    def begin(self, manifest: Callable[[], Manifest]) -> None:
         """Take what the log holds already.
+
+        Args:
+            manifest: Describes this evaluation; called if there is a log.
 
         Raises:
             LogMismatch: It belongs to another evaluation.
             LogError: It is damaged beyond repair.
         """
-        if self._log is None or manifest is None:
+        if self._log is None:
             return
-        found = self._log.begin(manifest)
-        self.table.fill(found.rows, found.infos)
-        for fault in found.faults:
-            self.table.add_fault(fault)
+        found = self._log.begin(manifest())
+        self._commit(found)
         self.numerics = dict(found.numerics)
         self._mismatches.update(found.mismatches)
-        for name, value in found.totals.items():
-            self.totals[name] += value
 
     def start_clock(self, now: float) -> None:
         """From now on the evaluation takes time."""
@@ -151,9 +151,7 @@ class Ledger:
         else:
             self._log.append(batch)
 
-    def _commit(self, batch: Batch) -> None:
-        self.table.fill(batch.rows, batch.infos)
-        for fault in batch.faults:
-            self.table.add_fault(fault)
-        for name, value in batch.totals.items():
+    def _commit(self, durable: Batch | LogContents) -> None:
+        self.table.fill(durable.rows, durable.infos, durable.faults)
+        for name, value in durable.totals.items():
             self.totals[name] += value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.episode import EpisodeTable
 from rl_eval.errors import UsageError
+from rl_eval.log.storage import is_uri
 from rl_eval.plan import EpisodePlan
 from rl_eval.purity import Purity
 from rl_eval.report.files import RESULT_FILE, check_fingerprint, read_folder
@@ -20,7 +21,7 @@ from rl_eval.result import EvalResult, Timing, decide_status
 if TYPE_CHECKING:
     from rl_eval.log import LogContents
 
-__all__ = ["is_uri", "load", "result_of_log"]
+__all__ = ["load", "result_of_log"]
 
 _LOG_PARTS: Final = ("manifest.json", "segments")
 
@@ -45,11 +46,6 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     return result_of_log(read_log(path), open_storage(path).label)
 
 
-def is_uri(path: str) -> bool:
-    """Tell a URI from a path."""
-    return "://" in path
-
-
 def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     """Build the result of what a log holds.
 
@@ -64,9 +60,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     plan = EpisodePlan(manifest.num_episodes, manifest.seed)
     check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
-    table.fill(contents.rows, contents.infos)
-    for fault in contents.faults:
-        table.add_fault(fault)
+    table.fill(contents.rows, contents.infos, contents.faults)
     unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --run-dir {run_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
@@ -75,23 +69,11 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         plan=plan,
         status=status,
         reason=reason,
-        timing=_timing(contents),
+        timing=Timing.of_totals(contents.totals, config["runners"]["num_runners"]),
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else (bounds[0], bounds[1]),
         audit_mismatches=contents.mismatches,
         purity=_compare_with_saved(run_dir, plan, table),
-    )
-
-
-def _timing(contents: LogContents) -> Timing:
-    totals = contents.totals
-    return Timing(
-        wall_seconds=totals.get("wall_seconds", 0.0),
-        env_steps=int(totals.get("env_steps", 0)),
-        reset_seconds=totals.get("reset_seconds", 0.0),
-        step_seconds=totals.get("step_seconds", 0.0),
-        inference_seconds=totals.get("inference_seconds", 0.0),
-        num_runners=contents.manifest.config["runners"]["num_runners"],
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import datetime
 import platform
-import re
 import socket
 import subprocess
 import sys
 from importlib import metadata
 from typing import Any, Final
 
+from rl_eval.log import Manifest
+from rl_eval.log.storage import without_credentials
+from rl_eval.plan import EpisodePlan
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["provenance"]
+__all__ = ["manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
 
@@ -34,10 +36,24 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "git_commit": _git_commit(),
-        # A run folder's URI may hold a user and a password.
-        "command": [re.sub(r"://[^/@]*@", "://***@", argument) for argument in sys.argv],
+        "command": list(map(without_credentials, sys.argv)),
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:
+    """Describe one evaluation for its log."""
+    described = provenance(settings, weights, {})
+    return Manifest(
+        num_episodes=len(plan),
+        seed=plan.seed,
+        plan_fingerprint=plan.fingerprint,
+        identity=described.pop("identity"),
+        weights=described.pop("weights"),
+        info_keys=settings.evaluation.info_keys,
+        config=described.pop("config"),
+        provenance=described,
+    )
 
 
 def _version(package: str) -> str | None:

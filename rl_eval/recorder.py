@@ -19,6 +19,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Literal, NamedTuple, final
 
+from rl_eval.proc import process_born
+
 __all__ = [
     "ACT",
     "CLOSE",
@@ -28,6 +30,7 @@ __all__ = [
     "STACK_SIGNAL",
     "STEP",
     "Autopsy",
+    "Cause",
     "FlightRecorder",
     "LaneEntry",
     "Moment",
@@ -40,10 +43,10 @@ __all__ = [
 IDLE, CONSTRUCT, RESET, STEP, ACT, CLOSE = range(6)
 _PHASES: Final = ("idle", "construct", "reset", "step", "act", "close")
 
-NOW: Final = 3
-SINCE: Final = 4
-_HEADER: Final = 5
-"""Cells of 8 bytes: format, process, lanes, what is done now, and since when."""
+NOW: Final = 2
+SINCE: Final = 3
+_HEADER: Final = 4
+"""Cells of 8 bytes: format, lanes, what is done now, and since when."""
 _PER_LANE: Final = 5
 """Cells of a lane: whether it is live, index, seed, attempt, start of the attempt."""
 _FORMAT: Final = 1
@@ -58,6 +61,7 @@ STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else si
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 """Environment variable by which the processes that a runner started are found after its death."""
 
+Cause = Literal["deadline", "stopped", "signal", "vanished"]
 PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
 
 
@@ -109,7 +113,7 @@ class Residence:
 class Autopsy:
     """What is known about a runner that is gone, or was ended because it had to be."""
 
-    cause: Literal["deadline", "stopped", "signal", "vanished"]
+    cause: Cause
     """A passed deadline; found stopped (SIGSTOP) at a passed deadline; a fatal signal that it had time to
     write down; or gone without a word."""
     moment: Moment | None
@@ -142,8 +146,7 @@ class FlightRecorder:
         """Integers, one of 8 bytes each."""
         self.clock = view.cast("B").cast("d")
         """The same bytes as floats: cells of times."""
-        self.cells[1] = os.getpid()
-        self.cells[2] = lanes
+        self.cells[1] = lanes
         self.cells[0] = _FORMAT
 
     @staticmethod
@@ -160,7 +163,7 @@ class FlightRecorder:
         """Something begins."""
         # Time first: a reader between the two stores sees something that seems to have begun too late, never too early.
         self.clock[SINCE] = perf_counter()
-        self.cells[NOW] = (phase << _PHASE_SHIFT | lane << _LANE_SHIFT) + step
+        self.cells[NOW] = self.mark(phase, lane) + step
 
     def idle(self) -> None:
         """Nothing of a user's is running."""
@@ -211,43 +214,23 @@ def install(group: str, name: str, lanes: int, node_id: str) -> Residence:
     return Residence(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
-def process_born(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if there is none."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of a process: ``T`` is stopped, ``Z`` a zombie; empty if there is none."""
-    fields = _stat(pid)
-    return fields[0] if fields else ""
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        # The name, in parentheses, may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def read_moment(path: str) -> Moment | None:
     """Read a recorder; None if there is none, or none that this version wrote."""
     try:
         content = Path(path).read_bytes()
     except OSError:
         return None
-    if len(content) < FlightRecorder.size(0):
+    if len(content) < FlightRecorder.size(0) or len(content) % 8:
         return None
     cells, clock = memoryview(content).cast("q"), memoryview(content).cast("d")
-    if cells[0] != _FORMAT or len(content) < FlightRecorder.size(cells[2]):
+    if cells[0] != _FORMAT or len(content) < FlightRecorder.size(cells[1]):
         return None
     now = cells[NOW]
     phase, lane = now >> _PHASE_SHIFT, now >> _LANE_SHIFT & _LANE_MASK
-    if phase >= len(_PHASES) or lane >= cells[2]:
+    if phase >= len(_PHASES) or lane >= cells[1]:
         return None
     entries = [
         LaneEntry(bool(cells[at]), cells[at + 1], cells[at + 2], cells[at + 3], clock[at + 4])
-        for at in range(_HEADER, _HEADER + _PER_LANE * cells[2], _PER_LANE)
+        for at in range(_HEADER, _HEADER + _PER_LANE * cells[1], _PER_LANE)
     ]
     return Moment(_PHASES[phase], lane, now & _STEP_MASK, clock[SINCE], tuple(entries))

@@ -90,9 +90,7 @@ def replay(
 
 def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
     table = EpisodeTable(len(result.plan), result.table.info_keys)
-    table.fill(report.rows, report.infos)
-    for fault in report.faults:
-        table.add_fault(fault)
+    table.fill(report.rows, report.infos, report.faults)
     recorded, again = result.table.record(index), table.record(index)
     ours, theirs = plain(report.numerics), result.provenance["numerics"]
     different = _different(result.table, table, index)

@@ -87,6 +87,18 @@ class Timing:
     num_runners: int
     """Runner processes; 0 when the caller's process ran the episodes."""
 
+    @classmethod
+    def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
+        """Build it from sums by field name; what is missing is 0."""
+        return cls(
+            wall_seconds=totals.get("wall_seconds", 0.0),
+            env_steps=int(totals.get("env_steps", 0)),
+            reset_seconds=totals.get("reset_seconds", 0.0),
+            step_seconds=totals.get("step_seconds", 0.0),
+            inference_seconds=totals.get("inference_seconds", 0.0),
+            num_runners=num_runners,
+        )
+
     @property
     def shares(self) -> dict[str, float]:
         """Fractions of the runners' time by activity; they sum to 1, or are empty without time."""

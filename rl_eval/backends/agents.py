@@ -49,11 +49,13 @@ class NodeAgents:
         self._settling[settling] = runner
 
     def ended(self, ref: Any) -> None:
-        """A call among :attr:`refs` has ended."""
+        """A call has ended, which matters if it is among :attr:`refs`."""
         if ref in self._vigils:
             self._bereaved(self._vigils.pop(ref))
             return
-        runner = self._settling.pop(ref)
+        runner = self._settling.pop(ref, None)
+        if runner is None:
+            return
         try:
             residence: Residence = ray.get(ref)
         except RayError:

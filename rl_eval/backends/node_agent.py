@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.backends.processes import STOPPED, end_runner, lives, send_signal
+from rl_eval.backends.processes import end_runner, erase_recordings, living, send_signal
 from rl_eval.backends.undertaker import Undertaker
-from rl_eval.recorder import STACK_SIGNAL, Autopsy, Moment, Residence, process_state, read_moment
+from rl_eval.recorder import STACK_SIGNAL, Autopsy, Cause, Moment, Residence, read_moment
 
 __all__ = ["Deadlines", "NodeAgent"]
 
@@ -131,8 +131,8 @@ class NodeAgent:
 
     def _forget(self, runner: int) -> None:
         ward = self._wards.pop(runner, None)
-        for path in (ward.residence.recorder, ward.residence.stack) if ward else ():
-            Path(path).unlink(missing_ok=True)
+        if ward is not None:
+            erase_recordings(ward.residence)
 
     def _patrol(self) -> None:
         while not self._stopped.wait(_ROUND_S):
@@ -143,55 +143,50 @@ class NodeAgent:
 
     def _inspect(self, ward: _Ward) -> None:
         """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
-        if not lives(ward.residence):
+        status = living(ward.residence)
+        if status is None:
             return
-        if process_state(ward.residence.pid) not in STOPPED:
+        if not status.stopped:
             ward.running = time.perf_counter()
-        elif time.perf_counter() - ward.running > self._deadlines.shortest:
-            ward.autopsy = _examine(ward.residence, "")
-            end_runner(ward.residence)
-            return
+        stood_still = time.perf_counter() - ward.running > self._deadlines.shortest
         overdue = self._overdue(ward.residence)
-        if overdue and _still(ward.residence, overdue[0]):
-            ward.autopsy = _examine(ward.residence, overdue[1])
+        if stood_still or overdue:
+            ward.autopsy = _examine(ward.residence, overdue)
             end_runner(ward.residence)
 
-    def _overdue(self, residence: Residence) -> tuple[Moment, str] | None:
+    def _overdue(self, residence: Residence) -> str:
+        """Say which deadline a runner has passed, and still is at what it was doing; empty if none."""
         moment = read_moment(residence.recorder)
-        passed = "" if moment is None else self._deadlines.passed(moment, time.perf_counter())
-        return (moment, passed) if moment is not None and passed else None
-
-
-def _still(residence: Residence, moment: Moment) -> bool:
-    """Whether it is still at it: a reading may fall between the two stores of a step."""
-    time.sleep(_CONFIRM_S)
-    again = read_moment(residence.recorder)
-    return again is not None and (again.phase, again.lane, again.step, again.since) == (
-        moment.phase,
-        moment.lane,
-        moment.step,
-        moment.since,
-    )
+        if moment is None or not (passed := self._deadlines.passed(moment, time.perf_counter())):
+            return ""
+        # A reading may fall between the two stores of a step.
+        time.sleep(_CONFIRM_S)
+        return passed if read_moment(residence.recorder) == moment else ""
 
 
 def _examine(residence: Residence, overdue: str) -> Autopsy:
     """Find out what a runner does or did; one that lives writes its stacks first."""
-    now, alive = time.perf_counter(), lives(residence)
+    now, status = time.perf_counter(), living(residence)
     # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
     moment = read_moment(residence.recorder)
-    stopped = alive and process_state(residence.pid) in STOPPED
-    if alive and not stopped:
+    stopped = status is not None and status.stopped
+    if status is not None and not stopped:
         _ask_for_stack(residence)
     stack = _read(residence.stack)
     seconds = now - moment.since if moment is not None and moment.phase != "idle" else 0.0
-    fatal = next((line for line in stack.splitlines() if line.startswith(_FATAL)), "")
+    cause, detail = _cause(stopped, overdue, stack)
+    return Autopsy(cause, moment, seconds, detail, stack, socket.gethostname())
+
+
+def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
     if stopped:
-        return Autopsy("stopped", moment, seconds, "the process was stopped by a signal", "", socket.gethostname())
+        return "stopped", "the process was stopped by a signal"
     if overdue:
-        return Autopsy("deadline", moment, seconds, overdue, stack, socket.gethostname())
-    if fatal:
-        return Autopsy("signal", moment, seconds, fatal.removeprefix(_FATAL), stack, socket.gethostname())
-    return Autopsy("vanished", moment, seconds, "", stack, socket.gethostname())
+        return "deadline", overdue
+    for line in stack.splitlines():
+        if line.startswith(_FATAL):
+            return "signal", line.removeprefix(_FATAL)
+    return "vanished", ""
 
 
 def _ask_for_stack(residence: Residence) -> None:

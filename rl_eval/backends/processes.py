@@ -6,24 +6,22 @@ import contextlib
 import os
 import signal
 from pathlib import Path
-from typing import Final
 
-from rl_eval.recorder import RUNNER_MARK, Residence, process_born, process_state
+from rl_eval.proc import ProcessStatus, process_born, process_status
+from rl_eval.recorder import RUNNER_MARK, Residence
 
-__all__ = ["STOPPED", "end_runner", "lives", "send_signal"]
-
-STOPPED: Final = ("T", "t")
-"""States of a process that stands still by a signal or under a debugger."""
+__all__ = ["end_runner", "erase_recordings", "living", "send_signal"]
 
 
-def lives(residence: Residence) -> bool:
-    """Whether the process is there, and is the one that was watched."""
-    return process_born(residence.pid) == residence.born and process_state(residence.pid) not in ("Z", "X", "")
+def living(residence: Residence) -> ProcessStatus | None:
+    """Return the status of a runner's process; None if it is gone, and also if another one has its number now."""
+    status = process_status(residence.pid)
+    return status if status is not None and status.born == residence.born and not status.ended else None
 
 
 def end_runner(residence: Residence) -> None:
     """Kill a runner, its process group and whatever carries its mark."""
-    if lives(residence):
+    if living(residence):
         send_signal(residence.pid, signal.SIGKILL)
     # As long as the group has members no other process gets its number; afterwards one may.
     if process_born(residence.pid) in (None, residence.born):
@@ -31,6 +29,12 @@ def end_runner(residence: Residence) -> None:
             os.killpg(residence.pid, signal.SIGKILL)
     for pid in _marked(residence.mark):
         send_signal(pid, signal.SIGKILL)
+
+
+def erase_recordings(residence: Residence) -> None:
+    """Remove what a runner recorded."""
+    for path in (residence.recorder, residence.stack):
+        Path(path).unlink(missing_ok=True)
 
 
 def _marked(mark: str) -> list[int]:

@@ -173,8 +173,7 @@ class RayBackend:
             return self._reply(ref)
         if ref in self._postmortems:
             return self._concluded(ref)
-        if ref in self._agents.refs:
-            self._agents.ended(ref)
+        self._agents.ended(ref)
         return None
 
     def _reply(self, ref: Any) -> Reply | None:

@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Final
 
-from rl_eval.backends.processes import STOPPED, end_runner, lives
-from rl_eval.recorder import Residence, process_state
+from rl_eval.backends.processes import end_runner, erase_recordings, living
+from rl_eval.recorder import Residence
 
 __all__ = ["Undertaker"]
 
@@ -74,9 +74,9 @@ def main() -> None:
     still: dict[Residence, int] = dict.fromkeys(runners, 0)
     while still:
         for runner in list(still):
-            stopped = process_state(runner.pid) in STOPPED
-            still[runner] = still[runner] + 1 if stopped else 0
-            if not lives(runner) or still[runner] > _STOPPED_ROUNDS:
+            status = living(runner)
+            still[runner] = still[runner] + 1 if status and status.stopped else 0
+            if status is None or still[runner] > _STOPPED_ROUNDS:
                 _bury(runner)
                 del still[runner]
         time.sleep(_ROUND_S)
@@ -84,8 +84,7 @@ def main() -> None:
 
 def _bury(runner: Residence) -> None:
     end_runner(runner)
-    for path in (runner.recorder, runner.stack):
-        Path(path).unlink(missing_ok=True)
+    erase_recordings(runner)
     with contextlib.suppress(OSError):
         Path(runner.recorder).parent.rmdir()
 

@@ -59,7 +59,9 @@ def export(
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002
     """Return the name of a folder (or of that of a ``result.json``) with the ending of a format."""
-    folder = Path(path.partition("?")[0].rstrip("/") if "://" in path else Path(path).absolute())
+    from rl_eval.log.storage import is_uri
+
+    folder = Path(path.partition("?")[0].rstrip("/") if is_uri(path) else Path(path).absolute())
     folder = folder.parent if folder.name == "result.json" else folder
     return Path(f"{folder.name or 'episodes'}.{format.value}")
 

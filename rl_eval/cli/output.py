@@ -25,7 +25,9 @@ def output_folder(output: Path | None, run_dir: str | None, config: Path, sectio
     if output is not None:
         return output
     if run_dir is not None:
-        return None if "://" in run_dir else Path(run_dir)
+        from rl_eval.log.storage import is_uri
+
+        return None if is_uri(run_dir) else Path(run_dir)
     return Path("out", f"{config.stem}-{section}" if section else config.stem)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_eval.errors import ConfigError, LogError
-from rl_eval.loading import is_uri, result_of_log
-from rl_eval.log import LogContents, Manifest, read_log
+from rl_eval.loading import result_of_log
+from rl_eval.log import LogContents, read_log
 from rl_eval.log.contents import read_manifest
-from rl_eval.log.storage import open_storage
+from rl_eval.log.storage import is_uri, open_storage
 from rl_eval.plan import EpisodePlan
+from rl_eval.provenance import manifest_of
 from rl_eval.report.files import RESULT_FILE
 from rl_eval.result import EvalResult
 from rl_eval.settings import EvalSettings
@@ -76,18 +77,9 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    path, evaluation = settings.policy.weights, settings.evaluation
-    ours = Manifest(
-        num_episodes=evaluation.num_episodes,
-        seed=evaluation.seed,
-        plan_fingerprint=EpisodePlan(evaluation.num_episodes, evaluation.seed).fingerprint,
-        identity=settings.identity(),
-        weights={"version": 0, "digest": path and snapshot_weights(load_weights_file(path), 0).digest},
-        info_keys=evaluation.info_keys,
-        config={},
-        provenance={},
-    )
-    return bool(contents.manifest.differences(ours))
+    path, plan = settings.policy.weights, EpisodePlan(settings.evaluation.num_episodes, settings.evaluation.seed)
+    weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
+    return bool(contents.manifest.differences(manifest_of(settings, plan, weights)))
 
 
 def _is_free(run_dir: str) -> bool:

@@ -140,9 +140,9 @@ def _labelled(label: str, lines: list[Line]) -> list[Line]:
 def _slowest(result: EvalResult) -> list[EpisodeRecord]:
     import numpy as np
 
-    rows = result.table.rows
-    seconds = sum(rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
-    order = np.argsort(np.where(result.table.completed, -seconds, np.inf), kind="stable")
+    from rl_eval.report.metrics import episode_seconds
+
+    order = np.argsort(np.where(result.table.completed, -episode_seconds(result.table.rows), np.inf), kind="stable")
     return [result.table.record(int(index)) for index in order[: min(_SHOWN, int(result.table.completed.sum()))]]
 
 

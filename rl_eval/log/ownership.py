@@ -20,6 +20,7 @@ from typing import Final, Literal, final
 
 from rl_eval.errors import LogError, LogFenced, LogOwned
 from rl_eval.log.storage import Storage
+from rl_eval.proc import process_status
 
 __all__ = ["BEAT_SECONDS", "Claim", "Ownership", "read_claims", "take_ownership"]
 
@@ -220,11 +221,8 @@ def _own_claim(epoch: int) -> Claim:
 
 def _process(pid: int) -> str | None:
     """Return the start time of a process, "" for one that has ended but was not waited for, None if unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return "" if fields[0] in ("Z", "X") else fields[19]
+    status = process_status(pid)
+    return None if status is None else "" if status.ended else str(status.born)
 
 
 @cache

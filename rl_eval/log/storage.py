@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, final
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "open_storage"]
+__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage", "without_credentials"]
 
 SETTLE_SECONDS = 2.0
 """How long a racer on a remote file system waits for the names of the others."""
@@ -101,12 +101,12 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     text = os.fspath(run_dir)
     if not text:
         raise ConfigError("run_dir is empty: give a folder, or a URI such as s3://bucket/folder")
-    if "://" not in text:
+    if not is_uri(text):
         return LocalStorage(Path(text))
     import pyarrow as pa
     from pyarrow import fs
 
-    label = _without_credentials(text)
+    label = without_credentials(text)
     try:
         filesystem, path = fs.FileSystem.from_uri(text)
     except (OSError, pa.ArrowException, ImportError) as error:
@@ -126,7 +126,13 @@ def is_unusable(error: OSError) -> bool:
     return bool(_UNUSABLE_REMOTE.search(str(error)))
 
 
-def _without_credentials(uri: str) -> str:
+def is_uri(path: str) -> bool:
+    """Tell a URI from a path."""
+    return "://" in path
+
+
+def without_credentials(uri: str) -> str:
+    """Return a text in which no URI shows a user and a password."""
     return re.sub(r"://[^/@]*@", "://***@", uri)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rl_eval.result import EvalResult
 
-__all__ = ["flat_metrics", "notes", "success_counts"]
+__all__ = ["episode_seconds", "flat_metrics", "notes", "success_counts"]
 
 
 def flat_metrics(result: EvalResult) -> dict[str, float]:
@@ -72,6 +72,12 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
         )
 
 
+def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+    """Return how long each episode took, in reset, step and inference together, shape (n,)."""
+    spent = [rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference")]
+    return np.asarray(spent[0] + spent[1] + spent[2])
+
+
 def _return_metrics(result: EvalResult) -> dict[str, float]:
     numbers, interval, rows = result.aggregates, result.interval, result.counted_rows
     return {
@@ -95,7 +101,7 @@ def _return_metrics(result: EvalResult) -> dict[str, float]:
 
 def _episode_metrics(rows: npt.NDArray[np.void]) -> dict[str, float]:
     lengths = aggregate(rows["length"])
-    seconds = sum(rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
+    seconds = episode_seconds(rows)
     successes_once, reporting = success_counts(rows["success_once"])
     return {
         "episode_len_mean": lengths.mean,

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
+from machines import add_node, eventually, many_nodes
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.recorder import process_state
+from rl_eval.proc import process_state
 
 SECONDS = float(os.environ.get("RL_EVAL_CHAOS_S", "60"))
 NODES = 3
@@ -30,23 +29,8 @@ MARK = f"RL_EVAL_CHAOS={os.getpid()}-{time.time_ns()}"
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A head without room for runners, and three nodes with room for one each."""
-    ray.shutdown()
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 1024**2},
-    )
-    for _ in range(NODES):
-        add_node(nodes)
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    try:
+    with many_nodes(NODES) as nodes:
         yield nodes
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
-
-
-def add_node(cluster: Any) -> None:
-    cluster.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
 
 
 def config(runners: int) -> EvalConfig:
@@ -174,9 +158,7 @@ def test_chaos(cluster: Any) -> None:
     assert sum(chaos.done.values()) > SECONDS / 15
     late = memory[len(memory) // 4 :]
     assert late[-1] < 1.25 * min(late) + 50
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and (processes("RunnerActor") or processes("NodeAgent")):
-        time.sleep(0.1)
+    eventually(lambda: not (processes("RunnerActor") or processes("NodeAgent")), limit_s=30.0)
     assert not processes("RunnerActor")
     assert not processes("NodeAgent")
     assert not [pid for pid in chaos.victims if process_state(pid) == "T"]

@@ -1,16 +1,16 @@
 """The fault matrix: whatever an environment does to its process, the result is that of the undisturbed run."""
 
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eventually
 from workloads import MLP, WEIGHTS
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
-from rl_eval.recorder import process_born
+from rl_eval.proc import process_born
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -43,12 +43,7 @@ def undisturbed() -> str:
 
 def gone(pid: int) -> bool:
     """Whether a process is gone; a stopped one is not."""
-    deadline = time.monotonic() + 30
-    while process_born(pid) is not None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return eventually(lambda: process_born(pid) is None, limit_s=30.0)
 
 
 def struck(folder: Path) -> list[int]:

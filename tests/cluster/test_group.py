@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from machines import eventually
 from workloads import MLP, cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
@@ -33,16 +33,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
-    """Wait for a condition; the limit is far beyond what it takes."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def config(runners: int = 2, lanes: int = 4) -> EvalConfig:

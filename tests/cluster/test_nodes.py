@@ -1,12 +1,11 @@
 """Nodes that go and come: three nodes in one machine, as Ray's own tests have them."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
+from machines import add_node, eventually, many_nodes
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
@@ -17,33 +16,13 @@ EPISODES = 2_000
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A head without room for runners, and two nodes with room for one each."""
-    ray.shutdown()
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 1024**2},
-    )
-    for _ in range(2):
-        nodes.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    try:
+    with many_nodes(2) as nodes:
         yield nodes
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
 
 
 def config(runners: int = 2) -> EvalConfig:
     settings = cartpole().runners(num_runners=runners, num_envs_per_runner=1).evaluation(num_episodes=EPISODES)
     return settings.runners(runner_start_timeout_s=60.0) if runners else settings.runners(num_envs_per_runner=16)
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def nodes_of(group: EvalRunnerGroup) -> set[str]:
@@ -65,7 +44,7 @@ def test_a_node_goes_and_another_comes(cluster: Any) -> None:
         assert eventually(lambda: handle.progress().num_finished > 20)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
         assert eventually(lambda: len(group.healthy_runner_ids) == 1 or handle.done())
-        newcomer = cluster.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
+        newcomer = add_node(cluster)
         assert eventually(lambda: group.healthy_runner_ids == [0, 1] or handle.done())
         result = handle.result(timeout_s=240)
         again = group.evaluate(num_episodes=50)
@@ -85,7 +64,7 @@ def test_a_cluster_smaller_than_asked_does_what_it_can(cluster: Any) -> None:
     with EvalRunnerGroup(config(runners=4)) as group:
         handle = group.submit()
         assert eventually(lambda: len(group.healthy_runner_ids) == 2)
-        cluster.add_node(num_cpus=2, object_store_memory=80 * 1024**2)
+        add_node(cluster, num_cpus=2)
         assert eventually(lambda: len(group.healthy_runner_ids) == 4 or handle.done())
         result = handle.result(timeout_s=240)
     assert result.status == "complete"
@@ -102,7 +81,7 @@ def test_all_runners_dead_at_once(cluster: Any) -> None:
         for node in cluster.list_all_nodes()[-2:]:
             cluster.remove_node(node, allow_graceful=False)
         assert eventually(lambda: not group.healthy_runner_ids or handle.done())
-        cluster.add_node(num_cpus=2, object_store_memory=80 * 1024**2)
+        add_node(cluster, num_cpus=2)
         result = handle.result(timeout_s=240)
     assert result.status == "complete"
     assert result.fingerprint == expected

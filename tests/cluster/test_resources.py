@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ray
+from machines import local_cluster
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import RunnerStartError
@@ -12,18 +12,8 @@ from rl_eval.errors import RunnerStartError
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=1,
-        resources={"simulator": 2},
-        labels={"zone": "lab"},
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    yield
-    ray.shutdown()
+    with local_cluster(num_gpus=1, resources={"simulator": 2}, labels={"zone": "lab"}):
+        yield
 
 
 def config(**runners: Any) -> EvalConfig:

@@ -18,7 +18,7 @@ from workloads import cartpole
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.episode import ROW, Fault
 from rl_eval.log import Batch, EvaluationLog, read_log
-from rl_eval.recorder import process_state
+from rl_eval.proc import process_state
 from rl_eval.testing import flaky
 
 LANES = 8

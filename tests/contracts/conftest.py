@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+from machines import local_cluster
 
 from rl_eval import EvalConfig
 
@@ -12,19 +13,11 @@ WEIGHTS_MODULE = "rl_eval.policies.mlp:make_mlp"
 
 @pytest.fixture(scope="module")
 def _cluster() -> Iterator[None]:
-    started = not ray.is_initialized()
-    if started:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            num_gpus=0,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    yield
-    if started:
-        ray.shutdown()
+    if ray.is_initialized():
+        yield
+    else:
+        with local_cluster():
+            yield
 
 
 @pytest.fixture(params=["inline", "ray"])

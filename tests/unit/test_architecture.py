@@ -20,6 +20,7 @@ LAYERS = (
     "episode",
     "protocols",
     "numerics",
+    "proc",
     "recorder",
     "plan",
     "schedule",

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rl_eval.backends.node_agent import Deadlines, NodeAgent
-from rl_eval.recorder import LaneEntry, Moment, Residence, process_state
+from rl_eval.proc import process_state
+from rl_eval.recorder import LaneEntry, Moment, Residence
 
 LIMIT_S = 60.0
 

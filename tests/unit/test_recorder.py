@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_eval.proc import process_born, process_state
 from rl_eval.recorder import (
     ACT,
     NOW,
@@ -17,8 +18,6 @@ from rl_eval.recorder import (
     SINCE,
     STEP,
     FlightRecorder,
-    process_born,
-    process_state,
     read_moment,
 )
 
