@@ -33,7 +33,7 @@ def test_a_local_cluster_ends_with_the_group_that_started_it() -> None:
 
 def test_a_cluster_of_the_caller_is_left_running() -> None:
     """A group uses the cluster that its caller is connected to, and leaves it alone; another address is refused."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=1).evaluation(num_episodes=4)
         assert evaluate(config, policy=torch.nn.Linear(4, 2)).status == "complete"
