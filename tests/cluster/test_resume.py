@@ -1,5 +1,6 @@
 """A driver that is killed, at any moment, and continued: every episode once, the same bits, little work done twice."""
 
+import itertools
 import os
 import random
 import signal
@@ -192,11 +193,13 @@ def test_what_had_no_attempt_left_is_given_up(tmp_path: Path, spent: int) -> Non
 def test_two_hundred_kills(tmp_path: Path) -> None:
     """Kill -9 at 200 random moments over several plans; each continued run is the undisturbed one."""
     struck = 0
-    for round_ in range(5):
+    for round_ in itertools.count():
+        # A fast machine finishes a plan before all its kills have struck.
         flaky = config(25_000, attempt_rates=[0.1]).evaluation(seed=round_)
         struck += kill_until_complete(flaky, tmp_path / str(round_), kills=40, longest_s=2.5, seed=round_)
         check_continued(flaky, tmp_path / str(round_))
-    assert struck >= 150
+        if struck >= 200:
+            break
 
 
 SCRIPT = """
