@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from rl_eval.comparison import Comparison, compare
     from rl_eval.config import EvalConfig
     from rl_eval.episode import EpisodeRecord, Fault
-    from rl_eval.errors import EvalError
+    from rl_eval.errors import EvalError, EvaluatorBusy
+    from rl_eval.evaluator import Evaluator
     from rl_eval.group import EvalRunnerGroup, evaluate
     from rl_eval.handle import EvalHandle, EvalProgress
     from rl_eval.loading import load
     from rl_eval.plan import EpisodePlan
+    from rl_eval.point import EvalPoint
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
     from rl_eval.purity import Purity
     from rl_eval.replaying import Replay, replay
@@ -34,11 +36,14 @@ _HOME = {
     "EvalConfig": "config",
     "EvalError": "errors",
     "EvalHandle": "handle",
+    "EvalPoint": "point",
     "EvalProgress": "handle",
     "EvalResult": "result",
     "EvalRunner": "runners",
     "EvalRunnerGroup": "group",
     "EvalSettings": "settings",
+    "Evaluator": "evaluator",
+    "EvaluatorBusy": "errors",
     "Fault": "episode",
     "NoiseSource": "protocols",
     "Policy": "protocols",
@@ -60,11 +65,14 @@ __all__ = [
     "EvalConfig",
     "EvalError",
     "EvalHandle",
+    "EvalPoint",
     "EvalProgress",
     "EvalResult",
     "EvalRunner",
     "EvalRunnerGroup",
     "EvalSettings",
+    "Evaluator",
+    "EvaluatorBusy",
     "Fault",
     "NoiseSource",
     "Policy",

@@ -125,7 +125,10 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95) -> Compariso
 def _check_plans(a: EvalResult, b: EvalResult) -> None:
     if a.plan_fingerprint == b.plan_fingerprint:
         return
-    ours, theirs = ({"num_episodes": len(side.plan), "seed": side.plan.seed} for side in (a, b))
+    ours, theirs = (
+        {"num_episodes": len(side.plan), "seed": side.plan.seed, "first_index": side.plan.first_index}
+        for side in (a, b)
+    )
     differences = list(_differences(ours, theirs, "plan"))
     raise ComparisonError(
         "the results are not about the same episodes: "

@@ -25,7 +25,7 @@ _STOPPED: Final = "the group was stopped before this was done"
 
 @final
 class Driver:
-    """Runs jobs on a fleet, in a thread of its own.
+    """Runs jobs on a fleet, in a thread of its own or in the caller's.
 
     Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of their posting, so an
     evaluation never sees two versions of the weights. Others run beside them.
@@ -33,10 +33,12 @@ class Driver:
     Args:
         backend: Where the runners live.
         fleet: The runners.
+        threaded: Whether there is a thread; without one, posting a job runs it, in the thread that posts.
     """
 
-    def __init__(self, backend: Backend, fleet: Fleet) -> None:
+    def __init__(self, backend: Backend, fleet: Fleet, threaded: bool = True) -> None:
         self._backend = backend
+        self._threaded = threaded
         self._fleet = fleet
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._tags = itertools.count(1)
@@ -44,11 +46,12 @@ class Driver:
         self._active: dict[int, Job] = {}
         self._fatal: BaseException | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="rl_eval driver", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="rl_eval driver", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        if self._threaded:
+            self._thread.start()
 
     def next_tag(self) -> int:
         """Return a mark for a new job."""
@@ -67,6 +70,8 @@ class Driver:
         if self._stopping:
             # The loop may have read its inbox for the last time.
             self._refuse_inbox()
+        elif not self._threaded:
+            self._run(until=job)
 
     def forget(self, members: list[Member]) -> None:
         """Tell the jobs that members left on request; call in the loop."""
@@ -77,6 +82,8 @@ class Driver:
         """Fail what is unfinished, end the thread and the runners."""
         self._stopping = True
         self._inbox.put(None)
+        if not self._threaded:
+            self._leave()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
         self._backend.stop()
@@ -86,12 +93,29 @@ class Driver:
 
     # ------------------------------------------------------------------ the loop
 
-    def _run(self) -> None:
+    def _loop(self) -> None:
         try:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
             self._fatal = error
+        self._leave()
+
+    def _run(self, until: Job) -> None:
+        """Do the work of the loop in this thread, until a job and what follows it is done.
+
+        Raises:
+            BaseException: What the thread was interrupted with; the group is at an end then.
+        """
+        try:
+            while not (until.done and not self._active) and not self._stopping:
+                self._turn()
+        except BaseException as error:
+            self._fatal = error
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
         self._stopping = True
         self._backend.leave()
         self._fail_all(self._fatal or ClusterError(_STOPPED))
@@ -102,8 +126,15 @@ class Driver:
         self._tick(now)
         for reply in self._backend.wait(_POLL_S):
             self._route(reply, time.monotonic())
-        self._active = {tag: job for tag, job in self._active.items() if not job.done}
+        self._retire()
         self._start_jobs()
+
+    def _retire(self) -> None:
+        """Let jobs go that are done; what they ask for next comes before all others."""
+        ended = [job for job in [*self._active.values(), *self._waiting] if job.done]
+        self._active = {tag: job for tag, job in self._active.items() if not job.done}
+        self._waiting = deque(job for job in self._waiting if not job.done)
+        self._waiting.extendleft(job for one in reversed(ended) for job in reversed(one.successors()))
 
     def _read_inbox(self, block: bool) -> None:
         if block and not self._active:
@@ -150,7 +181,7 @@ class Driver:
             self._die(error)
         for job in [*self._active.values(), *self._waiting]:
             job.tick(now)
-        self._waiting = deque(job for job in self._waiting if not job.done)
+        self._retire()
 
     # ------------------------------------------------------------------ replies
 

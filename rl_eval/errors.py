@@ -6,6 +6,7 @@
     ├── UsageError                 the caller's: fix the call and try again
     │   ├── ConfigError            a setting is unknown, impossible or cannot be honoured
     │   ├── WeightsError           weights do not fit the policy
+    │   ├── EvaluatorBusy          an evaluator has no room for another request
     │   ├── ComparisonError        two results cannot be compared
     │   ├── LogMismatch            an evaluation log holds another plan, policy or environment
     │   └── LogOwned               an evaluation log is being written by another driver
@@ -34,6 +35,7 @@ __all__ = [
     "EpisodeError",
     "EpisodeTimeout",
     "EvalError",
+    "EvaluatorBusy",
     "LogError",
     "LogFenced",
     "LogMismatch",
@@ -62,6 +64,10 @@ class ConfigError(UsageError):
 
 class WeightsError(UsageError):
     """Weights do not fit the policy they were sent to."""
+
+
+class EvaluatorBusy(UsageError):
+    """An evaluator refused a request, because earlier ones are not done; no weights were copied."""
 
 
 class ComparisonError(UsageError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -16,7 +17,7 @@ from rl_eval.episode import Lease, Outcome, RunReport, charged_attempts, failed_
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
-from rl_eval.jobs import Job
+from rl_eval.jobs import Job, WeightsSync
 from rl_eval.ledger import Ledger
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
@@ -66,17 +67,29 @@ class Evaluation(Job):
         settings: What to evaluate.
         plan: Which episodes.
         log: Where their records are kept, if anywhere besides the result.
+        sync: The job, posted before this one, that sends the weights to evaluate; if it fails, so does this one.
+        follow_up: Given the result, what else is done before any other job.
     """
 
     exclusive = True
 
-    def __init__(self, tag: int, settings: EvalSettings, plan: EpisodePlan, log: EvaluationLog | None = None) -> None:
+    def __init__(
+        self,
+        tag: int,
+        settings: EvalSettings,
+        plan: EpisodePlan,
+        log: EvaluationLog | None = None,
+        sync: WeightsSync | None = None,
+        follow_up: Callable[[EvalResult], list[Job]] | None = None,
+    ) -> None:
         super().__init__(tag)
+        self._sync = sync
+        self._follow_up = follow_up
         self._settings = settings
         self._plan = plan
         self._weights: WeightsSnapshot | None = None
         self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
-        self._cancel_requested = False
+        self._cancelled = self._cancelled_while_waiting = ""
         self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush)
         self._fleet: Fleet | None = None
         self._schedule = Schedule(plan)
@@ -97,7 +110,11 @@ class Evaluation(Job):
         """See :class:`Job`."""
         self._fleet = fleet
         self._losses_before = fleet.losses
+        if self._sync is not None and (error := self._sync.future.exception()) is not None:
+            self.fail(error)
+            return
         self._weights = fleet.weights and fleet.weights.snapshot
+        self.handle.weights_version = 0 if self._weights is None else self._weights.version
         self._fleet_size = max(1, fleet.expected())
         try:
             self._ledger.begin(lambda: manifest_of(self._settings, self._plan, self._weights))
@@ -193,17 +210,17 @@ class Evaluation(Job):
         if self.done:
             return
         if self._fleet is None:
-            if self._cancel_requested:
-                self._finish("cancelled", now)
+            if reason := self._cancelled or self._cancelled_while_waiting:
+                self._finish(reason, now)
             return
         try:
             self._ledger.settle()
         except EvalError as error:
             self.fail(error)
             return
-        if self._cancel_requested:
+        if self._cancelled:
             self._abandon(now)
-            self._finish("cancelled", now)
+            self._finish(self._cancelled, now)
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
         elif (expected := self._fleet.expected()) != self._fleet_size:
@@ -225,6 +242,12 @@ class Evaluation(Job):
     def done(self) -> bool:
         """See :class:`Job`."""
         return self.handle.done()
+
+    def successors(self) -> list[Job]:
+        """See :class:`Job`."""
+        if self._follow_up is None or self.handle.exception() is not None:
+            return []
+        return self._follow_up(self.handle.result())
 
     # ------------------------------------------------------------------ commands and calls
 
@@ -324,8 +347,11 @@ class Evaluation(Job):
 
     # ------------------------------------------------------------------ the end
 
-    def _request_cancel(self) -> None:
-        self._cancel_requested = True
+    def _request_cancel(self, reason: str, unless_started: bool) -> None:
+        if unless_started:
+            self._cancelled_while_waiting = reason
+        else:
+            self._cancelled = reason
 
     def _finish(self, reason: str, now: float) -> None:
         if self.done:

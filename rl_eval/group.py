@@ -9,26 +9,29 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.backends import Backend, pickled
 from rl_eval.config import EvalConfig
 from rl_eval.driver import Driver
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import ConfigError
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet, PublishedWeights
+from rl_eval.frameworks import integration_for
 from rl_eval.handle import EvalHandle
-from rl_eval.jobs import Apply, Do, Job, WeightsSync
+from rl_eval.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
 
-__all__ = ["EvalRunnerGroup", "evaluate"]
+__all__ = ["EvalRunnerGroup", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
 
@@ -43,6 +46,8 @@ class EvalRunnerGroup:
     Args:
         config: What to evaluate and how; a copy is frozen.
         policy: A live policy, used instead of the configured one and its weights.
+        threaded: Whether the group works in a thread of its own. Without one every method does the work before it
+            returns, in the thread that calls it, which must always be the same; only for ``num_runners=0``.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -54,8 +59,13 @@ class EvalRunnerGroup:
         ...     print(group.evaluate(num_episodes=100))
     """
 
-    def __init__(self, config: EvalConfig | EvalSettings, policy: Any = None) -> None:
+    def __init__(self, config: EvalConfig | EvalSettings, policy: Any = None, *, threaded: bool = True) -> None:
         settings = config.build() if isinstance(config, EvalConfig) else config
+        if settings.runners.num_runners and not threaded:
+            raise ConfigError(
+                f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
+                "a thread: leave threaded=True, or use runners.num_runners=0"
+            )
         runner_class(settings.runners.runner)
         live = policy if policy is not None else settings.policy.policy
         if live is None:
@@ -64,15 +74,20 @@ class EvalRunnerGroup:
             settings = _with_policy(settings, policy)
         self.settings = settings
         self._lock = threading.Lock()
-        self._sync_lock = threading.Lock()
+        self._post_lock = threading.Lock()
+        """Held while jobs that belong together are posted, so that no others come between them."""
+        if not isinstance(live, str):
+            live = portable_policy(live)
         path = settings.policy.weights
         weights = weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
-            self._backend = _make_backend(_with_policy(settings, None), _portable(live))
+            self._backend = _make_backend(_with_policy(settings, None), live)
         self._fleet = Fleet(self._backend, settings)
-        self._driver = Driver(self._backend, self._fleet)
+        self._driver = Driver(self._backend, self._fleet, threaded)
+        self._last_version = 0
+        """Of the weights that were posted last."""
         if weights is not None:
             self._fleet.weights = PublishedWeights(*self._backend.publish(weights))
         self._driver.start()
@@ -86,8 +101,13 @@ class EvalRunnerGroup:
         num_episodes: int | None = None,
         seed: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        first_index: int | None = None,
+        *,
+        weights: Any = None,
+        version: int | None = None,
+        follow_up: FollowUp | None = None,
     ) -> EvalHandle:
-        """Start an evaluation with the current weights, and return at once.
+        """Start an evaluation, and return at once.
 
         Args:
             num_episodes: How many episodes; by default as configured.
@@ -95,37 +115,44 @@ class EvalRunnerGroup:
             run_dir: Folder, or URI that ``pyarrow.fs`` opens, of an evaluation log. A log that is there already is
                 continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
                 another plan, policy or environment.
+            first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
+                out: no evaluation of those before has seen them.
+            weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
+            version: Number that stamps the records; by default one more than the last.
+            follow_up: What one runner does right afterwards, before any other weights or evaluation.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
             LogOwned: Another driver is writing this log.
+            WeightsError: The weights are none. Those that do not fit the policy are an error of the handle.
         """
         changes: dict[str, Any] = {}
         if num_episodes is not None:
             changes["num_episodes"] = num_episodes
         if seed is not None:
             changes["seed"] = seed
+        if first_index is not None:
+            changes["first_index"] = first_index
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
-        plan = EpisodePlan(evaluation.num_episodes, evaluation.seed)
+        plan = evaluation.plan()
         log = None if run_dir is None else _open_log(run_dir)
-        job = Evaluation(self._driver.next_tag(), settings, plan, log)
         try:
-            self._driver.post(job)
-        except EvalError:
+            return self._post_evaluation(settings, plan, log, weights, version, follow_up)
+        except BaseException:
             if log is not None:
                 log.close()
             raise
-        return job.handle
 
     def evaluate(
         self,
         num_episodes: int | None = None,
         seed: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        first_index: int | None = None,
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed, run_dir).result()
+        return self.submit(num_episodes, seed, run_dir, first_index).result()
 
     # ------------------------------------------------------------------ weights
 
@@ -145,12 +172,26 @@ class EvalRunnerGroup:
         Raises:
             WeightsError: They do not fit the policy, which keeps those it has.
         """
-        with self._sync_lock:
-            version = self.weights_version + 1 if version is None else operator.index(version)
-            published = PublishedWeights(*self._backend.publish(snapshot_weights(weights, version)))
-            job = WeightsSync(self._driver.next_tag(), published)
-            self._wait(job, job.future)
-        return version
+        with self._post_lock:
+            job = self._weights_job(weights, version)
+            self._driver.post(job)
+        job.future.result()
+        return job.version
+
+    def publish_weights(self, weights: Any, version: int | None = None) -> PublishedWeights:
+        """Store weights where all runners can fetch them, without sending them; for a later ``submit(weights=...)``.
+
+        Raises:
+            WeightsError: The weights are none.
+        """
+        version = self._last_version + 1 if version is None else operator.index(version)
+        snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
+        return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
+
+    @property
+    def published_weights(self) -> PublishedWeights | None:
+        """The weights that the next evaluation uses; None if each runner has those that its policy was built with."""
+        return self._fleet.weights
 
     @property
     def weights_version(self) -> int:
@@ -164,6 +205,22 @@ class EvalRunnerGroup:
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
         job = Apply(self._driver.next_tag(), "apply", function)
+        return self._wait(job, job.future)
+
+    def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
+        """Call a function with one runner that is up, where it lives, between evaluations; return its result.
+
+        Args:
+            function: What to call; for runners in other processes it must be picklable.
+            timeout_s: Longest time that it may take, in seconds; then its runner is given up. Nothing can interrupt
+                it in this process.
+
+        Raises:
+            ClusterError: The runner was lost, or took too long.
+        """
+        if self.settings.runners.num_runners:
+            pickled(function, "the function")
+        job: Ask[Result] = Ask(self._driver.next_tag(), timeout_s, "apply", function)
         return self._wait(job, job.future)
 
     @property
@@ -214,6 +271,32 @@ class EvalRunnerGroup:
         self.stop()
 
     # ------------------------------------------------------------------ plumbing
+
+    def _post_evaluation(
+        self,
+        settings: EvalSettings,
+        plan: EpisodePlan,
+        log: EvaluationLog | None,
+        weights: Any,
+        version: int | None,
+        follow_up: FollowUp | None,
+    ) -> EvalHandle:
+        if weights is None and version is not None:
+            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
+        with self._post_lock:
+            sync = None if weights is None else self._weights_job(weights, version)
+            next_tag = self._driver.next_tag
+            job = Evaluation(next_tag(), settings, plan, log, sync, follow_up and partial(follow_up.jobs, next_tag))
+            job.handle.weights_version = self._last_version
+            if sync is not None:
+                self._driver.post(sync)
+            self._driver.post(job)
+        return job.handle
+
+    def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
+        published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
+        self._last_version = published.snapshot.version
+        return WeightsSync(self._driver.next_tag(), published)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._driver.post(job)
@@ -271,8 +354,10 @@ def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
     return settings.model_copy(update={"policy": section})
 
 
-def _portable(policy: Any) -> Any:
-    """Return a policy that a process without its device can unpickle."""
+def portable_policy(policy: Any) -> Any:
+    """Return a policy that a process without its device, and without its trainer, can unpickle."""
+    if (detach := integration_for(policy, "portable")) is not None:
+        policy = detach(policy)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(policy, torch.nn.Module):
         return policy

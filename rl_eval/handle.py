@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
@@ -37,25 +37,36 @@ class EvalProgress:
 class EvalHandle:
     """A running evaluation: a future that also tells its progress.
 
+    It can be awaited: ``result = await handle``.
+
     Args:
         progress: Called for :meth:`progress`.
-        cancel: Called for :meth:`cancel`.
+        cancel: Called for :meth:`cancel` with its arguments.
         flush: Called for :meth:`flush`.
+        weights_version: Version of the weights that it evaluates, as far as that is known.
     """
 
     def __init__(
-        self, progress: Callable[[], EvalProgress], cancel: Callable[[], None], flush: Callable[[float], None]
+        self,
+        progress: Callable[[], EvalProgress],
+        cancel: Callable[[str, bool], None],
+        flush: Callable[[float], None],
+        weights_version: int = 0,
     ) -> None:
         self._progress = progress
         self._cancel = cancel
         self._flush = flush
-        self._finished = threading.Event()
-        self._result: EvalResult | None = None
-        self._error: BaseException | None = None
+        self._future: Future[EvalResult] = Future()
+        # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
+        self._future.set_running_or_notify_cancel()
+        self.weights_version = weights_version
+        """Version of the weights that are evaluated."""
+        self.step: int | None = None
+        """Training step that they are of, if the caller gave one."""
 
     def done(self) -> bool:
         """Whether :meth:`result` returns at once."""
-        return self._finished.is_set()
+        return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> EvalResult:
         """Wait for the result.
@@ -69,17 +80,33 @@ class EvalHandle:
             TimeoutError: It is not done in time; it goes on.
             EvalError: It could not run at all.
         """
-        if not self._finished.wait(timeout_s):
-            raise TimeoutError(f"the evaluation is not done after {timeout_s} s: {self.progress()}")
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
-
-    def cancel(self) -> None:
-        """Stop; episodes that have not finished are dropped."""
+        wait([self._future], timeout_s)
         if not self.done():
-            self._cancel()
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s: {self.progress()}")
+        return self._future.result()
+
+    def exception(self) -> BaseException | None:
+        """Return why it could not run, or None if it has a result or is not done."""
+        return self._future.exception() if self.done() else None
+
+    def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
+        """Call a function with this handle when it is done, at once if it is; it must return soon."""
+        self._future.add_done_callback(lambda _: function(self))
+
+    def __await__(self) -> Generator[Any, None, EvalResult]:
+        import asyncio
+
+        return asyncio.wrap_future(self._future).__await__()
+
+    def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
+        """Stop; episodes that have not finished are dropped.
+
+        Args:
+            reason: What the result will say.
+            unless_started: Leave it alone if it does not wait for its turn any more.
+        """
+        if not self.done():
+            self._cancel(reason or "cancelled", unless_started)
 
     def flush(self, timeout_s: float = 10.0) -> None:
         """Commit what has finished to the evaluation log, if there is one, even while an environment hangs.
@@ -94,9 +121,7 @@ class EvalHandle:
         return self._progress()
 
     def _set_result(self, result: EvalResult) -> None:
-        self._result = result
-        self._finished.set()
+        self._future.set_result(result)
 
     def _set_error(self, error: BaseException) -> None:
-        self._error = error
-        self._finished.set()
+        self._future.set_exception(error)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from rl_eval.errors import ClusterError
+from rl_eval.errors import ClusterError, RunnerLost
 from rl_eval.fleet import Fleet, Member, PublishedWeights
 from rl_eval.recorder import Autopsy
 
-__all__ = ["Apply", "Do", "Job", "WeightsSync"]
+if TYPE_CHECKING:
+    from rl_eval.result import EvalResult
+    from rl_eval.runners import EvalRunner
+
+__all__ = ["Apply", "Ask", "Do", "FollowUp", "Job", "WeightsSync"]
 
 
 Result = TypeVar("Result")
@@ -63,6 +68,10 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def done(self) -> bool:
         """Whether it needs nothing more."""
+
+    def successors(self) -> list[Job]:
+        """Return the jobs that run as soon as this one is done, before any other; asked once."""
+        return []
 
 
 class _Awaited(Job, Generic[Result]):
@@ -179,6 +188,11 @@ class WeightsSync(_Broadcast):
         self._weights = weights
         self._former: PublishedWeights | None = None
 
+    @property
+    def version(self) -> int:
+        """Of the weights that are sent."""
+        return self._weights.snapshot.version
+
     def start(self, fleet: Fleet, now: float) -> None:
         """See :class:`Job`."""
         self._former, fleet.weights = fleet.weights, self._weights
@@ -208,3 +222,85 @@ class Apply(_Broadcast):
 
     def __init__(self, tag: int, method: str, *args: Any) -> None:
         super().__init__(tag, method, args)
+
+
+@final
+class Ask(_Awaited[Result]):
+    """Calls one runner, the first that is up, between evaluations.
+
+    A runner that does not answer in time is given up, as one that hangs in an episode is.
+    """
+
+    exclusive = True
+
+    def __init__(self, tag: int, timeout_s: float, method: str, *args: Any) -> None:
+        super().__init__(tag)
+        self._timeout_s = timeout_s
+        self._method = method
+        self._args = args
+        self._fleet: Fleet | None = None
+        self._member: Member | None = None
+        self._deadline = 0.0
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._fleet = fleet
+        for member in fleet.ready()[:1]:
+            self.joined(member, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and self._member is None:
+            self._member, self._deadline = member, now + self._timeout_s
+            self._fleet.call(member, self._method, *self._args, tag=self.tag, now=now)
+
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """See :class:`Job`."""
+        if member is self._member:
+            self.fail(ClusterError(f"runner {member.index} was lost during the call"))
+        return False
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+        if not self.done:
+            self.future.set_result(value)
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is None or self.done:
+            return
+        if self._member is None:
+            if self._fleet.hopeless:
+                self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+        elif now > self._deadline:
+            why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
+            self._fleet.condemn(self._member, RunnerLost(why))
+            self.fail(ClusterError(why))
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What a runner does right after an evaluation, while it still has its weights."""
+
+    choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
+    """Given the result, in the driver's thread: what to call with a runner, one after the other."""
+    done: Callable[[list[Future[Any]]], object]
+    """Given what they returned or raised, once, when all are done; must return soon."""
+    timeout_s: float
+    """Longest time that one may take."""
+
+    def jobs(self, next_tag: Callable[[], int], result: EvalResult) -> list[Job]:
+        """Return the jobs that do it."""
+        try:
+            asks = [Ask(next_tag(), self.timeout_s, "apply", function) for function in self.choose(result)]
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            self.done([failed])
+            return []
+        futures = [ask.future for ask in asks]
+        if not futures:
+            self.done([])
+        for future in futures:
+            future.add_done_callback(lambda _: self.done(futures) if all(one.done() for one in futures) else None)
+        return list(asks)

@@ -74,26 +74,35 @@ class EpisodePlan:
     Args:
         num_episodes: How many, at least 1.
         seed: Root seed, at least 0.
+        first_index: Where it begins in the permutation of its root seed. Episode i of the plan has the seed that
+            episode ``first_index + i`` of the plan from 0 on has, so plans over ranges that do not overlap have no
+            seed in common: some for choosing a policy, others, held out, for saying how good the chosen one is.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
     """
 
-    def __init__(self, num_episodes: int, seed: int = 0) -> None:
-        num_episodes, seed = operator.index(num_episodes), operator.index(seed)
+    def __init__(self, num_episodes: int, seed: int = 0, first_index: int = 0) -> None:
+        num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
             raise ConfigError(
                 f"evaluation.num_episodes is {num_episodes}: ask for at least 1 and at most {MAX_EPISODES} episodes"
             )
         if not 0 <= seed < 2**64:
             raise ConfigError(f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1")
+        if not 0 <= first_index <= MAX_EPISODES - num_episodes:
+            raise ConfigError(
+                f"evaluation.first_index is {first_index}: with {num_episodes} episodes, give an int from 0 to "
+                f"{MAX_EPISODES - num_episodes}"
+            )
         self.num_episodes = num_episodes
         self.seed = seed
+        self.first_index = first_index
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.int64]:
         """Seed of every episode, shape (num_episodes,)."""
-        return episode_seeds(self.seed, np.arange(self.num_episodes))
+        return episode_seeds(self.seed, np.arange(self.first_index, self.first_index + self.num_episodes))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -111,4 +120,5 @@ class EpisodePlan:
         return EpisodeSpec(index, int(self.seeds[index]))
 
     def __repr__(self) -> str:
-        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed})"
+        start = f", first_index={self.first_index}" if self.first_index else ""
+        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start})"

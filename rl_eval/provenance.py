@@ -47,6 +47,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
     return Manifest(
         num_episodes=len(plan),
         seed=plan.seed,
+        first_index=plan.first_index,
         plan_fingerprint=plan.fingerprint,
         identity=described.pop("identity"),
         weights=described.pop("weights"),

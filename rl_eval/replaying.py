@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
+import numpy.typing as npt
 
 from rl_eval.backends import pickled
 from rl_eval.config import EvalConfig
@@ -21,11 +24,11 @@ from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
 from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
-from rl_eval.runners import runner_class
+from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings, make_settings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Replay", "different_columns", "rebuilt_runner", "replay", "run_lease"]
 
 _LAYOUT: Final = ("runner", "num_envs_per_runner")
 """Settings of the runners that a process without Ray can have."""
@@ -75,17 +78,58 @@ def replay(
     """
     result = load(path)
     recorded = _record(result, index)
+    with rebuilt_runner(result, config, policy) as runner:
+        report = run_lease(runner, Lease(recorded.index, recorded.seed, recorded.attempts, 0))
+    return _compare(result, index, report)
+
+
+@contextmanager
+def rebuilt_runner(
+    result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None
+) -> Iterator[EvalRunner]:
+    """Build a runner in this process that has what the runners of an evaluation had.
+
+    Args:
+        result: Of the evaluation.
+        config: What was evaluated, if it was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+
+    Raises:
+        UsageError: The config is another one.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
     settings = _settings(result.provenance, config, policy)
     live = settings.policy.policy if policy is None else policy
     live = None if isinstance(live, str) else live
     weights = _weights(result.provenance["weights"], settings, live)
     try:
-        report = _run(settings, weights, recorded, live)
+        copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
+        runner = runner_class(settings.runners.runner)(settings, 0, copied)
     except ConfigError as error:
         if config is not None:
             raise
         raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
-    return _compare(result, index, report)
+    try:
+        if weights is not None:
+            runner.set_weights(weights)
+        yield runner
+    finally:
+        runner.stop()
+
+
+def run_lease(runner: EvalRunner, lease: Lease) -> RunReport:
+    """Run one episode with an idle runner; return its last report, with the faults of all."""
+    reports = [runner.run([lease], _BUDGET_S)]
+    while not len(reports[-1].rows):
+        reports.append(runner.run((), _BUDGET_S))
+    return replace(reports[-1], faults=tuple(fault for report in reports for fault in report.faults))
+
+
+def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
+    """Return the names of the outcome columns in which two rows, arrays of ``ROW`` of shape (1,), differ."""
+    ours, theirs = fingerprint_rows(recorded), fingerprint_rows(again)
+    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
 
 
 def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
@@ -93,7 +137,7 @@ def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
     table.fill(report.rows, report.infos, report.faults)
     recorded, again = result.table.record(index), table.record(index)
     ours, theirs = plain(report.numerics), result.provenance["numerics"]
-    different = _different(result.table, table, index)
+    different = different_columns(*(found.rows[index : index + 1] for found in (result.table, table)))
     return Replay(
         recorded=recorded,
         again=again,
@@ -168,24 +212,3 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
         held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
         raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
     return replace(found, version=version)
-
-
-def _run(settings: EvalSettings, weights: WeightsSnapshot | None, recorded: EpisodeRecord, live: Any) -> RunReport:
-    """Run the attempt that a record is of, and those that follow if it fails."""
-    copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
-    runner = runner_class(settings.runners.runner)(settings, 0, copied)
-    try:
-        if weights is not None:
-            runner.set_weights(weights)
-        reports = [runner.run([Lease(recorded.index, recorded.seed, recorded.attempts, 0)], _BUDGET_S)]
-        while not len(reports[-1].rows):
-            reports.append(runner.run((), _BUDGET_S))
-    finally:
-        runner.stop()
-    return replace(reports[-1], faults=tuple(fault for report in reports for fault in report.faults))
-
-
-def _different(recorded: EpisodeTable, again: EpisodeTable, index: int) -> list[str]:
-    """Return the names of the outcome columns in which a row differs."""
-    ours, theirs = (fingerprint_rows(table.rows[index : index + 1]) for table in (recorded, again))
-    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]

@@ -399,7 +399,9 @@ class EvalResult:
         """
         check_format(data)
         try:
-            plan = EpisodePlan(data["plan"]["num_episodes"], data["plan"]["seed"])
+            described = data["plan"]
+            # Results from before there was a choice begin at 0.
+            plan = EpisodePlan(described["num_episodes"], described["seed"], described.get("first_index", 0))
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
             bounds = data["return_bounds"]

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
-from rl_eval.plan import MAX_EPISODES
+from rl_eval.plan import MAX_EPISODES, EpisodePlan
 
 __all__ = [
     "SECTIONS",
@@ -78,6 +78,9 @@ class RunnersSection(_Section):
     custom_resources_per_runner: dict[str, float] = {}
     label_selector: dict[str, str] = {}
     """Ray node labels that a runner's node must have."""
+    init_fn: Any = None
+    """A callable without arguments, or ``"module:attr"``: called first in a runner's process, before torch, the
+    environment and the policy are imported."""
     runtime_env: dict[str, Any] = {}
     """Ray runtime environment of the runners, merged over rl_eval's own."""
     address: str | None = None
@@ -105,6 +108,9 @@ class EvaluationSection(_Section):
     num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)] = 100
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Root seed: the seed of every episode follows from it and the episode's index."""
+    first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
+    """Where the plan begins: episodes ``first_index`` to ``first_index + num_episodes - 1`` of this root seed. Plans
+    over ranges that do not overlap share no episode."""
     max_episode_steps: PositiveInt | None = None
     """Cut episodes after this many steps and mark them truncated by us."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -115,6 +121,14 @@ class EvaluationSection(_Section):
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
     purity_check: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the episodes that are run once more in a fresh environment, and compared; 0 is none."""
+
+    def plan(self) -> EpisodePlan:
+        """Return the episodes to run.
+
+        Raises:
+            ConfigError: There are not so many from ``first_index`` on.
+        """
+        return EpisodePlan(self.num_episodes, self.seed, self.first_index)
 
 
 class FaultToleranceSection(_Section):
@@ -167,6 +181,16 @@ class EvalSettings(_Section):
         assert isinstance(described, dict)
         return described
 
+
+_ACTORS_ONLY: Final = (
+    "init_fn",
+    "num_gpus_per_runner",
+    "custom_resources_per_runner",
+    "label_selector",
+    "runtime_env",
+    "address",
+)
+"""Settings of runners that are processes of their own."""
 
 SECTIONS: Final[Mapping[str, type[_Section]]] = {
     "environment": EnvironmentSection,
@@ -236,8 +260,13 @@ def _check_together(settings: EvalSettings) -> None:
             f"runners.num_envs_per_runner is {runners.lanes}, but the single_agent runner has one environment: "
             'leave it out, or set runners.runner to "vector"'
         )
+    if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
+        raise ConfigError(
+            f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'
+        )
     if settings.environment.env is None:
         raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
+    settings.evaluation.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
         raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")
@@ -254,7 +283,14 @@ def _check_together(settings: EvalSettings) -> None:
                 f"fault_tolerance.{key} is {limit}, but with runners.num_runners=0 the environment runs in this "
                 "process, where nothing can interrupt it: use runners.num_runners=1 or more"
             )
-    for key in ("num_gpus_per_runner", "custom_resources_per_runner", "label_selector", "runtime_env", "address"):
+    for key in (
+        "init_fn",
+        "num_gpus_per_runner",
+        "custom_resources_per_runner",
+        "label_selector",
+        "runtime_env",
+        "address",
+    ):
         if value := getattr(runners, key):
             raise ConfigError(
                 f"runners.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.frameworks import integration_for
 
 if TYPE_CHECKING:
     import torch
@@ -187,6 +188,8 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
                 yield key, item
             else:
                 yield from _flatten(item, f"{key}.")
+    elif (extract := integration_for(value, "as_weights")) is not None:
+        yield from _flatten(extract(value), prefix)
     elif prefix:
         yield prefix.removesuffix("."), value
     else:
@@ -295,5 +298,8 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 def weights_of(policy: Any) -> WeightsSnapshot | None:
     """Snapshot the weights of a live policy, so that results carry their digest."""
     torch = sys.modules.get("torch")
-    module = getattr(policy, "module", policy)
-    return snapshot_weights(module, 0) if torch is not None and isinstance(module, torch.nn.Module) else None
+    if torch is None:
+        return None
+    # A module is its own, also one with a part called `module`, such as tensordict's.
+    module = policy if isinstance(policy, torch.nn.Module) else getattr(policy, "module", policy)
+    return snapshot_weights(module, 0) if isinstance(module, torch.nn.Module) else None

@@ -65,10 +65,13 @@ class RayBackend:
 
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
-        payload = pickled((settings, policy))
+        init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
+        without = settings.model_copy(update={"runners": settings.runners.model_copy(update={"init_fn": None})})
+        payload = pickled((without, policy))
         self._owns_connection = connect(settings.runners)
         try:
             self._payload = ray.put(payload)
+            self._init_fn = init_fn
             runtime_env = runtime_env_of(settings.runners, inherits=self._owns_connection)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
         except (TypeError, ValueError) as error:
@@ -88,7 +91,7 @@ class RayBackend:
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
-        actor = self._actor_class.remote(self._payload, index, self._group, str(runner), self._lanes)
+        actor = self._actor_class.remote(self._payload, self._init_fn, index, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
         self._agents.expect(runner, actor.settle.remote())
         self._calls[actor.start.remote()] = Call(runner, "start", 0)

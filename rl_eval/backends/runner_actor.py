@@ -18,14 +18,16 @@ class RunnerActor:
 
     Args:
         payload: Pickled ``(settings, policy)``.
+        init_fn: Pickled function, or path of one, to call before anything else of the user's; None pickled for none.
         runner_index: Position of the runner in its group.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Lanes of the runner.
     """
 
-    def __init__(self, payload: bytes, runner_index: int, group: str, name: str, lanes: int) -> None:
+    def __init__(self, payload: bytes, init_fn: bytes, runner_index: int, group: str, name: str, lanes: int) -> None:
         self._payload = payload
+        self._init_fn = init_fn
         self._runner_index = runner_index
         self._recording = group, name, lanes
         self._runner: Any = None
@@ -37,9 +39,16 @@ class RunnerActor:
         return install(*self._recording, ray.get_runtime_context().get_node_id())
 
     def start(self) -> None:
-        """Unpickle the user's code and build the runner."""
+        """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
 
+        init_fn = cloudpickle.loads(self._init_fn)
+        if isinstance(init_fn, str):
+            from rl_eval.importing import import_attribute
+
+            init_fn = import_attribute("runners.init_fn", init_fn)
+        if init_fn is not None:
+            _initialize(init_fn)
         settings, policy = cloudpickle.loads(self._payload)
         self._payload = b""
 
@@ -50,3 +59,12 @@ class RunnerActor:
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the runner."""
         return getattr(self._runner, method)(*args)
+
+
+def _initialize(init_fn: Any) -> None:
+    try:
+        init_fn()
+    except Exception as error:
+        from rl_eval.errors import ConfigError
+
+        raise ConfigError(f"runners.init_fn raised {type(error).__name__}: {error}") from error

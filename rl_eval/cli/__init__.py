@@ -1,4 +1,4 @@
-"""Which commands there are: ``rl-eval run``, ``supervise``, ``show``, ``export``, ``replay``, ``compare``, ``doctor``.
+"""Which commands there are, from ``rl-eval run`` to ``rl-eval doctor``.
 
 Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, so that help is instant.
 """
@@ -10,8 +10,17 @@ from typing import Annotated
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, doctor, export, replay, run, show, supervise
-from rl_eval.cli.exits import COMPARE_CODES, DOCTOR_CODES, READ_CODES, REPLAY_CODES, RUN_CODES, SUPERVISE_CODES
+from rl_eval.cli import compare, doctor, export, replay, run, service, show, supervise, video, watch
+from rl_eval.cli.exits import (
+    COMPARE_CODES,
+    DOCTOR_CODES,
+    READ_CODES,
+    REPLAY_CODES,
+    RUN_CODES,
+    SUPERVISE_CODES,
+    VIDEO_CODES,
+    WATCH_CODES,
+)
 
 __all__ = ["app", "main"]
 
@@ -27,11 +36,14 @@ app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result an
 app.command(epilog=SUPERVISE_CODES, short_help="Run an evaluation again and again until it is done.")(
     supervise.supervise
 )
+app.command(epilog=WATCH_CODES, short_help="Evaluate the checkpoints of a training run as they appear.")(watch.watch)
 app.command(epilog=READ_CODES, short_help="Show what came of a run, finished or not.")(show.show)
 app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file.")(export.export)
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
+app.command(epilog=VIDEO_CODES, short_help="Film chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
+app.add_typer(service.app)
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ __all__ = [
     "REPLAY_CODES",
     "RUN_CODES",
     "SUPERVISE_CODES",
+    "VIDEO_CODES",
+    "WATCH_CODES",
     "Debug",
     "ExitCode",
     "code_of",
@@ -61,6 +63,21 @@ SUPERVISE_CODES: Final = """\
 Exit codes: that of the last run; 2 for a command that cannot be supervised.
 """
 
+WATCH_CODES: Final = """\
+\b
+Exit codes, over all checkpoints that the output folder knows:
+0    complete: every checkpoint was evaluated, and all its episodes completed
+1    partial: some could not be loaded, had failed episodes, or are still
+     being written
+2    usage error: config, option, no checkpoint at all; or the output folder
+     is about another evaluation, or is being written by another process
+3    failed: no checkpoint has a result
+4    cluster error: no runner came up, or none is left; the next call
+     continues there
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+70   unexpected error, shown with its traceback
+"""
+
 READ_CODES: Final = """\
 \b
 Exit codes:
@@ -76,6 +93,17 @@ Exit codes:
 1    different
 2    usage error: no such episode, other weights, or a config of live objects
 3    the environment or the policy cannot be built
+4    the evaluation log is damaged or cannot be read
+"""
+
+VIDEO_CODES: Final = """\
+\b
+Exit codes:
+0    every filmed episode came out as recorded, bit by bit
+1    filmed, but some came out differently
+2    usage error: no such result, no episode selected, other weights, a config
+     of live objects, or an environment that does not render
+3    the environment or the policy cannot be built, or rendering failed
 4    the evaluation log is damaged or cannot be read
 """
 

@@ -11,7 +11,6 @@ from rl_eval.loading import result_of_log
 from rl_eval.log import LogContents, read_log
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
-from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of
 from rl_eval.report.files import RESULT_FILE
 from rl_eval.result import EvalResult
@@ -77,7 +76,7 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    path, plan = settings.policy.weights, EpisodePlan(settings.evaluation.num_episodes, settings.evaluation.seed)
+    path, plan = settings.policy.weights, settings.evaluation.plan()
     weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
     return bool(contents.manifest.differences(manifest_of(settings, plan, weights)))
 

@@ -23,7 +23,7 @@ FORMAT: Final = 1
 
 MANIFEST_FILE: Final = "manifest.json"
 
-_COMPARED: Final = ("num_episodes", "seed", "plan_fingerprint", "identity", "weights", "info_keys")
+_COMPARED: Final = ("num_episodes", "seed", "first_index", "plan_fingerprint", "identity", "weights", "info_keys")
 _ABSENT: Final = "(absent)"
 
 
@@ -41,6 +41,8 @@ class Manifest:
     info_keys: tuple[str, ...]
     config: dict[str, Any]
     provenance: dict[str, Any]
+    first_index: int = 0
+    """Where the plan begins; logs from before there was a choice begin at 0."""
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, which holds a checksum of itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import random
 import sys
@@ -14,11 +13,13 @@ import gymnasium as gym
 import numpy as np
 
 from rl_eval.errors import ConfigError
+from rl_eval.frameworks import integration_for
+from rl_eval.importing import import_attribute
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
 from rl_eval.settings import PolicySection
 
-__all__ = ["adapt_policy", "import_attribute"]
+__all__ = ["adapt_policy"]
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -41,6 +42,9 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     elif section.policy_kwargs:
         raise ConfigError('policy.policy_kwargs are for a "module:factory", but policy.policy is a live object')
     torch = sys.modules.get("torch")
+    speaker = integration_for(candidate, "as_policy")
+    if speaker is not None and not hasattr(type(candidate), "act"):
+        candidate = speaker(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
         module = getattr(candidate, "module", candidate)
         if torch is not None and isinstance(module, torch.nn.Module):
@@ -96,21 +100,3 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
         if torch:
             torch.random.set_rng_state(states[2])
-
-
-def import_attribute(key: str, path: str) -> Any:
-    """Import ``"module:attr"`` (attr may be dotted).
-
-    Raises:
-        ConfigError: The text has no colon, or module or attribute do not exist; it names the key.
-    """
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"')
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}") from error
-    return found

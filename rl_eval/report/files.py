@@ -74,6 +74,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "plan": {
             "num_episodes": len(result.plan),
             "seed": result.plan.seed,
+            "first_index": result.plan.first_index,
             "fingerprint": result.plan_fingerprint,
         },
         "notes": result.notes,

@@ -6,7 +6,7 @@ import inspect
 from typing import Final
 
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.policies import import_attribute
+from rl_eval.importing import import_attribute
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner

@@ -183,14 +183,15 @@ class EvalRunner(abc.ABC):
         """Take what the group sent with a call."""
         if abort:
             self._abort()
+        if not self._inference.numerics:
+            # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
+            self._inference.probe()
+            self._inference.numerics["device"] = self.settings.policy.device
         self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
             self._returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
-        if not self._inference.numerics:
-            self._inference.probe()
-            self._inference.numerics["device"] = self.settings.policy.device
 
     def _abort(self) -> None:
         self._returned += [lease.index for lease in self._queue]

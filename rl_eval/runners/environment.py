@@ -9,7 +9,8 @@ from typing import Any, Final
 import gymnasium as gym
 
 from rl_eval.errors import ConfigError
-from rl_eval.policies import import_attribute
+from rl_eval.frameworks import integration_for
+from rl_eval.importing import import_attribute
 from rl_eval.protocols import EnvContext
 from rl_eval.settings import EnvironmentSection, copy_containers
 
@@ -46,6 +47,8 @@ def construct_env(
         )
     context = EnvContext(kwargs, runner_index, lane_index, num_runners)
     built: gym.Env[Any, Any] = factory(**kwargs) if _is_env_class(factory) else factory(context)
+    if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
+        built = adapt(built)
     if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
         raise ConfigError(
             f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env: "

@@ -19,6 +19,8 @@ LAYERS = (
     "errors",
     "episode",
     "protocols",
+    "frameworks",
+    "importing",
     "numerics",
     "proc",
     "recorder",
@@ -48,6 +50,15 @@ LAYERS = (
     "loading",
     "replaying",
     "comparison",
+    "point",
+    "eval_schedule",
+    "hooks",
+    "watching",
+    "video",
+    "loggers",
+    "service",
+    "evaluator",
+    "integrations",
     "testing",
     "cli",
     "__main__",
@@ -78,10 +89,10 @@ IMPURE_MODULES = {
 TORCH_AT_ONCE = ("policies.mlp", "policies.module")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
-RAY = ("backends.ray_actors", "backends.agents", "backends.connection")
+RAY = ("backends.ray_actors", "backends.agents", "backends.connection", "service.client", "service.directory")
 """Modules that import Ray."""
 
-RAY_LATER = ("cli", "backends")
+RAY_LATER = ("cli", "backends", "loggers", "service")
 """Parts that may import Ray inside functions."""
 
 
@@ -228,6 +239,7 @@ def test_the_pure_parts_use_no_generator_of_numpy_either() -> None:
 IMPORTED = [
     ("rl_eval", ("torch", "ray", "tensordict", "gymnasium", "numpy")),
     ("rl_eval.backends.runner_actor", ("torch", "ray", "tensordict", "gymnasium", "rl_eval.runners")),
+    ("rl_eval.service.actor", ("torch", "ray", "tensordict", "gymnasium", "rl_eval.runners")),
     ("rl_eval.schedule", ("torch", "ray", "tensordict", "gymnasium")),
     ("rl_eval.weights", ("torch", "ray", "tensordict", "gymnasium")),
     ("rl_eval.group", ("torch", "ray", "tensordict")),

@@ -40,6 +40,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "num_gpus_per_runner": 0.25,
         "custom_resources_per_runner": {"accelerator": 1.0},
         "label_selector": {"zone": "a"},
+        "init_fn": "os:getpid",
         "runtime_env": {"env_vars": {"A": "1"}, "pip": ["x==1"]},
         "address": "auto",
         "runner_start_timeout_s": 33.0,
@@ -47,6 +48,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "evaluation": {
         "num_episodes": 17,
         "seed": 2**64 - 1,
+        "first_index": 200,
         "max_episode_steps": 99,
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
@@ -562,5 +564,5 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
     before = config.build().identity()
     config.set("runners.num_gpus_per_runner", 1.0)
     after = config.set(f"{section}.{key}", EVERYTHING[section][key]).build().identity()
-    elsewhere = {"num_episodes", "seed", "info_keys", "return_bounds", "purity_check", "weights", "device"}
+    elsewhere = {"num_episodes", "seed", "first_index", "info_keys", "return_bounds", "purity_check", "weights", "device"}
     assert (before == after) == (section in LAYOUT or key in elsewhere)

@@ -85,6 +85,45 @@ def test_a_longer_plan_starts_with_the_shorter_one(root: int, short: int, more: 
     assert (longer[:short] == EpisodePlan(short, root).seeds).all()
 
 
+# ------------------------------------------------------------------------------ held-out episodes
+
+
+@given(root=roots, first=st.integers(0, 300), count=st.integers(1, 300))
+def test_a_plan_that_begins_later_has_the_seeds_of_those_places(root: int, first: int, count: int) -> None:
+    """Its positions count from 0, and its seeds are a stretch of the plan that begins at the beginning."""
+    plan, whole = EpisodePlan(count, root, first), EpisodePlan(first + count, root)
+    assert plan.seeds.tolist() == whole.seeds[first:].tolist()
+    assert plan[0] == EpisodeSpec(0, whole[first].seed)
+    assert (plan.fingerprint == whole.fingerprint) == (first == 0)
+
+
+@given(root=roots, count=st.integers(1, 300), gap=st.integers(0, MAX_EPISODES - 600), held_out=st.integers(1, 300))
+def test_ranges_that_do_not_overlap_share_no_episode(root: int, count: int, gap: int, held_out: int) -> None:
+    """Whatever the root, and however far apart they are."""
+    ours, theirs = EpisodePlan(count, root), EpisodePlan(held_out, root, count + gap)
+    assert np.intersect1d(ours.seeds, theirs.seeds).size == 0
+
+
+@given(
+    ours=st.tuples(st.integers(1, 20), roots, st.integers(0, 20)),
+    theirs=st.tuples(st.integers(1, 20), roots, st.integers(0, 20)),
+)
+def test_the_beginning_is_part_of_the_fingerprint(ours: tuple[int, int, int], theirs: tuple[int, int, int]) -> None:
+    """Results over other episodes of the same root are not compared, nor continued, by mistake."""
+    assert (EpisodePlan(*ours).fingerprint == EpisodePlan(*theirs).fingerprint) == (ours == theirs)
+
+
+@pytest.mark.parametrize("first", [-1, MAX_EPISODES - 9, 2**40])
+def test_a_plan_ends_where_the_permutation_does(first: int) -> None:
+    """The message names the key, the value and the limits."""
+    with pytest.raises(ConfigError) as caught:
+        EpisodePlan(10, 0, first)
+    assert str(caught.value) == (
+        f"evaluation.first_index is {first}: with 10 episodes, give an int from 0 to {MAX_EPISODES - 10}"
+    )
+    assert len(EpisodePlan(10, 0, MAX_EPISODES - 10).seeds) == 10
+
+
 # ------------------------------------------------------------------------------ as good as random
 
 
@@ -172,6 +211,7 @@ def test_a_plan_is_a_sequence_of_specs() -> None:
     assert specs == [EpisodeSpec(index, int(seed)) for index, seed in enumerate(plan.seeds)]
     assert all(type(value) is int for spec in specs for value in spec)
     assert repr(plan) == "EpisodePlan(num_episodes=4, seed=8)"
+    assert repr(EpisodePlan(4, 8, 2)) == "EpisodePlan(num_episodes=4, seed=8, first_index=2)"
 
 
 @pytest.mark.parametrize("index", [-1, 4, 10**12])

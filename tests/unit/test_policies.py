@@ -20,7 +20,8 @@ from torch import nn
 from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.group import evaluate
-from rl_eval.policies import adapt_policy, import_attribute
+from rl_eval.importing import import_attribute
+from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.mlp import MLPActor, make_mlp
 from rl_eval.policies.module import ModulePolicy

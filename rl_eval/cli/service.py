@@ -1,0 +1,132 @@
+"""``rl-eval service``: which evaluation services a cluster has, what they do, and how one is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import print_page
+
+if TYPE_CHECKING:
+    from rl_eval.report.table import Page
+    from rl_eval.service.messages import ServiceStatus
+
+__all__ = ["app"]
+
+_CODES: Final = """\
+\b
+Exit codes:
+0    done
+2    usage error: there is no service of this name
+4    cluster error: the address cannot be reached, or a service does not end
+"""
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default=False,
+        help="Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.",
+    ),
+]
+
+app = typer.Typer(
+    name="service",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List evaluation services of a Ray cluster, or end one.",
+)
+
+
+@app.command("list", epilog=_CODES, short_help="Show what services do.")
+def list_(
+    address: Address = None,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default=False, help="Ray namespace; by default all.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show the evaluation services of a cluster: what they do, and their clients."""
+    with reported(debug), _connected(address):
+        from rl_eval.service.directory import list_services
+
+        services = list_services(namespace)
+        for (space, name), status in services.items():
+            print_page(_silent_page(space, name) if status is None else _page(status))
+            typer.echo()
+        if not services:
+            typer.echo(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
+
+
+@app.command("stop", epilog=_CODES, short_help="End a service.")
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The service.")],
+    address: Address = None,
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
+    debug: Debug = False,
+) -> None:
+    """End an evaluation service and its runners; its clients are told, and its results are gone."""
+    with reported(debug), _connected(address):
+        from rl_eval.service.directory import end_service
+
+        orderly = end_service(name, namespace)
+        typer.echo(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    import ray
+
+    from rl_eval.service.directory import reach
+
+    owns_connection = reach(address)
+    try:
+        yield
+    finally:
+        if owns_connection:
+            ray.shutdown()
+
+
+def _page(status: ServiceStatus) -> Page:
+    from rl_eval.report.table import Line, Page
+
+    until = f"ends after {_duration(status.idle_timeout_s)} without clients and work"
+    clients = [
+        Line(
+            "client",
+            client.name,
+            f"{client.num_waiting} waiting, {client.num_unread} unread, heard {_duration(client.silent_s)} ago",
+        )
+        for client in status.clients
+    ]
+    return Page(
+        title=f"service {status.name}",
+        subtitle=f"namespace {status.namespace}, process {status.pid} on {status.node}",
+        state=status.state,
+        sections=[
+            [
+                Line("age", _duration(status.age_s), until if status.detached else f"{until}, or with its driver"),
+                Line("runners", str(status.num_runners), "up"),
+                Line("running", status.running or "nothing", ""),
+                Line("queue", str(status.num_waiting), f"waiting, {status.num_finished:,} finished"),
+            ],
+            clients,
+        ],
+    )
+
+
+def _silent_page(namespace: str, name: str) -> Page:
+    from rl_eval.report.table import Page
+
+    return Page(f"service {name}", f"namespace {namespace}", "", [], [f"no answer; `rl-eval service stop {name}`"])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

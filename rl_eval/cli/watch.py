@@ -1,0 +1,120 @@
+"""``rl-eval watch``: the checkpoints of a training run become a learning curve, and the best of them is kept."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.settings import Assignments, Section, prepare_process, read_settings
+from rl_eval.cli.signals import Interruption
+
+if TYPE_CHECKING:
+    from rl_eval.watching import Watcher
+
+__all__ = ["watch"]
+
+
+def _option(metavar: str, text: str, **more: Any) -> Any:
+    return typer.Option(metavar=metavar, show_default=False, help=text, **more)
+
+
+def watch(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="Folder that a training run writes to.")
+    ],
+    config: Annotated[Path, _option("CONFIG", "YAML file that says what to evaluate, and how.")],
+    pattern: Annotated[
+        str, typer.Option(metavar="GLOB", help="Checkpoints, relative to RUN_DIR: files, or folders.")
+    ] = "*.safetensors",
+    section: Section = None,
+    assignments: Assignments = None,
+    key: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="KEY",
+            help="Where a checkpoint's path goes in the config; policy.policy_kwargs.NAME gives it to the factory.",
+        ),
+    ] = "policy.weights",
+    step_pattern: Annotated[
+        str | None,
+        _option("REGEX", "Its first group is the training step in a name; by default the last number is."),
+    ] = None,
+    output: Annotated[Path | None, _option("DIR", "Folder for everything written; by default RUN_DIR/eval.")] = None,
+    held_out: Annotated[
+        int | None,
+        _option(
+            "N",
+            "Episodes of the best checkpoint's second test, which no choice has seen; by default as many as of "
+            "the first, and 0 for none.",
+            min=0,
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Evaluate what is there, and exit.")] = False,
+    poll_s: Annotated[
+        float, typer.Option(metavar="S", min=0.01, help="Seconds between two looks at the folder.")
+    ] = 5.0,
+    retry_s: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0.0,
+            help="Seconds after its last change for which a checkpoint that cannot be loaded is tried again.",
+        ),
+    ] = 60.0,
+    retry_unreadable: Annotated[
+        bool, typer.Option("--retry-unreadable", help="Try again what could not be loaded in earlier calls.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
+    with Interruption() as interruption, reported(debug):
+        settings = read_settings(config, section, assignments)
+        prepare_process()
+        from rl_eval.watching import Watcher, WatchOptions
+
+        options = WatchOptions(
+            run_dir=run_dir,
+            pattern=pattern,
+            output=run_dir / "eval" if output is None else output,
+            key=key,
+            step_pattern=step_pattern,
+            held_out=held_out,
+            retry_s=retry_s,
+        )
+        watcher = Watcher(
+            settings,
+            options,
+            typer.echo,
+            stopping=lambda: interruption.number is not None,
+            submitted=lambda handle: interruption.defer(handle.flush),
+        )
+        with closing(watcher):
+            interruption.defer(_nothing_to_flush)
+            if retry_unreadable:
+                watcher.journal.forget_unreadable()
+            if once:
+                watcher.run_once(poll_s)
+            else:
+                watcher.run(poll_s)
+            code = _exit_code(watcher, interruption)
+            interruption.conclude(code)
+        if code:
+            raise typer.Exit(code)
+
+
+def _nothing_to_flush(timeout_s: float) -> None:
+    """Between two evaluations everything is in its file."""
+
+
+def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
+    if interruption.number is not None:
+        return 128 + interruption.number
+    statuses = {entry.selection.status for entry in watcher.journal.curve}
+    if statuses <= {"complete"}:
+        return ExitCode.PARTIAL if watcher.unfinished else ExitCode.COMPLETE
+    return ExitCode.PARTIAL if statuses & {"complete", "partial"} else ExitCode.FAILED

@@ -1,0 +1,38 @@
+"""Which integration speaks for an object of another framework, told by the packages of its classes.
+
+Nothing is imported to find that out. An integration is a module with some of these functions:
+
+- ``portable(value)``: what can be pickled in the trainer's process in its place, and shares nothing with it;
+- ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` that it is;
+- ``as_weights(value)``: the weights that it has, as :func:`rl_eval.weights.snapshot_weights` takes them;
+- ``as_env(value)``: the :class:`gymnasium.Env` that it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+__all__ = ["integration_for"]
+
+_SPEAKERS: Final = {
+    "stable_baselines3": "sb3",
+    "sb3_contrib": "sb3",
+    "torchrl": "torchrl",
+    "tensordict.nn": "torchrl",
+    "ray.rllib": "rllib",
+}
+
+
+def integration_for(value: Any, function: str) -> Any:
+    """Return a function of the integration that speaks for an object, or None.
+
+    Args:
+        value: Any object.
+        function: One of the names above.
+    """
+    for base in type(value).__mro__:
+        for package, name in _SPEAKERS.items():
+            if f"{base.__module__}.".startswith(f"{package}."):
+                return getattr(importlib.import_module(f"rl_eval.integrations.{name}"), function, None)
+    return None

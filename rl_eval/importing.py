@@ -1,0 +1,28 @@
+"""What ``"module:attr"`` stands for in a config."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rl_eval.errors import ConfigError
+
+__all__ = ["import_attribute"]
+
+
+def import_attribute(key: str, path: str) -> Any:
+    """Import ``"module:attr"`` (attr may be dotted).
+
+    Raises:
+        ConfigError: The text has no colon, or module or attribute do not exist; it names the key.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"')
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}") from error
+    return found

@@ -1,0 +1,160 @@
+"""Which policy and which weights a running RLlib Algorithm has."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
+
+from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
+from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
+from rl_eval.policies import _random_state_kept as random_state_kept
+from rl_eval.settings import PolicySection
+
+__all__ = ["VersionedWeights", "as_policy", "as_weights", "portable", "versioned_weights"]
+
+_FETCH_TIMEOUT_S: Final = 60.0
+_PREFIX: Final = f"{FILTERS}."
+
+
+class VersionedWeights(NamedTuple):
+    """Weights of one moment, and RLlib's number for it."""
+
+    tensors: dict[str, torch.Tensor]
+    """By the names that they have in :attr:`RLModulePolicy.module`; a copy."""
+    weights_seq_no: int
+
+
+def portable(value: Any) -> RLModulePolicy:
+    """Return an Algorithm's policy with its present weights, which shares nothing with the Algorithm.
+
+    Args:
+        value: An Algorithm of the new API stack with one agent, or a bare RLModule, which is taken to have RLlib's
+            default connectors.
+
+    Raises:
+        ConfigError: It is neither, or has connectors that rl_eval cannot apply.
+        WeightsError: A MeanStdFilter has seen nothing yet.
+    """
+    if isinstance(value, Algorithm):
+        return _policy_of(value)
+    if isinstance(value, RLModule):
+        return _policy_of_module(value)
+    raise ConfigError(
+        f"a {type(value).__name__} of RLlib is no policy: give the Algorithm, its RLModule, or the path of a "
+        'checkpoint with policy.policy: "rl_eval.integrations.rllib:load_policy"'
+    )
+
+
+def as_policy(
+    value: Any, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> RLModulePolicy:
+    """Return the policy of an Algorithm or RLModule, for an environment with these spaces.
+
+    Raises:
+        ConfigError: The spaces are not those that it was trained with.
+    """
+    if isinstance(value, Algorithm):
+        check_spaces("the Algorithm", value.spaces[INPUT_ENV_SINGLE_SPACES], (observation_space, action_space))
+    return portable(value)
+
+
+def as_weights(value: Any) -> dict[str, torch.Tensor]:
+    """Return an Algorithm's weights with the statistics of its filters, as copies.
+
+    Raises:
+        WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
+    """
+    return versioned_weights(value).tensors
+
+
+def versioned_weights(algorithm: Any) -> VersionedWeights:
+    """Return an Algorithm's weights and their number, read from its learners together.
+
+    Filters count what every environment runner has seen, also since RLlib last merged them: RLlib merges after it
+    evaluates, so its own evaluation lags behind by one iteration.
+
+    Raises:
+        WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise WeightsError(f"a {type(algorithm).__name__} of RLlib has no weights to send: give the Algorithm")
+    state = algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)["learner"]
+    modules = state["rl_module"]
+    if DEFAULT_MODULE_ID not in modules:
+        raise WeightsError(
+            f"the Algorithm has the modules {sorted(modules)}, and rl_eval evaluates {DEFAULT_MODULE_ID!r}"
+        )
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in modules[DEFAULT_MODULE_ID].items()}
+    pieces = _env_to_module(algorithm).connectors
+    others = _states_elsewhere(algorithm) if any(type(piece) is MeanStdFilter for piece in pieces) else []
+    tensors |= {_PREFIX + name: value for name, value in filter_tensors(pieces, others).items()}
+    return VersionedWeights(tensors, int(state["weights_seq_no"]))
+
+
+def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
+    config = algorithm.config
+    if not config.enable_env_runner_and_connector_v2:
+        raise ConfigError("the Algorithm uses RLlib's old API stack; rl_eval evaluates RLModules, of the new one")
+    if config.is_multi_agent:
+        raise ConfigError("the Algorithm has several agents, and rl_eval evaluates one")
+    weights, _ = versioned_weights(algorithm)
+    with random_state_kept():
+        module = config.get_rl_module_spec(spaces=algorithm.spaces, inference_only=True).build()
+    policy = RLModulePolicy(
+        module,
+        _env_to_module(algorithm).connectors,
+        _module_to_env(algorithm).connectors,
+        algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1],
+        {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)},
+    )
+    policy.module.load_state_dict(weights)
+    return policy
+
+
+def _policy_of_module(module: Any) -> RLModulePolicy:
+    from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
+
+    with random_state_kept():
+        twin = type(module)(
+            observation_space=module.observation_space,
+            action_space=module.action_space,
+            inference_only=module.inference_only,
+            model_config=module.model_config,
+            catalog_class=type(module.catalog) if getattr(module, "catalog", None) is not None else None,
+        )
+    twin.load_state_dict(module.state_dict())
+    unsquash = NormalizeAndClipActions(normalize_actions=True, clip_actions=False)
+    return RLModulePolicy(twin, [], [unsquash], module.action_space)
+
+
+def _env_to_module(algorithm: Algorithm) -> Any:
+    runner = algorithm.env_runner
+    return algorithm.env_to_module_connector if runner is None else runner._env_to_module
+
+
+def _module_to_env(algorithm: Algorithm) -> Any:
+    runner = algorithm.env_runner
+    return algorithm.module_to_env_connector if runner is None else runner._module_to_env
+
+
+def _states_elsewhere(algorithm: Algorithm) -> list[Any]:
+    """Connector states of remote environment runners, where RLlib would merge them."""
+    group = algorithm.env_runner_group
+    if not algorithm.config.merge_env_runner_states or not group or not group.num_healthy_remote_workers():
+        return []
+    states = group.foreach_env_runner(
+        "get_state",
+        kwargs={"components": [COMPONENT_ENV_TO_MODULE_CONNECTOR]},
+        local_env_runner=False,
+        timeout_seconds=_FETCH_TIMEOUT_S,
+    )
+    return [state[COMPONENT_ENV_TO_MODULE_CONNECTOR] for state in states]

@@ -1,0 +1,190 @@
+"""Which EvalConfig an RLlib AlgorithmConfig asks for; a setting that cannot be honoured is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.env.env_context import EnvContext as RLlibEnvContext
+from ray.rllib.utils import force_list
+from ray.tune.registry import ENV_CREATOR, _global_registry
+
+from rl_eval.config import EvalConfig
+from rl_eval.errors import ConfigError
+from rl_eval.protocols import EnvContext
+
+__all__ = ["eval_config_of"]
+
+_DEFAULTS: Final = AlgorithmConfig()
+
+_OVERRIDES: Final = frozenset(
+    {
+        "custom_resources_per_env_runner",
+        "env",
+        "env_config",
+        "explore",
+        "gamma",
+        "ignore_env_runner_failures",
+        "max_num_env_runner_restarts",
+        "metrics_num_episodes_for_smoothing",
+        "num_cpus_per_env_runner",
+        "num_envs_per_env_runner",
+        "num_gpus_per_env_runner",
+        "restart_failed_env_runners",
+        "restart_failed_sub_environments",
+        "seed",
+    }
+)
+"""Keys of ``evaluation_config`` that are honoured, or that cannot change the result."""
+
+_SET_BY_RLLIB: Final = frozenset(
+    {"batch_mode", "evaluation_config", "in_evaluation", "num_env_runners", "rollout_fragment_length"}
+)
+"""What RLlib changes by itself in the config of its evaluation runners."""
+
+_RUNNER_CALLBACKS: Final = (
+    "on_environment_created",
+    "on_episode_created",
+    "on_episode_end",
+    "on_episode_start",
+    "on_episode_step",
+    "on_sample_end",
+)
+"""Callbacks that RLlib calls inside its evaluation runners."""
+
+
+def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> EvalConfig:
+    """Translate the evaluation settings of an AlgorithmConfig.
+
+    The policy is left out: :func:`evaluation_function` takes it from the Algorithm; without one, set it with
+    ``.policy(...)``. Everything else may be changed in what is returned.
+
+    Args:
+        config: With ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
+        ignore: Keys that cannot be honoured and that you knowingly leave out.
+
+    Raises:
+        ConfigError: A setting cannot be honoured; the message names its key.
+    """
+    for key, why in _refusals(config):
+        if key not in ignore:
+            raise ConfigError(f"{key} {why} (eval_config_of(config, ignore=[{key!r}]) leaves it out)")
+    evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
+    ours = EvalConfig()
+    _environment(ours, evaluated)
+    ours.policy(deterministic=not evaluated.explore, actions="none")
+    ours.evaluation(num_episodes=config.evaluation_duration, seed=evaluated.seed or 0, gamma=evaluated.gamma)
+    _runners(ours, config.evaluation_num_env_runners, evaluated)
+    _fault_tolerance(ours, config, evaluated)
+    return ours
+
+
+def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    """Every key that cannot be honoured, with the end of its message."""
+    if not config.enable_env_runner_and_connector_v2:
+        yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules, of the new API stack"
+    if config.is_multi_agent:
+        yield "policies", "name several agents, and rl_eval evaluates one"
+    if config.evaluation_duration == "auto":
+        yield "evaluation_duration", "is 'auto', which measures by wall-clock time: give a number of episodes"
+    elif config.evaluation_duration_unit != "episodes":
+        yield (
+            "evaluation_duration_unit",
+            f"is {config.evaluation_duration_unit!r}, which cuts episodes off: use 'episodes'",
+        )
+    if config.evaluation_parallel_to_training:
+        yield (
+            "evaluation_parallel_to_training",
+            "is True, which reads weights while they change: use evaluation_function(..., parallel=True) instead",
+        )
+    if config.evaluation_error_after_n_consecutive_skips not in (None, 1):
+        yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval skips none: it raises at once"
+    for key in (
+        "evaluation_unhealthy_workers_timeout_s",
+        "off_policy_estimation_methods",
+        "offline_evaluation_interval",
+    ):
+        if (value := getattr(config, key)) != getattr(_DEFAULTS, key):
+            yield key, f"is {value!r}, which rl_eval has nothing for"
+    yield from _refused_overrides(config)
+    yield from _refused_callbacks(config)
+
+
+def _refused_overrides(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    for key in sorted(_overrides(config) - _OVERRIDES):
+        yield f"evaluation_config.{key}", "is set, which would change RLlib's evaluation, but rl_eval cannot honour it"
+
+
+def _overrides(config: AlgorithmConfig) -> set[str]:
+    """Keys that are another for evaluation than for training; RLlib may hold a whole config here."""
+    overrides = config.evaluation_config or {}
+    theirs = overrides.to_dict() if isinstance(overrides, AlgorithmConfig) else overrides
+    mine = config.to_dict()
+    return {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
+
+
+def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    classes = force_list(config.callbacks_class)
+    for name in _RUNNER_CALLBACKS:
+        overridden = [cls for cls in classes if getattr(cls, name, None) is not getattr(RLlibCallback, name)]
+        if overridden or getattr(config, f"callbacks_{name}", None):
+            yield f"callbacks.{name}", "is set, but rl_eval's runners do not call RLlib's callbacks"
+
+
+def _environment(ours: EvalConfig, evaluated: AlgorithmConfig) -> None:
+    env, kwargs = evaluated.env, dict(evaluated.env_config)
+    if env is None:
+        raise ConfigError("environment(env=...) of the AlgorithmConfig is missing: rl_eval needs an environment to run")
+    if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
+        env = _Creator(_global_registry.get(ENV_CREATOR, env), env)
+    elif callable(env):
+        env = _Creator(env, getattr(env, "__qualname__", type(env).__qualname__))
+    ours.environment(env, env_kwargs=kwargs)
+
+
+class _Creator:
+    """Builds an environment as RLlib's runners do: from a callable that takes RLlib's context.
+
+    It travels by value, so that runners need no registry; results name it like the callable.
+    """
+
+    def __init__(self, creator: Callable[[Any], Any], name: str) -> None:
+        self._creator = creator
+        self.__module__ = getattr(creator, "__module__", type(creator).__module__)
+        self.__qualname__ = name
+
+    def __call__(self, context: EnvContext) -> Any:
+        return self._creator(
+            RLlibEnvContext(
+                dict(context),
+                worker_index=context.runner_index + 1,
+                vector_index=context.lane_index,
+                num_workers=context.num_runners,
+            )
+        )
+
+
+def _runners(ours: EvalConfig, num_runners: int, evaluated: AlgorithmConfig) -> None:
+    ours.runners(num_runners=num_runners, num_envs_per_runner=evaluated.num_envs_per_env_runner)
+    if not num_runners:
+        return
+    resources: Mapping[str, float] = evaluated.custom_resources_per_env_runner or {}
+    ours.runners(
+        num_cpus_per_runner=evaluated.num_cpus_per_env_runner,
+        num_gpus_per_runner=evaluated.num_gpus_per_env_runner,
+        custom_resources_per_runner=resources,
+    )
+    if evaluated.num_gpus_per_env_runner:
+        ours.policy(device="cuda")
+
+
+def _fault_tolerance(ours: EvalConfig, config: AlgorithmConfig, evaluated: AlgorithmConfig) -> None:
+    if config.evaluation_sample_timeout_s != _DEFAULTS.evaluation_sample_timeout_s:
+        # Documented as the time for a complete episode, and honoured as such.
+        ours.fault_tolerance(episode_timeout_s=config.evaluation_sample_timeout_s)
+    if not evaluated.restart_failed_env_runners:
+        ours.fault_tolerance(max_runner_restarts=0)
+    elif evaluated.max_num_env_runner_restarts != _DEFAULTS.max_num_env_runner_restarts:
+        ours.fault_tolerance(max_runner_restarts=evaluated.max_num_env_runner_restarts)

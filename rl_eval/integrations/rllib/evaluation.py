@@ -1,0 +1,192 @@
+"""How rl_eval evaluates inside ``Algorithm.train()``: as RLlib's custom evaluation function."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rl_eval.config import EvalConfig
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.rllib.algorithm import versioned_weights
+from rl_eval.integrations.rllib.config import eval_config_of
+from rl_eval.integrations.rllib.session import EvaluationSession, open_session, session_of
+from rl_eval.point import EvalPoint
+
+__all__ = ["EvaluationFunction", "evaluation_function"]
+
+OnResult = Callable[[EvalPoint], object]
+
+
+def evaluation_function(
+    config: EvalConfig | None = None,
+    *,
+    parallel: bool = False,
+    on_result: OnResult | Iterable[OnResult] = (),
+    final_timeout_s: float = 600.0,
+) -> EvaluationFunction:
+    """Return what ``AlgorithmConfig.evaluation(custom_evaluation_function=...)`` takes.
+
+    The policy is always the Algorithm's, with the weights and filter statistics of the moment of the call.
+
+    Args:
+        config: What to evaluate and how; by default what :func:`eval_config_of` makes of the Algorithm's config.
+        parallel: Evaluate while training goes on. Each call then starts an evaluation of the present weights, unless
+            one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
+            before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
+            ``Algorithm.stop()`` evaluates the final weights before it ends.
+        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included.
+        final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
+
+    Raises:
+        ConfigError: ``policy.actions`` is "unsquash", which the policy's connectors do themselves.
+    """
+    if config is not None and config.to_dict().get("policy", {}).get("actions") == "unsquash":
+        raise ConfigError(
+            'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
+        )
+    called = (on_result,) if callable(on_result) else tuple(on_result)
+    return EvaluationFunction(config, parallel, called, final_timeout_s)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EvaluationFunction:
+    """An evaluation function without state of its own, so that configs that hold it can be copied and pickled."""
+
+    config: EvalConfig | None
+    parallel: bool
+    on_result: tuple[OnResult, ...]
+    final_timeout_s: float
+
+    def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
+        """Evaluate an Algorithm; RLlib calls this.
+
+        Returns:
+            The numbers, which RLlib reads from the Algorithm's MetricsLogger instead, and the steps taken, twice.
+        """
+        session = session_of(algorithm) or self._open(algorithm)
+        session.poll()
+        if session.busy:
+            session.num_skipped += 1
+        else:
+            session.submit(versioned_weights(algorithm))
+        if not self.parallel:
+            session.wait()
+        is_new = session.last is not session.reported
+        session.reported = session.last
+        numbers = report(session, is_new)
+        _log(algorithm, numbers)
+        steps = session.last.result.timing.env_steps if session.last is not None and is_new else 0
+        return numbers, steps, steps
+
+    def _open(self, algorithm: Algorithm) -> EvaluationSession:
+        config = eval_config_of(algorithm.config) if self.config is None else self.config
+        session = open_session(algorithm, config, self.on_result)
+        algorithm.callbacks.append(_Forget())
+        _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
+        return session
+
+
+def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
+    """Return what stands under ``evaluation/env_runners``: RLlib's keys, ours, and how old the numbers are."""
+    point = session.last
+    numbers: dict[str, Any] = {
+        "result_is_new": int(is_new),
+        "num_evaluations_skipped": session.num_skipped,
+        "num_env_steps_sampled_lifetime": session.env_steps,
+        "num_episodes_lifetime": sum(len(point.result.records) for point in session.points),
+    }
+    return numbers | (_NOTHING if point is None else _numbers(point))
+
+
+_NOTHING: Final[dict[str, Any]] = {
+    "status": "no_data",
+    "num_episodes": 0,
+    "num_env_steps_sampled": 0,
+    "weights_seq_no": math.nan,
+    "evaluated_at_env_steps": math.nan,
+    **dict.fromkeys(
+        (
+            "episode_return_mean",
+            "episode_return_min",
+            "episode_return_max",
+            "episode_return_ci_low",
+            "episode_return_ci_high",
+            "episode_return_iqm",
+            "episode_len_mean",
+            "episode_len_min",
+            "episode_len_max",
+            "episode_duration_sec_mean",
+        ),
+        math.nan,
+    ),
+}
+"""Before the first evaluation has finished; the keys that stopping rules and schedulers name."""
+
+
+def _numbers(point: EvalPoint) -> dict[str, Any]:
+    metrics, timing = point.result.metrics, point.result.timing
+    mean, steps = metrics["episode_return_mean"], metrics["num_env_steps_sampled"]
+    return {
+        **metrics,
+        "status": point.result.status,
+        "fingerprint": point.result.fingerprint,
+        "weights_seq_no": point.weights_version,
+        "evaluated_at_env_steps": point.step,
+        # RLlib spells these in two ways, depending on the number of agents.
+        "agent_episode_return_mean": {DEFAULT_AGENT_ID: mean},
+        "agent_episode_returns_mean": {DEFAULT_AGENT_ID: mean},
+        "module_episode_return_mean": {DEFAULT_MODULE_ID: mean},
+        "module_episode_returns_mean": {DEFAULT_MODULE_ID: mean},
+        "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
+        "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
+        "num_env_step_failures": metrics["num_faults"],
+        "sample": timing.wall_seconds,
+    }
+
+
+def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
+    """Put the numbers where RLlib reads them: one value per key, so that nothing is averaged."""
+    logger = MetricsLogger(root=False)
+    for key, value in numbers.items():
+        for path, item in _leaves(key, value):
+            logger.log_value(path, item, reduce="item")
+    algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
+    algorithm.metrics.aggregate([logger.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
+
+
+def _leaves(key: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    return [((key, name), item) for name, item in value.items()] if isinstance(value, dict) else [((key,), value)]
+
+
+class _Forget(RLlibCallback):  # type: ignore[misc]
+    """Takes an evaluation's numbers out of the MetricsLogger, which would report them again with later iterations."""
+
+    def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
+        algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
+
+
+def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
+    """Make ``Algorithm.stop()`` end the session first, for which RLlib has no callback."""
+    alive = weakref.ref(algorithm)
+
+    def cleanup() -> None:
+        stopping = alive()
+        try:
+            if final_timeout_s is not None:
+                session.evaluate_final(final_timeout_s)
+        finally:
+            session.stop()
+            if stopping is not None:
+                type(stopping).cleanup(stopping)
+
+    algorithm.cleanup = cleanup

@@ -1,0 +1,273 @@
+"""Which input an RLModule gets: RLlib's env-to-module connector pieces, applied to all rows of a batch at once.
+
+RLlib passes one Python object per episode through its pieces. What they compute of a row depends on that row alone, so
+the pieces that it ships are applied here to whole batches, with the same numpy operations and hence the same bits.
+Filters are frozen: they use the statistics they were given and never learn from what they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+import tree
+from ray.rllib.connectors.common.flatten_observations import FlattenObservations
+from ray.rllib.connectors.common.frame_stacking import FrameStacking
+from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from ray.rllib.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
+from ray.rllib.utils.filter import RunningStat
+from ray.rllib.utils.numpy import SMALL_NUMBER, flatten_inputs_to_1d_tensor
+from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
+
+from rl_eval.errors import ConfigError, WeightsError
+
+__all__ = ["FILTERS", "Observations", "filter_tensors"]
+
+FILTERS: Final = "env_to_module"
+"""Name of the submodule that holds the filters' statistics."""
+
+_PLUMBING: Final = frozenset(
+    {
+        "AddObservationsFromEpisodesToBatch",
+        "AddStatesFromEpisodesToBatch",
+        "AddTimeDimToBatchAndZeroPad",
+        "BatchIndividualItems",
+        "NumpyToTensor",
+        "WriteObservationsToEpisodes",
+    }
+)
+"""Pieces that move data between episodes and batches, which a batch of rows has no need of."""
+
+Array = npt.NDArray[Any]
+Stage = Callable[[Any, npt.NDArray[np.bool_]], Any]
+
+
+class Observations(torch.nn.Module):
+    """The pieces of one env-to-module pipeline.
+
+    Args:
+        pieces: Connector pieces in their order; they are read, not kept, except for users' own preprocessors.
+        statistics: Of their filters, as :func:`filter_tensors` returns them.
+
+    Raises:
+        ConfigError: A piece cannot be applied to a batch; the message names it.
+    """
+
+    def __init__(self, pieces: Sequence[Any], statistics: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._statistics = statistics
+        self._stages: list[Stage] = []
+        self._frames: _Frames | None = None
+        for piece in pieces:
+            self._append(piece)
+        del self._statistics
+
+    def forward(self, observations: Any, frames: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
+        """Turn a batch of the environment's observations into the module's.
+
+        Args:
+            observations: Nested arrays with a leading batch dimension.
+            frames: Earlier frames, as :meth:`initial_frames` and this method return them; None without frame stacking.
+            live: Mask of the rows that count, shape (batch,).
+
+        Returns:
+            Nested arrays for the module, and the frames of the next call.
+        """
+        for stage in self._stages:
+            observations = stage(observations, live)
+        return (observations, None) if self._frames is None else self._frames(observations, frames)
+
+    def initial_frames(self, batch_size: int) -> Any:
+        """Return the frames before a first observation, or None without frame stacking."""
+        return None if self._frames is None else self._frames.initial(batch_size)
+
+    def _append(self, piece: Any) -> None:
+        kind = type(piece)
+        if kind.__name__ in _PLUMBING and kind.__module__.startswith("ray.rllib."):
+            return
+        if getattr(piece, "_multi_agent", False):
+            raise ConfigError(f"the connector piece {kind.__name__} is for several agents, and rl_eval evaluates one")
+        if self._frames is not None:
+            raise ConfigError(f"the connector piece {kind.__name__} comes after FrameStacking: put it before")
+        if kind is MeanStdFilter:
+            self._append_filter(piece)
+        elif kind is FlattenObservations:
+            self._stages.append(_Flatten(piece))
+        elif kind is FrameStacking:
+            self._frames = _Frames(piece)
+        elif isinstance(piece, SingleAgentObservationPreprocessor):
+            self._stages.append(_Preprocess(piece))
+        else:
+            raise ConfigError(
+                f"the connector piece {kind.__name__} of the env-to-module pipeline cannot be applied to a batch of "
+                "observations: use MeanStdFilter, FlattenObservations, FrameStacking or a "
+                "SingleAgentObservationPreprocessor, or put it into the environment as a wrapper"
+            )
+
+    def _append_filter(self, piece: MeanStdFilter) -> None:
+        name = type(piece).__name__
+        if name in self._modules:
+            raise ConfigError(f"the env-to-module pipeline has two {name} pieces, which RLlib stores as one")
+        prefix = f"{name}."
+        stage = _Filter(
+            piece,
+            {key.removeprefix(prefix): value for key, value in self._statistics.items() if key.startswith(prefix)},
+        )
+        self.add_module(name, stage)
+        self._stages.append(stage)
+
+
+def filter_tensors(pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = ()) -> dict[str, torch.Tensor]:
+    """Return the statistics of a pipeline's filters, under their names in :class:`Observations`.
+
+    Args:
+        pieces: Connector pieces.
+        others: States of the same pipeline elsewhere, whose observations since the last merge are added.
+
+    Raises:
+        WeightsError: A filter has seen fewer than two observations.
+    """
+    named: dict[str, torch.Tensor] = {}
+    for piece in pieces:
+        if type(piece) is MeanStdFilter and not piece._multi_agent:
+            name = type(piece).__name__
+            stats = _merged_stats(piece, [state[name] for state in others if name in state])
+            named |= {f"{name}.{key}": value for key, value in _statistics(stats).items()}
+    return named
+
+
+def _merged_stats(piece: MeanStdFilter, others: Sequence[Mapping[Any, Any]]) -> list[Any]:
+    """One RunningStat per leaf; combined as RLlib does it, in copies."""
+    stats = [RunningStat.from_state(state) for state in piece.get_state()[None]["running_stats"]]
+    for other in others:
+        for ours, theirs in zip(stats, other[None]["running_stats"], strict=True):
+            ours.update(RunningStat.from_state(theirs))
+    return stats
+
+
+def _statistics(stats: Sequence[Any]) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for leaf, stat in enumerate(stats):
+        if stat.num_pushes < 2:
+            raise WeightsError(
+                f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation: train "
+                "for an iteration before evaluating"
+            )
+        tensors[f"mean_{leaf}"] = torch.from_numpy(np.array(stat.mean, np.float64))
+        # RLlib adds in float32; the sum is kept exactly.
+        tensors[f"scale_{leaf}"] = torch.from_numpy(np.array(stat.std + SMALL_NUMBER, np.float64))
+    return tensors
+
+
+class _Filter(torch.nn.Module):
+    """A frozen MeanStdFilter: ``clip((x - mean) / scale)`` of each Box leaf, in float64."""
+
+    def __init__(self, piece: MeanStdFilter, statistics: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        state = piece.get_state()[None]
+        self._demean, self._destd = state["de_mean_to_zero"], state["de_std_to_one"]
+        self._clip = state["clip_by_value"]
+        structure = get_base_struct_from_space(piece.input_observation_space)
+        self._normalized = [
+            not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for space in tree.flatten(structure)
+        ]
+        for name, tensor in statistics.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
+        leaves = tree.flatten(observations)
+        places = iter(range(len(leaves)))
+        normalized = [
+            self._normalize(leaf, next(places)) if chosen else leaf
+            for leaf, chosen in zip(leaves, self._normalized, strict=True)
+        ]
+        return tree.unflatten_as(observations, normalized)
+
+    def _normalize(self, x: Array, leaf: int) -> Array:
+        dtype = x.dtype
+        if self._demean:
+            x = x - self._array(f"mean_{leaf}")
+        if self._destd:
+            x = x / self._array(f"scale_{leaf}")
+        if self._clip:
+            x = np.clip(x, -self._clip, self._clip)
+        return x.astype(dtype)
+
+    def _array(self, name: str) -> Array:
+        return np.asarray(self._buffers[name].cpu())  # type: ignore[union-attr]
+
+
+class _Flatten:
+    """FlattenObservations: one-hot vectors of discrete leaves and flat arrays of the others, side by side."""
+
+    def __init__(self, piece: FlattenObservations) -> None:
+        self._removed = frozenset(piece._keys_to_remove)
+        self._structure = piece._input_obs_base_struct
+
+    def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Array:
+        if self._removed:
+            observations = {key: value for key, value in observations.items() if key not in self._removed}
+        flat: Array = flatten_inputs_to_1d_tensor(observations, self._structure)
+        return flat
+
+
+class _Preprocess:
+    """A user's preprocessor of single observations, called row by row."""
+
+    def __init__(self, piece: SingleAgentObservationPreprocessor) -> None:
+        self._piece = piece
+        self._episode = _NoEpisode(type(piece).__name__)
+
+    def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
+        # Without any row that counts there would be nothing to tell the output's shape by.
+        chosen = live if live.any() else np.ones_like(live)
+        rows = [self._preprocess(observations, int(row)) for row in np.flatnonzero(chosen)]
+        return tree.map_structure(lambda *leaves: _spread(leaves, chosen), *rows)
+
+    def _preprocess(self, observations: Any, row: int) -> Any:
+        observation = tree.map_structure(lambda leaf: leaf[row], observations)
+        return self._piece.preprocess(observation, self._episode)
+
+
+class _NoEpisode:
+    """Stands where RLlib passes its episode object, and says so when it is asked for anything."""
+
+    def __init__(self, piece: str) -> None:
+        self._piece = piece
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            f"the connector piece {self._piece} asks its episode for {name!r}, which rl_eval does not have: a "
+            "preprocessor must be a function of the observation alone"
+        )
+
+
+def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
+    """Lay the values of live rows into a batch, zeros elsewhere."""
+    values = np.stack([np.asarray(leaf) for leaf in leaves])
+    batch = np.zeros((len(live), *values.shape[1:]), values.dtype)
+    batch[live] = values
+    return batch
+
+
+class _Frames:
+    """FrameStacking: the last frames side by side on the last axis, zeros before the first."""
+
+    def __init__(self, piece: FrameStacking) -> None:
+        self._earlier = piece.num_frames - 1
+        self._structure = get_base_struct_from_space(piece.input_observation_space)
+
+    def initial(self, batch_size: int) -> Any:
+        return tree.map_structure(
+            lambda leaf: np.zeros((batch_size, *leaf.shape[:-1], self._earlier), leaf.dtype), self._structure
+        )
+
+    def __call__(self, observations: Any, frames: Any) -> tuple[Any, Any]:
+        stacked = tree.map_structure(lambda old, new: np.concatenate([old, new], axis=-1), frames, observations)
+        return stacked, tree.map_structure(lambda leaf: leaf[..., 1:], stacked)

@@ -1,0 +1,98 @@
+"""How a saved model becomes a policy: the acting part of a zip file, and the statistics beside it.
+
+The algorithm is not built: its replay buffer may be larger than the machine, and the policy is all that acts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.vec_env import VecNormalize
+
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3.live import attach
+from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
+
+__all__ = ["load_policy"]
+
+_NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
+"""Pickled functions of the trainer, which are often what another version of Python cannot read."""
+
+
+def load_policy(path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | None = None) -> BasePolicy:
+    """Load what ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)`` wrote.
+
+    Use it as a factory::
+
+        config.policy("rl_eval.integrations.sb3:load_policy", policy_kwargs={"path": "model.zip"})
+
+    A relative path is relative to the working directory, ``~`` is the home directory, and ``.zip`` may be left out.
+    Both files hold pickled objects, which can run code when they are loaded: load only what you trust.
+
+    Args:
+        path: Zip file of a model.
+        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with, if it was. The zip file does not say.
+
+    Returns:
+        The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``.
+
+    Raises:
+        ConfigError: A file is missing, unreadable, or something else.
+    """
+    file = _existing("path", path, ".zip")
+    try:
+        data, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
+        policy = _build(data or {})
+        policy.load_state_dict(parameters["policy"])
+    except Exception as error:
+        raise ConfigError(
+            f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    wrapper = None if vecnormalize is None else _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl"))
+    policy = attach(policy, wrapper, (data or {}).get("exploration_rate"))
+    refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
+    return policy.eval()
+
+
+def _build(data: dict[str, Any]) -> BasePolicy:
+    """Build the policy as its algorithm does."""
+    policy_class = data["policy_class"]
+    kwargs = dict(data["policy_kwargs"])
+    kwargs.pop("device", None)
+    if "use_sde" in inspect.signature(policy_class).parameters:
+        kwargs.setdefault("use_sde", data.get("use_sde", False))
+    with torch.random.fork_rng(devices=[]):  # Initial weights are drawn, and then replaced.
+        return policy_class(data["observation_space"], data["action_space"], lambda _: 0.0, **kwargs)
+
+
+def _load_statistics(file: Path) -> VecNormalize:
+    try:
+        wrapper = pickle.loads(file.read_bytes())
+    except Exception as error:
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize: {str(file)!r} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(wrapper, VecNormalize):
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize: {str(file)!r} holds a {type(wrapper).__name__}, not a VecNormalize"
+        )
+    return wrapper
+
+
+def _existing(key: str, path: str | os.PathLike[str], suffix: str) -> Path:
+    given = Path(path).expanduser()
+    for file in (given, given.with_name(given.name + suffix)):
+        if file.is_file():
+            return file
+    raise ConfigError(
+        f"policy_kwargs.{key}: there is no file {str(given)!r}"
+        + ("" if given.is_absolute() else f" in {Path.cwd()}: give an absolute path if runners work elsewhere")
+    )

@@ -1,0 +1,197 @@
+"""How an environment's observations become those that a policy was trained on.
+
+A model was trained on a vector environment with wrappers around it; lanes run plain environments. What the wrappers
+did follows from the two observation spaces and the shape of the statistics:
+
+====================  ===========================================  ==================================================
+wrapper               how it is recognized                         what is done
+====================  ===========================================  ==================================================
+``VecTransposeImage`` an image (H, W, C) where (C, H, W) is due    transposed
+``VecFrameStack``     first or last axis is an exact multiple      the episode's last frames, zeros before its first
+``VecNormalize``      statistics of the frame's or stack's shape   normalized before or after stacking
+====================  ===========================================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.preprocessing import is_image_space
+from torch import nn
+
+from rl_eval.errors import ConfigError
+
+__all__ = ["Preprocessor"]
+
+Array = npt.NDArray[Any]
+State = dict[str, torch.Tensor]
+
+_BY_KEY: Final = gym.spaces.Dict
+_WHOLE: Final = ""
+"""Stands for the key of an observation that has none."""
+
+
+class _Layout(NamedTuple):
+    """What happened to the shape of a frame."""
+
+    transposed: bool
+    axis: int | None
+    """Axis of a batch that frames are stacked along, in the environment's layout; None without stacking."""
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What is done to one observation, or to one key of it."""
+
+    layout: _Layout
+    stacked_shape: tuple[int, ...]
+    dtype: torch.dtype
+    """Of the stack."""
+    before: nn.Module | None
+    """Normalizes frames."""
+    after: nn.Module | None
+    """Normalizes stacks."""
+
+    def __call__(self, frame: torch.Tensor, former: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what the policy sees, and the stack to remember."""
+        if self.before is not None:
+            frame = self.before(frame)
+        stack = None
+        if self.layout.axis is not None:
+            assert former is not None
+            width = frame.shape[self.layout.axis]
+            kept = former.narrow(self.layout.axis, width, former.shape[self.layout.axis] - width)
+            frame = stack = torch.cat((kept, frame.to(self.dtype)), self.layout.axis)
+        if self.layout.transposed:
+            frame = _channels_first(frame)
+        return (frame if self.after is None else self.after(frame)), stack
+
+
+@final
+class Preprocessor:
+    """Does to a batch of observations what the training environment's wrappers did.
+
+    Args:
+        given: Observation space of the environment.
+        due: Observation space of the policy.
+        normalizers: Statistics, one per normalized key.
+
+    Raises:
+        ConfigError: No combination of wrappers leads from one space to the other.
+    """
+
+    def __init__(self, given: gym.Space[Any], due: gym.Space[Any], normalizers: nn.ModuleList) -> None:
+        self._by_key = isinstance(due, _BY_KEY)
+        givens, dues = _parts(given), _parts(due)
+        if givens.keys() != dues.keys():
+            raise _unexplained(given, due, "their keys differ")
+        by_key: dict[str, Any] = {getattr(each, "key", None) or _WHOLE: each for each in normalizers}
+        if unknown := by_key.keys() - dues.keys():
+            raise _unexplained(given, due, f"the VecNormalize statistics are those of {sorted(map(str, unknown))}")
+        try:
+            self._recipes = {key: _recipe(givens[key], dues[key], by_key.get(key)) for key in dues}
+        except _Mismatch as reason:
+            raise _unexplained(given, due, str(reason)) from None
+
+    def initial_state(self, batch_size: int, device: torch.device) -> State | None:
+        """Return the stacks of fresh episodes, all zero; None if nothing is stacked."""
+        state = {
+            key: torch.zeros((batch_size, *recipe.stacked_shape), dtype=recipe.dtype, device=device)
+            for key, recipe in self._recipes.items()
+            if recipe.layout.axis is not None
+        }
+        return state or None
+
+    def __call__(self, observations: Any, state: State | None, device: torch.device) -> tuple[Any, State | None]:
+        r"""Prepare a batch.
+
+        Args:
+            observations: Arrays of shape (batch, \*shape): one, or one per key.
+            state: The stacks that :meth:`initial_state` or the last call returned.
+            device: Where the policy is.
+
+        Returns:
+            What the policy takes, and the next stacks.
+        """
+        arrays: Mapping[str, Array] = observations if self._by_key else {_WHOLE: observations}
+        prepared, following = {}, {}
+        for key, recipe in self._recipes.items():
+            former = None if state is None else state.get(key)
+            prepared[key], stack = recipe(torch.from_numpy(arrays[key]).to(device), former)
+            if stack is not None:
+                following[key] = stack
+        return (prepared if self._by_key else prepared[_WHOLE]), following or None
+
+
+class _Mismatch(Exception):
+    """Why one part of a space cannot become another."""
+
+
+def _parts(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
+    return dict(space.spaces) if isinstance(space, _BY_KEY) else {_WHOLE: space}
+
+
+def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Recipe:
+    if not isinstance(given, gym.spaces.Box) or not isinstance(due, gym.spaces.Box):
+        if given != due:
+            raise _Mismatch(f"{given} is not {due}")
+        return _Recipe(_Layout(transposed=False, axis=None), (), torch.int64, None, None)
+    layout = _layout(given, due)
+    if normalizer is None and given.dtype.kind != due.dtype.kind:
+        raise _Mismatch(f"{given.dtype} is not {due.dtype}")
+    stacked_shape = _untransposed(due.shape) if layout.transposed else due.shape
+    statistics = None if normalizer is None else tuple(normalizer.mean.shape)
+    if statistics not in {None, due.shape, given.shape}:
+        raise _Mismatch(f"the VecNormalize statistics have shape {statistics}")
+    before = normalizer if statistics != due.shape else None
+    dtype = torch.float32 if before is not None else torch.from_numpy(np.empty(0, given.dtype)).dtype
+    return _Recipe(layout, stacked_shape, dtype, before, normalizer if before is None else None)
+
+
+def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> _Layout:
+    """Find what leads from one shape to the other; the least that does."""
+    goals = {False: due.shape}
+    if is_image_space(given) and len(due.shape) == 3:
+        goals[True] = _untransposed(due.shape)
+    for transposed, goal in goals.items():
+        if given.shape == goal:
+            return _Layout(transposed, axis=None)
+    for transposed, goal in goals.items():
+        if (axis := _stacking_axis(given.shape, goal)) is not None:
+            return _Layout(transposed, axis + 1)
+    raise _Mismatch(f"neither stacking frames nor transposing images makes {due.shape} of {given.shape}")
+
+
+def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | None:
+    """Return the one axis, first or last, that is a multiple of the other shape's."""
+    if len(shape) != len(stacked):
+        return None
+    longer = [axis for axis, (one, many) in enumerate(zip(shape, stacked, strict=True)) if one != many]
+    if len(longer) != 1 or longer[0] not in {0, len(shape) - 1} or stacked[longer[0]] % shape[longer[0]]:
+        return None
+    return longer[0]
+
+
+def _channels_first(images: torch.Tensor) -> torch.Tensor:
+    """Transpose images with the strides that SB3 gives them, which decide by which kernel they are convolved."""
+    batch, height, width, channels = images.shape
+    return images.reshape(batch, 1, height, width) if channels == 1 else images.permute(0, 3, 1, 2)
+
+
+def _untransposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    channels, height, width = shape
+    return height, width, channels
+
+
+def _unexplained(given: gym.Space[Any], due: gym.Space[Any], reason: str) -> ConfigError:
+    return ConfigError(
+        f"the policy was trained on observations of {due}, but the environment's are of {given}: {reason}. Wrap the "
+        "environment of environment.env as the training environment was wrapped, short of VecFrameStack, "
+        "VecTransposeImage and VecNormalize"
+    )

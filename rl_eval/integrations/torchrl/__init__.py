@@ -1,0 +1,40 @@
+"""How policies, environments and evaluators of TorchRL are used here: what each of them becomes.
+
+====================================  ======================================================================
+TorchRL                               here
+====================================  ======================================================================
+``TensorDictModule`` and subclasses   :func:`as_policy` (called for you): a :class:`rl_eval.Policy`
+``EnvBase``                           :func:`as_env` (called for you): a :class:`gymnasium.Env`
+``torchrl.collectors.Evaluator``      :class:`Evaluator`, with the same arguments and result keys
+``RayEvalWorker``                     :class:`RayEvalWorker`, likewise
+====================================  ======================================================================
+
+A plain ``TensorDictModule`` needs tensordict only; the rest needs torchrl.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rl_eval.integrations.torchrl.env import as_env
+    from rl_eval.integrations.torchrl.evaluator import Evaluator
+    from rl_eval.integrations.torchrl.policy import as_policy, portable
+    from rl_eval.integrations.torchrl.ray_eval_worker import RayEvalWorker
+
+__all__ = ["Evaluator", "RayEvalWorker", "as_env", "as_policy", "portable"]
+
+_HOMES: Final = {
+    "Evaluator": "evaluator",
+    "RayEvalWorker": "ray_eval_worker",
+    "as_env": "env",
+    "as_policy": "policy",
+    "portable": "policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

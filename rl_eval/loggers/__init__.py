@@ -1,0 +1,42 @@
+"""Where the points of a learning curve go. Names are loaded on first use: no logger brings another's packages."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_eval.loggers.base import Logger
+    from rl_eval.loggers.console import ConsoleLogger
+    from rl_eval.loggers.files import CSVLogger, JSONLinesLogger
+    from rl_eval.loggers.ray_metrics import RayMetrics
+    from rl_eval.loggers.tensorboard import TensorBoardLogger
+    from rl_eval.loggers.wandb import WandbLogger
+
+_HOME = {
+    "CSVLogger": "files",
+    "ConsoleLogger": "console",
+    "JSONLinesLogger": "files",
+    "Logger": "base",
+    "RayMetrics": "ray_metrics",
+    "TensorBoardLogger": "tensorboard",
+    "WandbLogger": "wandb",
+}
+
+__all__ = [
+    "CSVLogger",
+    "ConsoleLogger",
+    "JSONLinesLogger",
+    "Logger",
+    "RayMetrics",
+    "TensorBoardLogger",
+    "WandbLogger",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rl_eval.loggers' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"rl_eval.loggers.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,91 @@
+"""Scalars with their interval, histograms of returns and films, for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import ConfigError
+from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
+from rl_eval.point import EvalPoint
+
+if TYPE_CHECKING:
+    from rl_eval.video import Video
+
+__all__ = ["TensorBoardLogger"]
+
+_BINS: Final = 30
+
+
+@final
+class TensorBoardLogger(Logger):
+    """Writes event files.
+
+    Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
+    Scalars". Films become animated pictures, since TensorBoard shows no other.
+
+    A step that is not greater than the last one, as when a training goes on from an earlier checkpoint, hides what was
+    written from that step on. So does the first point of a logger that continues a folder.
+
+    Args:
+        log_dir: Folder of the event files; other loggers may write there too.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("TensorBoardLogger needs the package tensorboard: pip install 'rl-eval[tensorboard]'")
+        self._log_dir = os.fspath(log_dir)
+        self._writer: Any = None
+        self._last_step = -1
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        writer, prefix = self._writer_for(point), prefix_of(point)
+        for name, value in finite_metrics(point).items():
+            writer.add_scalar(name, value, point.step)
+        returns = point.result.counted_rows["episode_return"]
+        if len(returns):
+            writer.add_histogram(f"{prefix}episode_return", returns, point.step, bins=_BINS)
+        writer.flush()
+
+    def log_video(self, video: Video, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        from rl_eval.video.encoder import gif
+
+        picture = Summary.Image(
+            height=video.height, width=video.width, colorspace=3, encoded_image_string=gif(video.content)
+        )
+        tag = f"{prefix_of(point)}episode_{video.index}"
+        if self._writer is None:
+            self._writer = self._open(point)
+        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=picture)]), point.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See :class:`Logger`."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _writer_for(self, point: EvalPoint) -> Any:
+        if point.step <= self._last_step:
+            self.close()
+        if self._writer is None:
+            self._writer = self._open(point)
+        self._last_step = point.step
+        return self._writer
+
+    def _open(self, point: EvalPoint) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        prefix = prefix_of(point)
+        writer: Any = SummaryWriter(self._log_dir, purge_step=point.step)
+        band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
+        writer.add_custom_scalars({prefix.rstrip("/") or "eval": {"episode return": ["Margin", band]}})
+        return writer

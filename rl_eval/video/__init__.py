@@ -1,0 +1,9 @@
+"""Films of chosen episodes: each is run once more, in an environment of its own that renders."""
+
+from __future__ import annotations
+
+from rl_eval.video.filming import Video, record_episode
+from rl_eval.video.recording import record_videos, record_with_group
+from rl_eval.video.selection import VideoSettings, select_episodes
+
+__all__ = ["Video", "VideoSettings", "record_episode", "record_videos", "record_with_group", "select_episodes"]

@@ -1,0 +1,167 @@
+"""Films the chosen episodes of a result: with a runner of a warm group, or in this process from what was recorded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.config import EvalConfig
+from rl_eval.errors import ConfigError, EnvError, EvalError, UsageError
+from rl_eval.group import EvalRunnerGroup
+from rl_eval.jobs import FollowUp
+from rl_eval.loading import load
+from rl_eval.replaying import rebuilt_runner
+from rl_eval.result import EvalResult
+from rl_eval.runners import EvalRunner
+from rl_eval.settings import EvalSettings
+from rl_eval.video.filming import Video, record_episode
+from rl_eval.video.selection import VideoSettings, select_episodes
+
+__all__ = ["filming", "record_videos", "record_with_group"]
+
+Task = Callable[[EvalRunner], Video]
+
+_GRACE_S: Final = 60.0
+"""What building the environment and encoding may take beyond the limit of the episode."""
+_LETHAL: Final = ("runner", "timeout")
+"""Culprits of faults that end or block the runner's process."""
+
+
+def filming(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
+    """Return what has a runner film episodes right after an evaluation, for :meth:`EvalRunnerGroup.submit`.
+
+    Args:
+        settings: Which episodes, and how; saving the films is the caller's.
+        done: Given every film, or why there is none, when all are done.
+    """
+    return FollowUp(partial(_tasks, settings=settings), done, settings.timeout_s + _GRACE_S)
+
+
+def record_with_group(
+    group: EvalRunnerGroup,
+    result: EvalResult,
+    settings: VideoSettings,
+    step: int,
+    on_error: Callable[[Exception], object] | None = None,
+) -> list[Video]:
+    """Film episodes of the evaluation that a group has just made, one after the other, with one of its runners.
+
+    Call it before the next weights are sent. A runner films between evaluations: those that were submitted
+    already run first, those that come later wait. What goes wrong with a film is never the evaluation's fault.
+
+    Args:
+        group: That made the result.
+        result: Of its last weights.
+        settings: Which episodes, and where the files go.
+        step: Training step; the files lie in the folder ``step_<step>``.
+        on_error: Called with what went wrong with a film, and the next is made; by default it is raised.
+
+    Returns:
+        The films that were made, saved, in the order of the selection.
+
+    Raises:
+        ConfigError: The environment does not render.
+        EnvError: It fails to render, or the episode killed or blocked its runner and so is not run again.
+        WeightsError: The runners have other weights by now.
+        ClusterError: The runner was lost meanwhile.
+    """
+    folder = Path(settings.folder, f"step_{step}")
+    films: list[Video] = []
+    for task in _tasks(result, settings):
+        try:
+            films.append(group.apply_to_one(task, settings.timeout_s + _GRACE_S).save(folder))
+        except (EvalError, OSError) as error:  # noqa: PERF203  # Each film fails alone.
+            if on_error is None:
+                raise
+            on_error(error)
+            if isinstance(error, ConfigError):
+                break  # The others would fail in the same way.
+    return films
+
+
+def record_videos(
+    source: str | os.PathLike[str] | EvalResult,
+    select: str | Sequence[str],
+    folder: str | os.PathLike[str],
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    max_videos: int = 8,
+    fps: float | None = None,
+    max_frames: int = 10_000,
+    timeout_s: float = 600.0,
+) -> list[Video]:
+    """Film episodes of a finished evaluation in this process, from what its provenance says.
+
+    An environment that killed or hung its runner does the same to this process.
+
+    Args:
+        source: A result, or the folder or URI of one or of an evaluation log.
+        select: Which episodes; see :class:`VideoSettings`, also for the numbers below.
+        folder: Where the MP4 files go.
+        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        max_videos: Most films.
+        fps: Frames per second.
+        max_frames: Most frames of one film.
+        timeout_s: Longest time that one film may take, in seconds.
+
+    Returns:
+        The films, saved, in the order of the selection.
+
+    Raises:
+        UsageError: There is no such result, nothing of it is selected, or the config is another one.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out
+            of range.
+        EnvError: It fails to render.
+    """
+    settings = VideoSettings(select, folder, max_videos, fps, max_frames, timeout_s)
+    result = source if isinstance(source, EvalResult) else load(source)
+    indices = select_episodes(result, settings.select, settings.max_videos)
+    if not indices:
+        raise UsageError(f"no episode of the result is selected by {settings.select!r}: nothing to film")
+    with rebuilt_runner(result, config, policy) as runner:
+        return [_film(settings, _row(result, index))(runner).save(settings.folder) for index in indices]
+
+
+def _tasks(result: EvalResult, settings: VideoSettings) -> list[Task]:
+    """Return what makes the films of a result when it is called with a runner."""
+    indices = select_episodes(result, settings.select, settings.max_videos)
+    return [_refusal(index) if _lethal(result, index) else _film(settings, _row(result, index)) for index in indices]
+
+
+def _lethal(result: EvalResult, index: int) -> bool:
+    return any(fault.culprit in _LETHAL for fault in result.table.faults.get(index, ()))
+
+
+def _refusal(index: int) -> Task:
+    return partial(_refuse, index=index)
+
+
+def _refuse(runner: EvalRunner, index: int) -> Video:
+    raise EnvError(
+        f"episode {index} ended or blocked a runner, so no runner is asked to film it; to try it in a process of its "
+        "own, save the result and use rl-eval video"
+    )
+
+
+def _film(settings: VideoSettings, row: npt.NDArray[np.void]) -> Task:
+    return partial(
+        record_episode,
+        recorded=row,
+        fps=settings.fps,
+        max_frames=settings.max_frames,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _row(result: EvalResult, index: int) -> npt.NDArray[np.void]:
+    return result.table.rows[index : index + 1]

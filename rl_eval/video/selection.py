@@ -1,0 +1,151 @@
+"""Decides which episodes of a result are filmed, and how.
+
+A selection is a list of words, read from left to right until ``max_videos`` episodes are chosen:
+
+============  ==================================================================================
+``first:K``   the first K of the plan
+``every:N``   every N-th of the plan, from episode 0 on
+``best:K``    the K completed ones with the highest return; at equal returns the lowest index first
+``worst:K``   the K completed ones with the lowest return, likewise
+``failed:K``  the first K that ran out of attempts; without a number, all of them
+============  ==================================================================================
+
+Without a number, K is 1. An episode is chosen once, however many words name it, and one without a record never.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rl_eval.episode import Outcome
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.result import EvalResult
+
+__all__ = ["VideoSettings", "check_encoder", "select_episodes"]
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """Which episodes of every evaluation are filmed, and where the films go.
+
+    Args:
+        select: Words as in this module's table, in one text with commas or in a sequence.
+        folder: Where the MP4 files go, in one folder for each training step.
+        max_videos: Most films of one evaluation.
+        fps: Frames per second; by default those of the environment's metadata, else 30.
+        max_frames: Most frames of one film; what follows in the episode is run and not filmed.
+        timeout_s: Longest time that one film may take, in seconds.
+
+    Raises:
+        ConfigError: A word is unknown, a number is out of range, or the encoder is not installed.
+    """
+
+    select: str | Sequence[str] = "worst,best"
+    folder: str | os.PathLike[str] = "videos"
+    max_videos: int = 8
+    fps: float | None = None
+    max_frames: int = 10_000
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _parse(self.select)
+        for name in ("max_videos", "max_frames"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {value}: give at least 1")
+        for name in ("fps", "timeout_s"):
+            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
+                raise ConfigError(f"{name} is {number}: give a positive number")
+        check_encoder()
+
+
+def check_encoder() -> None:
+    """Make sure that films can be encoded.
+
+    Raises:
+        ConfigError: imageio-ffmpeg is not installed.
+    """
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("videos need the package imageio-ffmpeg: pip install 'rl-eval[video]'")
+
+
+def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos: int) -> list[int]:
+    """Return the indices of the chosen episodes, in the order of the words.
+
+    Raises:
+        ConfigError: A word is unknown or its number is out of range.
+    """
+    chosen = (index for word in _parse(select) for index in _KINDS[word.kind](result, word.number))
+    return list(islice(dict.fromkeys(chosen), max_videos))
+
+
+class _Word(NamedTuple):
+    kind: str
+    number: int | None
+
+
+def _parse(select: str | Sequence[str]) -> list[_Word]:
+    texts = select.split(",") if isinstance(select, str) else list(select)
+    words = [_parse_word(text.strip()) for text in texts]
+    if not words:
+        raise ConfigError(f"the selection of videos is empty: give some of {', '.join(_KINDS)}")
+    return words
+
+
+def _parse_word(text: str) -> _Word:
+    kind, colon, number = text.partition(":")
+    if kind not in _KINDS:
+        raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
+    if not colon:
+        if kind == "every":
+            raise ConfigError("the selection of videos has 'every': say every how many, such as 'every:10'")
+        return _Word(kind, None)
+    if not number.isdecimal() or int(number) < 1:
+        raise ConfigError(f"the selection of videos has {text!r}: give a whole number from 1 on, such as '{kind}:2'")
+    return _Word(kind, int(number))
+
+
+def _first(result: EvalResult, number: int | None) -> Iterable[int]:
+    return _recorded(result, range(min(number or 1, len(result.table))))
+
+
+def _every(result: EvalResult, number: int | None) -> Iterable[int]:
+    return _recorded(result, range(0, len(result.table), number or 1))
+
+
+def _best(result: EvalResult, number: int | None) -> Iterable[int]:
+    return _ranked(result, -1)[: number or 1]
+
+
+def _worst(result: EvalResult, number: int | None) -> Iterable[int]:
+    return _ranked(result, 1)[: number or 1]
+
+
+def _failed(result: EvalResult, number: int | None) -> Iterable[int]:
+    return map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number])
+
+
+def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
+    filled = result.table.filled
+    return (index for index in indices if filled[index])
+
+
+def _ranked(result: EvalResult, sign: int) -> list[int]:
+    """Return the episodes that the numbers are about, by ``sign`` times their return."""
+    rows = result.counted_rows
+    return [int(index) for index in rows["index"][np.argsort(sign * rows["episode_return"], kind="stable")]]
+
+
+_KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
+    "first": _first,
+    "every": _every,
+    "best": _best,
+    "worst": _worst,
+    "failed": _failed,
+}

@@ -1,0 +1,257 @@
+"""Decides what is a checkpoint, in which order they come, and which are whole.
+
+A checkpoint is a file, or a folder, whose name matches a pattern. It is taken when size, time and inode of everything
+in it are the same in two looks; it is copied then, and what is evaluated is the copy: the trainer may rewrite or remove
+its own at any time. Its identity is its name and the digest of the copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, final
+
+import xxhash
+
+from rl_eval.errors import ConfigError
+
+__all__ = ["CheckpointFolder", "Sighting", "Staged", "Staging", "compile_step_pattern"]
+
+_LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
+_CHUNK: Final = 2**20
+_ORIGIN: Final = "origin.json"
+_INCOMING: Final = ".incoming"
+_OUTGOING: Final = ".outgoing"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A checkpoint as it was seen."""
+
+    name: str
+    """Path relative to the watched folder, with ``/``."""
+    step: int | None
+    """Training step according to its name."""
+    modified: float
+    """Time of its last change, in seconds since 1970."""
+    stamp: str
+    """Changes whenever a file of it does."""
+
+    @property
+    def order(self) -> tuple[bool, int, float, str]:
+        """Sort key: by step, and those without one after them, by time."""
+        return self.step is None, self.step or 0, self.modified, self.name
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A copy of a checkpoint, which nobody else changes."""
+
+    seen: Sighting
+    digest: str
+    """128-bit xxh3 of its contents."""
+    path: Path
+    """The copy; it has the last part of the checkpoint's name."""
+
+    @property
+    def id(self) -> str:
+        """Name of its folders."""
+        return identify(self.seen.name, self.digest)
+
+    def is_intact(self) -> bool:
+        """Tell whether the copy is what it was; a machine that went down may have left less."""
+        try:
+            return digest_of(self.path) == self.digest
+        except OSError:
+            return False
+
+
+def identify(name: str, digest: str) -> str:
+    """Return a file name that no other checkpoint has."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name).lstrip('.')[-80:]}-{digest[:16]}"
+
+
+def compile_step_pattern(text: str | None) -> re.Pattern[str]:
+    """Compile the pattern whose first group is the step; by default the last number in the name.
+
+    Raises:
+        ConfigError: It is no regular expression, or has no group.
+    """
+    if text is None:
+        return _LAST_NUMBER
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"--step-pattern {text!r} is not a regular expression: {error}") from None
+    if pattern.groups < 1:
+        raise ConfigError(rf"--step-pattern {text!r} has no group: put the number in one, as in 'step_(\d+)'")
+    return pattern
+
+
+@final
+class CheckpointFolder:
+    """The folder that a training run writes to.
+
+    Args:
+        folder: Which; it need not exist yet.
+        pattern: Glob relative to it, of files or folders; hidden ones never match.
+        step_pattern: Searched in the name without its suffix; its first group is the step.
+        exclude: A folder whose contents are no checkpoints.
+    """
+
+    def __init__(self, folder: Path, pattern: str, step_pattern: re.Pattern[str], exclude: Path) -> None:
+        self._folder = folder
+        self._pattern = pattern
+        self._step_pattern = step_pattern
+        self._exclude = exclude
+        self._last: dict[str, str] = {}
+        self.seen: tuple[Sighting, ...] = ()
+        """Every checkpoint at the last look, whole or not."""
+        self.unsettled: tuple[str, ...] = ()
+        """Names of those that were new or had changed."""
+
+    def look(self) -> list[Sighting]:
+        """Return the checkpoints that have not changed since the last look, in order.
+
+        Raises:
+            ConfigError: The pattern cannot be used.
+        """
+        found = {sighting.name: sighting for sighting in self._find()}
+        former, self._last = self._last, {name: sighting.stamp for name, sighting in found.items()}
+        settled = [sighting for sighting in found.values() if former.get(sighting.name) == sighting.stamp]
+        self.seen = tuple(found.values())
+        self.unsettled = tuple(sorted(found.keys() - {sighting.name for sighting in settled}))
+        return sorted(settled, key=lambda sighting: sighting.order)
+
+    @property
+    def label(self) -> str:
+        """Its name, for titles."""
+        return self._folder.name
+
+    def path(self, sighting: Sighting) -> Path:
+        """Return where a checkpoint was seen."""
+        return self._folder / sighting.name
+
+    def _find(self) -> Iterator[Sighting]:
+        try:
+            paths = sorted(self._folder.glob(self._pattern))
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"--pattern {self._pattern!r} cannot be used: {error}") from None
+        for path in paths:
+            name = path.relative_to(self._folder)
+            if any(part.startswith(".") for part in name.parts) or path.is_relative_to(self._exclude):
+                continue
+            try:
+                stamp, modified = stamp_of(path)
+            except OSError:
+                continue  # It went while we looked.
+            yield Sighting(name.as_posix(), self._step(path), modified, stamp)
+
+    def _step(self, path: Path) -> int | None:
+        found = self._step_pattern.search(path.stem)
+        try:
+            return int(found[1]) if found else None
+        except (TypeError, ValueError):
+            return None
+
+
+def stamp_of(path: Path) -> tuple[str, float]:
+    """Return what changes when a file does, or any file of a folder, and the time of its last change.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    facts = [(name, os.stat(file)) for name, file in _files(path)]  # noqa: PTH116 - a path would be built for each.
+    lines = [f"{name} {fact.st_size} {fact.st_mtime_ns} {fact.st_ino}" for name, fact in facts]
+    modified = max((fact.st_mtime for _, fact in facts), default=path.stat().st_mtime)
+    return str(xxhash.xxh3_64_hexdigest("\n".join(lines).encode())), modified
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a file, or of all names and files of a folder."""
+    digest = xxhash.xxh3_128()
+    for name, file in _files(path):
+        if name:
+            digest.update(f"{len(name)} {name} {file.stat().st_size} ".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    """Return the files of a checkpoint with their relative names; a checkpoint that is a file has the name ""."""
+    if not path.is_dir():
+        return [("", path)]
+    return sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
+
+
+@final
+class Staging:
+    """Copies of the checkpoints that are being worked on.
+
+    Args:
+        folder: Where they are kept, one folder for each.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in (_INCOMING, _OUTGOING):
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    def take(self, path: Path, seen: Sighting) -> Staged | None:
+        """Copy a checkpoint; None if it changed since it was seen, or while it was copied.
+
+        A copy that is there was completed: it appears under its name with a rename.
+
+        Raises:
+            FileNotFoundError: It is gone.
+            OSError: It cannot be copied.
+        """
+        incoming = self._folder / _INCOMING
+        shutil.rmtree(incoming, ignore_errors=True)
+        incoming.mkdir(parents=True)
+        copied = incoming / path.name
+        if path.is_dir():
+            shutil.copytree(path, copied)
+        else:
+            shutil.copyfile(path, copied)
+        if stamp_of(path)[0] != seen.stamp:
+            return None
+        digest = digest_of(copied)
+        (incoming / _ORIGIN).write_text(json.dumps({"seen": asdict(seen), "digest": digest}))
+        home = self._folder / identify(seen.name, digest)
+        shutil.rmtree(home, ignore_errors=True)
+        incoming.rename(home)
+        return Staged(seen, digest, home / path.name)
+
+    def found(self) -> list[Staged]:
+        """Return the copies that are there, in order."""
+        if not self._folder.is_dir():
+            return []
+        homes = [home for home in self._folder.iterdir() if not home.name.startswith(".")]
+        found = [staged for home in homes if (staged := _read_origin(home))]
+        return sorted(found, key=lambda staged: staged.seen.order)
+
+    def drop(self, checkpoint: str) -> None:
+        """Remove a copy, by the id of its checkpoint; half a copy is never found."""
+        home, outgoing = self._folder / checkpoint, self._folder / _OUTGOING
+        if home.exists():
+            shutil.rmtree(outgoing, ignore_errors=True)
+            home.rename(outgoing)
+            shutil.rmtree(outgoing, ignore_errors=True)
+
+
+def _read_origin(home: Path) -> Staged | None:
+    """Return the copy in a folder; None if it does not say what it is of."""
+    try:
+        origin = json.loads((home / _ORIGIN).read_text())
+        seen = Sighting(**origin["seen"])
+        return Staged(seen, origin["digest"], home / Path(seen.name).name)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,213 @@
+"""Decides what is known of each checkpoint, and which is the best.
+
+One file, ``watch.json``, written whole at every change. It is the commit: a checkpoint without an entry is evaluated,
+and its evaluation log says which of its episodes are left; one with an entry is not touched again. The leader is the
+checkpoint with the greatest mean return over the selection episodes; among equals the first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import ConfigError
+from rl_eval.log.storage import open_storage
+from rl_eval.report.files import plain
+from rl_eval.watching.checkpoints import Sighting, identify
+
+if TYPE_CHECKING:
+    from rl_eval.result import EvalResult
+    from rl_eval.watching.checkpoints import Staged
+
+__all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score"]
+
+FORMAT: Final = 1
+JOURNAL_FILE: Final = "watch.json"
+
+UNREADABLE: Final = "unreadable"
+"""Status of a checkpoint that could not be evaluated at all; the others are those of results."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one evaluation found."""
+
+    status: str
+    reason: str
+    mean: float | None
+    """Mean return; None when there is none, and likewise the ends of its interval."""
+    low: float | None
+    high: float | None
+    num_episodes: int
+    """Episodes that the numbers go over."""
+    num_failed: int
+    first_index: int
+    """Where its plan begins."""
+    fingerprint: str
+
+    @classmethod
+    def of(cls, result: EvalResult) -> Score:
+        """Take the numbers of a result."""
+        return cls(
+            result.status,
+            result.reason,
+            mean=_finite(result.mean_return),
+            low=_finite(result.interval.low),
+            high=_finite(result.interval.high),
+            num_episodes=result.aggregates.count,
+            num_failed=result.num_failed,
+            first_index=result.plan.first_index,
+            fingerprint=result.fingerprint,
+        )
+
+    @classmethod
+    def unreadable(cls, reason: str, first_index: int) -> Score:
+        """Say that there was no evaluation."""
+        return cls(UNREADABLE, reason, None, None, None, 0, 0, first_index, "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What has become of one checkpoint."""
+
+    seen: Sighting
+    digest: str
+    selection: Score
+    """Over the episodes by which the best is chosen: of the best, biased upward."""
+    held_out: Score | None = None
+    """Over episodes that had no part in the choice; only a leader has it."""
+
+    @property
+    def id(self) -> str:
+        """Name of its folders."""
+        return identify(self.seen.name, self.digest)
+
+
+@final
+class Journal:
+    """The entries of a watched folder.
+
+    Args:
+        folder: Where ``watch.json`` is, or will be.
+        task: What is evaluated, as plain values by dotted key; entries of another task are refused.
+
+    Raises:
+        ConfigError: There are entries of another task, or the file is damaged.
+    """
+
+    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+        self._storage = open_storage(folder)
+        self._path = folder / JOURNAL_FILE
+        self._task = {key: plain(value) for key, value in task.items()}
+        self.entries: dict[str, Entry] = {}
+        """By id."""
+        self.superseded = self._load()
+        """Whether the file is about another task, of which no evaluation was finished."""
+
+    # ------------------------------------------------------------------ what is known
+
+    def knows(self, seen: Sighting) -> bool:
+        """Tell whether a checkpoint has an entry, as it looks now."""
+        return any(entry.seen.name == seen.name and entry.seen.stamp == seen.stamp for entry in self.entries.values())
+
+    @property
+    def curve(self) -> list[Entry]:
+        """The entries in the order of training."""
+        return sorted(self.entries.values(), key=lambda entry: entry.seen.order)
+
+    @property
+    def leader(self) -> Entry | None:
+        """The entry with the greatest mean return; None while no evaluation was complete."""
+        complete = [
+            entry for entry in self.curve if entry.selection.status == "complete" and entry.selection.mean is not None
+        ]
+        return max(complete, key=lambda entry: entry.selection.mean or 0.0, default=None)
+
+    # ------------------------------------------------------------------ what happens
+
+    def begin(self) -> None:
+        """Write the file, before there is anything that it should be about."""
+        self._save()
+
+    def record(self, staged: Staged, selection: Score) -> Entry:
+        """Commit what was found about a checkpoint."""
+        entry = self.entries[staged.id] = Entry(staged.seen, staged.digest, selection)
+        self._save()
+        return entry
+
+    def record_held_out(self, entry: Entry, score: Score) -> Entry:
+        """Commit what the held-out episodes of a leader say."""
+        entry = self.entries[entry.id] = replace(entry, held_out=score)
+        self._save()
+        return entry
+
+    def touch(self, staged: Staged) -> None:
+        """Note that a known checkpoint looks different, and is the same."""
+        self.entries[staged.id] = replace(self.entries[staged.id], seen=staged.seen)
+        self._save()
+
+    def forget_unreadable(self) -> None:
+        """Have the checkpoints tried again that could not be evaluated."""
+        kept = {key: entry for key, entry in self.entries.items() if entry.selection.status != UNREADABLE}
+        if kept != self.entries:
+            self.entries = kept
+            self._save()
+
+    # ------------------------------------------------------------------ the file
+
+    def _save(self) -> None:
+        data = {"format": FORMAT, "task": self._task, "checkpoints": [asdict(entry) for entry in self.curve]}
+        self._storage.write(JOURNAL_FILE, (json.dumps(data, indent=1) + "\n").encode())
+
+    def _load(self) -> bool:
+        """Read the entries, unless they are of another task; tell whether they are."""
+        try:
+            data = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from error
+        try:
+            if data["format"] != FORMAT:
+                raise ConfigError(f"{self._path} has format {data['format']!r}; this version reads {FORMAT}")
+            entries, task = [_entry(item) for item in data["checkpoints"]], dict(data["task"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise self._damaged(error) from error
+        changes = [
+            f"{key}: {task.get(key)!r} -> {self._task.get(key)!r}"
+            for key in task | self._task
+            if task.get(key) != self._task.get(key)
+        ]
+        evaluated = any(entry.selection.status != UNREADABLE for entry in entries)
+        if changes and evaluated:
+            raise ConfigError(
+                f"{self._path} is about another evaluation, whose points do not belong on one curve (there -> here): "
+                f"{'; '.join(changes)}. Give another --output"
+            )
+        if not changes:  # Else none was evaluated, perhaps because of what has changed.
+            self.entries = {entry.id: entry for entry in entries}
+        return bool(changes)
+
+    def _damaged(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self._path} is damaged ({type(error).__name__}: {error}). Remove it: evaluations that are there are not "
+            "run again"
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    held_out = data["held_out"]
+    return Entry(
+        Sighting(**data["seen"]),
+        data["digest"],
+        Score(**data["selection"]),
+        None if held_out is None else Score(**held_out),
+    )

@@ -1,0 +1,531 @@
+"""Decides what a watcher does next, and what it leaves behind if it is killed there.
+
+In every turn: take what is new and whole, in the order of training, copy it, evaluate the copy, commit the entry, draw
+the curve; then test the leader on the held-out episodes and call it the best. Each step can be repeated, so whoever
+comes after a ``kill -9`` does the step again: copies are renamed into place, an evaluation continues its own
+log, the entry is one file that is replaced, and everything else follows from the entries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import ClusterError, ConfigError, LogMismatch, LogOwned, WeightsError
+from rl_eval.group import EvalRunnerGroup
+from rl_eval.log.storage import open_storage
+from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, Staging, compile_step_pattern
+from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
+from rl_eval.watching.journal import Entry, Journal, Score
+from rl_eval.weights import load_weights_file
+
+if TYPE_CHECKING:
+    from rl_eval.handle import EvalHandle
+    from rl_eval.result import EvalResult
+    from rl_eval.settings import EvalSettings, EvaluationSection
+
+__all__ = ["WatchOptions", "Watcher"]
+
+WEIGHTS: Final = "policy.weights"
+KWARGS: Final = "policy.policy_kwargs."
+
+_LOCK_FILE: Final = ".lock"
+_BEST_FILE: Final = "best.json"
+_REFRESH_S: Final = 0.2
+_VERSIONS: Final = 2**31
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What is watched, and how."""
+
+    run_dir: Path
+    """Folder of the training run."""
+    pattern: str
+    """Glob of checkpoints, relative to it."""
+    output: Path
+    """Where everything is written."""
+    key: str = WEIGHTS
+    """Where a checkpoint's path goes in the config: ``policy.weights``, or ``policy.policy_kwargs.NAME``."""
+    step_pattern: str | None = None
+    """Regular expression whose first group is the training step; by default the last number in the name."""
+    held_out: int | None = None
+    """Episodes of the second test; by default as many as of the first, and 0 for none."""
+    retry_s: float = 60.0
+    """So long after its last change, a checkpoint that cannot be loaded is tried again and not given up."""
+
+
+class _BadCheckpoint(Exception):
+    """It cannot be evaluated, and that is its own fault."""
+
+
+class _Stopped(Exception):
+    """The watcher was asked to stop."""
+
+
+@final
+class Watcher:
+    """Evaluates the checkpoints of a folder, each once.
+
+    Args:
+        settings: What to evaluate, without the checkpoint.
+        options: Which checkpoints.
+        say: Called with every line for the user.
+        stopping: Asked often; when it says yes, the current evaluation is given up and continued by the next watcher.
+        submitted: Called with every evaluation that begins.
+
+    Raises:
+        ConfigError: An option is wrong, or the output folder is about something else.
+        LogOwned: Another watcher writes to it.
+    """
+
+    def __init__(
+        self,
+        settings: EvalSettings,
+        options: WatchOptions,
+        say: Callable[[str], None],
+        stopping: Callable[[], bool],
+        submitted: Callable[[EvalHandle], None],
+    ) -> None:
+        self._settings = settings
+        self._key = _check_key(options.key)
+        self._retry_s = options.retry_s
+        self._say = say
+        self._stopping = stopping
+        self._submitted = submitted
+        self._output = options.output.resolve()
+        episodes = settings.evaluation
+        self._num_held_out = episodes.num_episodes if options.held_out is None else options.held_out
+        if self._num_held_out:
+            self._held_out_episodes()
+        pattern = compile_step_pattern(options.step_pattern)
+        self._folder = CheckpointFolder(options.run_dir.resolve(), options.pattern, pattern, self._output)
+        self._lock = _lock(self._output)
+        try:
+            self._storage = open_storage(self._output)
+            self._storage.sweep("")
+            self._journal = Journal(self._output, _task(settings, self._key, self._num_held_out))
+            if self._journal.superseded:
+                for kind in ("evaluations", "held_out"):
+                    shutil.rmtree(self._output / kind, ignore_errors=True)
+            self._journal.begin()
+            self._staging = Staging(self._output / "checkpoints")
+        except BaseException:
+            self._lock.close()
+            raise
+        self._group: EvalRunnerGroup | None = None
+        self._told: set[str] = set()
+        self._drawn: object = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def run_once(self, poll_s: float) -> None:
+        """Evaluate what is there: it is looked at twice, ``poll_s`` apart.
+
+        Raises:
+            ConfigError: Nothing matches the pattern, or the config cannot work.
+            ClusterError: The machine cannot; the next watcher continues here.
+        """
+        with suppress(_Stopped):
+            self._begin(poll_s, empty=False)
+            self._turn()
+            for name in self._folder.unsettled:
+                self._say(f"{name} has just changed: left for the next call")
+
+    def run(self, poll_s: float) -> None:
+        """Evaluate what is there and what comes, until asked to stop; raises as :meth:`run_once`."""
+        with suppress(_Stopped):
+            self._begin(poll_s, empty=True)
+            while True:
+                self._turn()
+                self._sleep(poll_s)
+
+    def close(self) -> None:
+        """Stop the runners, and let the next watcher in."""
+        self._stop_group()
+        self._lock.close()
+
+    @property
+    def journal(self) -> Journal:
+        """What has become of each checkpoint."""
+        return self._journal
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something that was seen has no entry yet: half-written, unreadable and young, or not reached."""
+        return any(not self._journal.knows(seen) for seen in self._folder.seen)
+
+    def _sleep(self, duration_s: float) -> None:
+        end = time.monotonic() + duration_s
+        while (left := end - time.monotonic()) > 0:
+            self._check_stop()
+            time.sleep(min(left, _REFRESH_S))
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._stopping():
+            raise _Stopped
+
+    def _begin(self, poll_s: float, *, empty: bool) -> None:
+        """Take the first of the two looks that show what is whole, and do in between what needs none.
+
+        Args:
+            poll_s: Seconds to the second.
+            empty: Whether there may be nothing yet.
+
+        Raises:
+            ConfigError: There is nothing.
+        """
+        self._folder.look()
+        if not self._folder.seen and not self._journal.entries:
+            if not empty:
+                raise ConfigError("no checkpoint is there: check the folder and --pattern")
+            self._say(f"waiting for checkpoints in {self._folder.label}")
+        self._resume()
+        self._sleep(poll_s)
+
+    def _resume(self) -> None:
+        """Finish what another watcher had begun, also where the trainer has removed the checkpoint since."""
+        for staged in self._staging.found():
+            if staged.id not in self._journal.entries:
+                if staged.is_intact():
+                    self._handle(staged)
+                else:
+                    self._staging.drop(staged.id)
+        self._tidy()
+        self._publish()
+
+    def _turn(self) -> None:
+        for seen in self._folder.look():
+            self._check_stop()
+            if not self._journal.knows(seen) and (staged := self._stage(seen)):
+                self._handle(staged)
+        self._crown()
+
+    def _stage(self, seen: Sighting) -> Staged | None:
+        """Copy a checkpoint; None if there is nothing to evaluate."""
+        try:
+            staged = self._staging.take(self._folder.path(seen), seen)
+        except FileNotFoundError:
+            self._say(f"{seen.name} was removed before it was evaluated")
+            return None
+        except OSError as error:
+            raise ConfigError(f"{seen.name} cannot be copied to {self._output}: {error}") from error
+        if staged is not None and staged.id in self._journal.entries:
+            self._journal.touch(staged)
+            self._tidy()
+            return None
+        return staged
+
+    # ------------------------------------------------------------------ one checkpoint
+
+    def _handle(self, staged: Staged) -> None:
+        """Evaluate a copy and commit what is found."""
+        try:
+            result = self._evaluate(staged, "evaluations", self._settings.evaluation)
+        except _BadCheckpoint as error:
+            self._give_up(staged, str(error))
+            return
+        entry = self._journal.record(staged, Score.of(result))
+        self._say(f"{_titled(entry.seen)}: {_told(entry.selection)}")
+        self._tidy()
+        self._publish()
+
+    def _give_up(self, staged: Staged, reason: str) -> None:
+        """Record a bad checkpoint, or leave it for later while it is young."""
+        if time.time() - staged.seen.modified < self._retry_s:
+            self._tell(f"{staged.seen.name} cannot be evaluated yet, and is tried again: {reason}")
+            self._staging.drop(staged.id)
+            return
+        self._journal.record(staged, Score.unreadable(reason, self._settings.evaluation.first_index))
+        self._say(f"{_titled(staged.seen)}: skipped, it cannot be evaluated: {reason}")
+        self._staging.drop(staged.id)
+        self._publish()
+
+    def _tidy(self) -> None:
+        """Remove the copies that are needed no more: all but the leader's until it is the best, and the best's own."""
+        leader, best = self._journal.leader, self._best()
+        for staged in self._staging.found():
+            if staged.id in self._journal.entries and (leader is None or staged.id not in {leader.id} - {best}):
+                self._staging.drop(staged.id)
+        for home in (self._output / "best").glob("*"):
+            if home.is_dir() and home.name != best:
+                shutil.rmtree(home, ignore_errors=True)
+
+    def _tell(self, line: str) -> None:
+        """Say something once."""
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line)
+
+    # ------------------------------------------------------------------ the best
+
+    def _crown(self) -> None:
+        """Test the leader on the held-out episodes, unless that was done, and keep it as the best."""
+        leader = self._journal.leader
+        if leader is not None and leader.id != self._best():
+            self._check_stop()
+            copies = {staged.id: staged for staged in self._staging.found()}
+            if leader.id not in copies:
+                self._tell(f"the copy of {leader.seen.name} is gone from {self._output}: it cannot be kept as the best")
+                self._publish()
+                return
+            leader = self._test_again(leader, copies[leader.id])
+            self._keep(leader, copies[leader.id])
+        self._publish()
+
+    def _test_again(self, leader: Entry, staged: Staged) -> Entry:
+        if leader.held_out is not None or not self._num_held_out:
+            return leader
+        episodes = self._held_out_episodes()
+        try:
+            score = Score.of(self._evaluate(staged, "held_out", episodes))
+        except _BadCheckpoint as error:
+            score = Score.unreadable(str(error), episodes.first_index)
+        return self._journal.record_held_out(leader, score)
+
+    def _held_out_episodes(self) -> EvaluationSection:
+        """Return the episodes that follow those of the selection.
+
+        Raises:
+            ConfigError: There are not so many.
+        """
+        selection = self._settings.evaluation
+        first_index = selection.first_index + selection.num_episodes
+        held_out = selection.model_copy(update={"num_episodes": self._num_held_out, "first_index": first_index})
+        held_out.plan()
+        return held_out
+
+    def _keep(self, leader: Entry, staged: Staged) -> None:
+        """Put the leader into ``best``: first its copy, then the file that names it, then the former goes."""
+        best = self._output / "best"
+        home = best / leader.id
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        copied = home / staged.path.name
+        if staged.path.is_dir():
+            shutil.copytree(staged.path, copied)
+        else:
+            shutil.copyfile(staged.path, copied)
+        described = json.dumps(self._describe(leader, f"{leader.id}/{copied.name}"), indent=2, allow_nan=False) + "\n"
+        open_storage(best).write(_BEST_FILE, described.encode())
+        self._tidy()
+        self._say(f"best: {_titled(leader.seen)}: selection {_told(leader.selection)}, biased upward by the choice")
+        if leader.held_out is not None:
+            self._say(f"best: {_titled(leader.seen)}: held-out {_told(leader.held_out)}")
+
+    def _describe(self, leader: Entry, checkpoint: str) -> dict[str, Any]:
+        first, num = self._settings.evaluation.first_index, self._settings.evaluation.num_episodes
+        return {
+            "checkpoint": checkpoint,
+            "name": leader.seen.name,
+            "step": leader.seen.step,
+            "digest": leader.digest,
+            "selection": {
+                "episodes": f"indices {first} to {first + num - 1}",
+                "meaning": "greatest mean return of all checkpoints, so biased upward",
+                **asdict(leader.selection),
+            },
+            "held_out": None
+            if leader.held_out is None
+            else {
+                "episodes": f"indices {first + num} to {first + num + self._num_held_out - 1}",
+                "meaning": "had no part in the choice: quote this one",
+                **asdict(leader.held_out),
+            },
+        }
+
+    def _best(self) -> str | None:
+        """Return the id of the checkpoint that is kept as the best."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            checkpoint = json.loads((self._output / "best" / _BEST_FILE).read_text())["checkpoint"]
+            if (self._output / "best" / checkpoint).exists():
+                return str(checkpoint.partition("/")[0])
+        return None
+
+    def _publish(self) -> None:
+        """Write the curve if it has changed."""
+        entries, best = self._journal.curve, self._best()
+        if not entries or self._drawn == (entries, best):
+            return
+        self._storage.write(CSV_FILE, curve_csv(entries, best).encode())
+        title = f"{self._settings.identity()['environment']['env']}, {self._folder.label}"
+        try:
+            self._storage.write(PNG_FILE, curve_png(entries, best, title))
+        except ImportError:
+            self._tell(f"matplotlib is not installed, so there is no {PNG_FILE}: pip install 'rl-eval[plot]'")
+        self._drawn = (entries, best)
+
+    # ------------------------------------------------------------------ evaluations
+
+    def _evaluate(self, staged: Staged, kind: str, episodes: EvaluationSection) -> EvalResult:
+        """Run an evaluation, or what is left of it.
+
+        Raises:
+            _BadCheckpoint: The checkpoint cannot be loaded.
+            _Stopped: It was given up; its log has what finished.
+            ClusterError: No runner is left.
+        """
+        group = self._warm_group(staged) if self._key == WEIGHTS else self._new_group(staged)
+        try:
+            handle = group.submit(
+                num_episodes=episodes.num_episodes,
+                first_index=episodes.first_index,
+                run_dir=self._output / kind / staged.id,
+            )
+            self._submitted(handle)
+            result = self._wait(handle)
+        except (ClusterError, LogMismatch, LogOwned):
+            raise
+        except Exception as error:
+            if self._key == WEIGHTS:
+                raise
+            raise _BadCheckpoint(_one_line(error)) from error
+        finally:
+            if self._key != WEIGHTS:
+                self._stop_group()
+        if result.stopped_early:
+            self._check_stop()
+            raise ClusterError(f"{staged.seen.name}: {result.reason}")
+        return result
+
+    def _wait(self, handle: EvalHandle) -> EvalResult:
+        while not handle.done():
+            if self._stopping():
+                handle.cancel()
+            with suppress(TimeoutError):
+                handle.result(_REFRESH_S)
+        return handle.result()
+
+    def _warm_group(self, staged: Staged) -> EvalRunnerGroup:
+        """Return runners that have the weights of a checkpoint; they serve one after the other."""
+        path = self._folder.path(staged.seen)
+        try:
+            weights = load_weights_file(staged.path)
+        except ConfigError as error:
+            raise _BadCheckpoint(str(error).replace(str(staged.path), str(path))) from error
+        if self._group is None:
+            self._group = EvalRunnerGroup(with_checkpoint(self._settings, WEIGHTS, None))
+        # What a result says about itself: the trainer's file, which can be looked for when the copy is gone.
+        self._group.settings = with_checkpoint(self._settings, WEIGHTS, str(path))
+        try:
+            self._group.sync_weights(weights, version=_version(staged.seen))
+        except WeightsError as error:
+            raise _BadCheckpoint(str(error)) from error
+        return self._group
+
+    def _new_group(self, staged: Staged) -> EvalRunnerGroup:
+        try:
+            self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(staged.path)))
+        except ClusterError:
+            raise
+        except Exception as error:
+            raise _BadCheckpoint(_one_line(error)) from error
+        return self._group
+
+    def _stop_group(self) -> None:
+        if self._group is not None:
+            group, self._group = self._group, None
+            group.stop()
+
+
+def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalSettings:
+    """Return settings with a checkpoint's path at a dotted key of the policy section."""
+    section = settings.policy
+    if key == WEIGHTS:
+        section = section.model_copy(update={"weights": path})
+    else:
+        kwargs = _nested(section.policy_kwargs, key.removeprefix(KWARGS).split("."), path)
+        section = section.model_copy(update={"policy_kwargs": kwargs})
+    return settings.model_copy(update={"policy": section})
+
+
+def _nested(old: Any, path: list[str], value: Any) -> Any:
+    known = old if isinstance(old, Mapping) else {}
+    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value) if path[1:] else value}
+
+
+def _check_key(key: str) -> str:
+    if key == WEIGHTS or (key.startswith(KWARGS) and all(key.removeprefix(KWARGS).split("."))):
+        return key
+    raise ConfigError(f"--as {key}: a checkpoint goes to {WEIGHTS}, or to {KWARGS}NAME, an argument of the factory")
+
+
+def _task(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, Any]:
+    """Return what the points of one curve have in common, by dotted key."""
+    identity = with_checkpoint(settings, key, None).identity()
+    episodes = settings.evaluation
+    return {
+        **dict(_flat(identity, "")),
+        "num_episodes": episodes.num_episodes,
+        "seed": episodes.seed,
+        "first_index": episodes.first_index,
+        "held_out": num_held_out,
+        "as": key,
+    }
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def _version(seen: Sighting) -> int:
+    """Return the weights version of a checkpoint: its step, where that is one."""
+    return seen.step if seen.step is not None and seen.step < _VERSIONS else 0
+
+
+def _titled(seen: Sighting) -> str:
+    return seen.name if seen.step is None else f"step {seen.step:,} ({seen.name})"
+
+
+def _told(score: Score) -> str:
+    if score.mean is None:
+        return f"{score.status}: {score.reason}"
+    between = "" if score.low is None or score.high is None else f" (95 % interval {score.low:.6g} to {score.high:.6g})"
+    doubt = "" if score.status == "complete" else f"; {score.status}: {score.reason}"
+    return f"mean return {score.mean:.6g}{between} over {score.num_episodes} episodes{doubt}"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _lock(output: Path) -> Any:
+    """Take the output folder; the kernel gives it back when the process ends, however it does.
+
+    Raises:
+        ConfigError: It cannot be written to.
+        LogOwned: Another process has it.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise ConfigError(f"the output folder {output} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        lock.close()
+        raise LogOwned(
+            f"{output} is being written by {owner}: one watcher is enough; stop it, or give another --output"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"the output folder {output} cannot be locked: {error.strerror}") from error
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+    lock.flush()
+    return lock

@@ -1,0 +1,102 @@
+"""Films made by runners in processes of their own, and calls to one runner that end badly."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import imageio_ffmpeg
+import pytest
+from workloads import cartpole, hopper
+
+from rl_eval import EvalRunnerGroup, evaluate
+from rl_eval.errors import ClusterError, ConfigError
+from rl_eval.video import VideoSettings, record_with_group
+
+EGL = {"MUJOCO_GL": "egl"}
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def frames_of(path: Path) -> int:
+    return int(imageio_ffmpeg.count_frames_and_secs(str(path))[0])
+
+
+def test_films_of_runners_and_the_evaluations_around_them(tmp_path):
+    """The evaluation after the films has the fingerprint and the steps of one without, from the same processes."""
+    config = cartpole(attempt_rates=[0.3]).environment("CartPole-v1", env_kwargs={}).runners(num_runners=2)
+    with EvalRunnerGroup(config) as group:
+        before = group.evaluate()
+        pids = group.foreach_runner(lambda runner: runner.pid())
+        videos = record_with_group(group, before, VideoSettings("worst,first:3", tmp_path), 500)
+        after = group.evaluate()
+        assert group.foreach_runner(lambda runner: runner.pid()) == pids
+    assert after.fingerprint == before.fingerprint == evaluate(config.runners(num_runners=0)).fingerprint
+    assert after.timing.env_steps == before.timing.env_steps
+    assert len(videos) >= 3
+    for video in videos:
+        record = before.table.record(video.index)
+        assert video.identical
+        assert video.episode_return == record.episode_return
+        assert frames_of(video.path) == record.length + 1
+        assert video.path.parent == tmp_path / "step_500"
+
+
+def can_render_mujoco() -> bool:
+    """Whether EGL renders it on this machine; asked in a process of its own, since a wrong library ends it."""
+    script = "import gymnasium as gym; e = gym.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"
+    asked = subprocess.run([sys.executable, "-c", script], env=os.environ | EGL, check=False, capture_output=True)
+    return asked.returncode == 0
+
+
+def test_a_film_of_mujoco_with_sampled_actions_and_a_frozen_normalizer(tmp_path):
+    """They come out again, in a sibling of the runner."""
+    if not can_render_mujoco():
+        pytest.skip("EGL renders nothing here")
+    config = hopper().environment("Hopper-v5", env_kwargs={})
+    config.runners(num_runners=1, runtime_env={"env_vars": EGL})
+    with EvalRunnerGroup(config.evaluation(num_episodes=4, max_episode_steps=40)) as group:
+        result = group.evaluate()
+        videos = record_with_group(group, result, VideoSettings("best,worst", tmp_path), 1)
+    assert [video.identical for video in videos] == [True, True]
+    assert [frames_of(video.path) for video in videos] == [video.length + 1 for video in videos]
+
+
+def test_errors_cross_the_process_boundary_by_their_class(tmp_path):
+    """A factory that does not know ``render_mode`` refuses it; the group works on."""
+    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=4)) as group:
+        result = group.evaluate()
+        with pytest.raises(ConfigError, match="cannot be filmed, as it does not render rgb_array"):
+            record_with_group(group, result, VideoSettings("first", tmp_path), 1)
+        assert group.evaluate().fingerprint == result.fingerprint
+
+
+def test_a_runner_that_dies_in_the_call_is_told_and_replaced(tmp_path):
+    """The call is not sent again; the next evaluation is whole."""
+    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=8)) as group:
+        before = group.evaluate()
+        with pytest.raises(ClusterError, match="runner 0 was lost during the call"):
+            group.apply_to_one(lambda runner: os.kill(os.getpid(), signal.SIGKILL))
+        assert group.evaluate().fingerprint == before.fingerprint
+
+
+def test_a_call_that_never_returns_is_given_up(tmp_path):
+    """Its runner is replaced."""
+    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=8)) as group:
+        before = group.evaluate()
+        (pid,) = group.foreach_runner(lambda runner: runner.pid())
+        with pytest.raises(ClusterError, match="runner 0 did not return from a call within"):
+            group.apply_to_one(lambda runner: time.sleep(3600), timeout_s=0.5)
+        assert group.evaluate().fingerprint == before.fingerprint
+        assert group.foreach_runner(lambda runner: runner.pid()) != [pid]
+
+
+def test_a_function_that_cannot_travel_is_refused():
+    """In the caller's thread."""
+    with EvalRunnerGroup(cartpole().runners(num_runners=1)) as group:
+        lock = threading.Lock()
+        with pytest.raises(ConfigError, match="the function cannot be sent"):
+            group.apply_to_one(lambda runner: lock)

@@ -1,0 +1,46 @@
+"""The checkpoint watcher on Ray actors: the same curve as in one process, from runners that stay."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rl_eval import EvalConfig
+from rl_eval.watching import Watcher, WatchOptions
+from tests.unit.watch_world import CONFIG, best, curve, make_world, rows_in_logs, save
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_world(tmp_path, monkeypatch)
+
+
+def watch(output, **runners):
+    """Evaluate what is there; return the processes that had the policy after each evaluation."""
+    pids = []
+
+    def look(handle):
+        pids.append(watcher._group.foreach_runner(lambda runner: os.getpid()))
+
+    config = EvalConfig.from_dict(CONFIG).runners(**runners)
+    options = WatchOptions(Path("run"), "*.safetensors", Path(output))
+    watcher = Watcher(config.build(), options, print, lambda: False, look)
+    try:
+        watcher.run_once(0.0)
+    finally:
+        watcher.close()
+    return pids
+
+
+def test_actors_that_stay_give_the_same_curve(folder):
+    """Three checkpoints and the second test of the best: two processes, each of them new to none."""
+    for step in (1, 2, 3):
+        save(step, good=step == 2)
+    watch("plain")
+    pids = watch("actors", num_runners=2)
+    assert curve("actors") == curve("plain")
+    assert best("actors") == best("plain")
+    assert set(rows_in_logs(folder="actors").values()) == {6}
+    assert len(pids) == 4
+    assert set(pids[-1]) == set(sum(pids, [])) - {os.getpid()}
+    assert os.getpid() not in pids[-1]

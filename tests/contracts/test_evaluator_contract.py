@@ -1,0 +1,564 @@
+"""What an evaluator promises wherever it runs: in the caller's thread, in one of its own, or in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluator_modules import Normalized, Parts, Scale
+from evaluator_world import LIMIT_S, config, wait_for
+from machines import eventually
+from tensordict import TensorDict
+from torch import nn
+
+from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
+from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
+from rl_eval.loggers import Logger
+from rl_eval.weights import load_weights_file
+
+WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
+BACKENDS = ("inline", "thread", "ray")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Every backend."""
+    if request.param == "ray":
+        request.getfixturevalue("_cluster")
+    return request.param
+
+
+@pytest.fixture(params=BACKENDS[1:])
+def beside(request: pytest.FixtureRequest) -> Any:
+    """The backends on which an evaluation runs beside its caller."""
+    if request.param == "ray":
+        request.getfixturevalue("_cluster")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("rl_eval"):
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), thread
+
+
+def group_of(evaluator: Evaluator) -> Any:
+    return evaluator._engine._group  # type: ignore[attr-defined]
+
+
+def returns(result: EvalResult) -> set[float]:
+    return {record.episode_return for record in result.episodes}
+
+
+def versions(result: EvalResult) -> set[int]:
+    return {record.weights_version for record in result.episodes}
+
+
+def read(evaluator: Evaluator) -> EvalPoint:
+    """Return the next result; a hang is a failure."""
+    point = evaluator.wait(LIMIT_S)
+    assert point is not None
+    return point
+
+
+class Gate:
+    """Holds evaluations up until it is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entered(self) -> None:
+        """Wait until an episode waits at the gate."""
+        wait_for(self.folder / "entered")
+
+    def open(self) -> None:
+        (self.folder / "open").touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.open()
+
+
+# ------------------------------------------------------------------------------ one result
+
+
+def cartpole() -> EvalConfig:
+    return (
+        EvalConfig()
+        .environment("CartPole-v1")
+        .policy("rl_eval.policies.mlp:make_mlp", weights=WEIGHTS, deterministic=False)
+        .runners(num_envs_per_runner=4)
+        .evaluation(num_episodes=20)
+    )
+
+
+def test_the_same_plan_gives_the_same_fingerprint(backend: Any) -> None:
+    """As ``evaluate`` gives, by whatever way it is asked for, with weights from the file and with weights sent."""
+    expected = evaluate(cartpole()).fingerprint
+    with Evaluator(cartpole(), backend=backend) as ev:
+        assert ev.evaluate().fingerprint == expected
+        assert ev.submit(load_weights_file(WEIGHTS)).result(LIMIT_S).fingerprint == expected
+        ev.evaluate()
+        assert ev.trigger_eval()
+        assert read(ev).result.fingerprint == expected
+
+
+# ------------------------------------------------------------------------------ weights
+
+
+def test_each_evaluation_has_the_weights_of_its_request(backend: Any) -> None:
+    """In every form; what happens to the caller's module afterwards does not reach it."""
+    module = Parts()
+    forms: list[Callable[[], Any]] = [
+        lambda: module,
+        module.state_dict,
+        lambda: TensorDict.from_module(module),
+        lambda: {"actor": module.actor},
+        lambda: {"actor": module.actor.state_dict()},
+    ]
+    with Evaluator(config(), Parts(-1.0), backend=backend, busy_policy="queue") as ev:
+        assert returns(ev.evaluate()) == {-1.0}
+        handles = []
+        for value, form in enumerate(forms, 1):
+            module.actor.become(float(value))
+            handles.append(ev.submit(form(), step=10 * value))
+            module.actor.become(99.0)
+        again = ev.submit()
+        for value, handle in enumerate(handles, 1):
+            result = handle.result(LIMIT_S)
+            assert (returns(result), versions(result)) == ({float(value)}, {value})
+            assert (handle.step, handle.weights_version) == (10 * value, value)
+        result = again.result(LIMIT_S)
+        assert (returns(result), versions(result)) == ({float(len(forms))}, {len(forms)})
+        assert (again.step, again.weights_version) == (10 * len(forms) + 1, len(forms))
+
+
+def test_normalizers_travel_and_are_frozen(backend: Any) -> None:
+    """Running statistics and extra state arrive; an evaluation changes neither, here nor there."""
+    module = Normalized()
+    module.offset = 10.0
+    module(torch.randn(50, 1) * 3 + 5)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items() if name != "_extra_state"}
+    expected = float((1 - module.norm.running_mean) / torch.sqrt(module.norm.running_var + 1e-5)) + 10
+    with Evaluator(config(), Normalized(), backend=backend) as ev:
+        for _ in range(2):
+            (value,) = returns(ev.evaluate(module))
+            assert value == pytest.approx(expected, rel=1e-6)
+        (there,) = group_of(ev).foreach_runner(
+            lambda runner: (
+                runner._policy.module.norm.running_mean.item(),
+                runner._policy.module.norm.num_batches_tracked.item(),
+                runner._policy.module.training,
+            )
+        )
+    assert there == (before["norm.running_mean"].item(), before["norm.num_batches_tracked"].item(), False)
+    assert module.training
+    assert module.offset == 10.0
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in before.items())
+
+
+def wrapped(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What training loops hold in a module's place."""
+    compiled = torch.compile(module)
+    parallel = nn.parallel.DistributedDataParallel(module)
+    yield "compiled", compiled
+    yield "state dict of compiled", compiled.state_dict()
+    yield "parallel", parallel
+    yield "state dict of parallel", parallel.state_dict()
+    yield "compiled parallel", torch.compile(parallel)
+
+
+def test_wrappers_are_taken_off() -> None:
+    """Of DistributedDataParallel and of ``torch.compile``: the policy knows nothing of them."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = Scale()
+        with Evaluator(config(), Scale(-1.0), backend="thread") as ev:
+            for value, (form, weights) in enumerate(wrapped(module), 1):
+                module.become(float(value))
+                assert returns(ev.evaluate(weights)) == {float(value)}, form
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("busy_policy", ["skip", "error", "queue"])
+def test_a_refused_request_copies_no_weights(gate: Gate, busy_policy: Any) -> None:
+    """They are not even looked at."""
+
+    class Watched(Scale):
+        looked = 0
+
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            Watched.looked += 1
+            return super().named_parameters(*args, **kwargs)
+
+    module = Watched(3.0)
+    with Evaluator(
+        config(gate=str(gate.folder)), Scale(), backend="thread", busy_policy=busy_policy, max_queue=1
+    ) as ev:
+        ev.submit(module, 1)
+        if busy_policy == "queue":
+            ev.submit(module, 2)
+        looked = Watched.looked
+        assert looked
+        with pytest.raises(EvaluatorBusy):
+            ev.submit(module, 50)
+        assert Watched.looked == looked
+        gate.open()
+
+
+# ------------------------------------------------------------------------------ busy
+
+
+def test_a_busy_evaluator_refuses(beside: Any, gate: Gate) -> None:
+    """A request beside a running one costs no step; when that is done, the next is accepted."""
+    with Evaluator(config(gate=str(gate.folder)), backend=beside, busy_policy="error") as ev:
+        first = ev.submit(step=5)
+        gate.entered()
+        with pytest.raises(EvaluatorBusy, match="step 5 is still running"):
+            ev.trigger_eval(step=100)
+        assert not first.done()
+        gate.open()
+        assert first.result(LIMIT_S).status == "complete"
+        assert ev.trigger_eval()
+        assert read(ev).step == 6
+
+
+def test_a_queue_is_bounded_and_in_order(beside: Any, gate: Gate) -> None:
+    """What was accepted is delivered, in the order of the requests."""
+    with Evaluator(config(gate=str(gate.folder)), backend=beside, busy_policy="queue", max_queue=3) as ev:
+        assert [ev.trigger_eval(step=step) for step in range(6)] == [True] * 4 + [False] * 2
+        gate.open()
+        assert [read(ev).step for _ in range(4)] == [0, 1, 2, 3]
+        assert ev.wait(LIMIT_S) is None
+
+
+def test_the_latest_replaces_what_waits_and_never_what_runs(beside: Any, gate: Gate) -> None:
+    """The one at the gate and the last one have results; the handles of those between say what happened."""
+    with Evaluator(config(gate=str(gate.folder)), backend=beside, busy_policy="latest") as ev:
+        running = ev.submit(step=0)
+        gate.entered()
+        replaced = [ev.submit(step=step) for step in (1, 2, 3)]
+        assert ev.trigger_eval(step=4)
+        gate.open()
+        assert read(ev).step == 4
+        assert running.result(LIMIT_S).status == "complete"
+        for step, handle in enumerate(replaced, 1):
+            result = handle.result(LIMIT_S)
+            assert (len(result.episodes), result.status) == (0, "failed")
+            assert f"replaced by the request of step {step + 1}" in result.reason
+        assert ev.wait(LIMIT_S) is None
+
+
+def test_rapid_requests_starve_nobody(beside: Any) -> None:
+    """With ``latest`` results keep coming while requests pour in, steps rise, and the last one is among them."""
+    steps: list[int] = []
+    step = 0
+    with Evaluator(config(), backend=beside, busy_policy="latest", on_result=lambda p: steps.append(p.step)) as ev:
+        assert eventually(lambda: not ev.pending)
+        deadline = time.monotonic() + LIMIT_S
+        while len(steps) < 5:
+            assert ev.trigger_eval(step=step)
+            step += 1
+            assert time.monotonic() < deadline
+        assert eventually(lambda: not ev.pending)
+    assert steps == sorted(set(steps))
+    assert steps[-1] == step - 1
+    assert len(steps) < step
+
+
+def test_evaluate_waits_for_its_turn(beside: Any, gate: Gate) -> None:
+    """It is not refused, and returns after the callbacks."""
+    seen: list[int] = []
+    with Evaluator(
+        config(gate=str(gate.folder)), backend=beside, busy_policy="error", on_result=lambda point: seen.append(point.step)
+    ) as ev:
+        ev.submit(step=1)
+        gate.entered()
+        opening = threading.Timer(0.05, gate.open)
+        opening.start()
+        ev.evaluate(step=2)
+        assert seen == [1, 2]
+        opening.join()
+
+
+# ------------------------------------------------------------------------------ pending, poll, wait
+
+
+@pytest.mark.parametrize(("backend_name", "rounds"), [("inline", 60), ("thread", 60), ("ray", 30)])
+def test_what_is_not_pending_can_be_polled(backend_name: Any, rounds: int, request: pytest.FixtureRequest) -> None:
+    """Always, also while other threads look."""
+    if backend_name == "ray":
+        request.getfixturevalue("_cluster")
+    over = threading.Event()
+    with Evaluator(config(), backend=backend_name) as ev:
+        assert ev.poll() is None
+        assert ev.wait() is None
+
+        def look() -> None:
+            while not over.is_set():
+                bool(ev.pending)
+
+        lookers = [threading.Thread(target=look) for _ in range(2)]
+        for looker in lookers:
+            looker.start()
+        try:
+            for step in range(rounds):
+                assert ev.trigger_eval()
+                deadline = time.monotonic() + LIMIT_S
+                while ev.pending:
+                    assert time.monotonic() < deadline
+                point = ev.poll()
+                assert point is not None
+                assert point.step == step
+        finally:
+            over.set()
+            for looker in lookers:
+                looker.join()
+
+
+def test_many_threads_may_submit_and_each_gets_its_own(beside: Any) -> None:
+    """The weights say whose result it is."""
+    wrong: list[Any] = []
+    with Evaluator(config(), Scale(), backend=beside, busy_policy="queue", max_queue=100) as ev:
+
+        def submit(first: int) -> None:
+            module = Scale()
+            handles = []
+            for value in range(first, first + 5):
+                handles.append((float(value), ev.submit(module.become(float(value)), step=value)))
+            for value, handle in handles:
+                result = handle.result(LIMIT_S)
+                if (returns(result), handle.step, versions(result)) != ({value}, value, {handle.weights_version}):
+                    wrong.append((value, handle.step, returns(result)))
+
+        threads = [threading.Thread(target=submit, args=(100 * number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ev.weights_version == 20
+    assert wrong == []
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize("what", ["environment", "policy"])
+def test_what_raises_for_ever_is_a_failed_result(backend: Any, what: str) -> None:
+    """Episodes fail, the evaluation does not: it has a point, whose status says so."""
+    broken = config(raises=True) if what == "environment" else config("evaluator_world:make_refusing")
+    told: list[BaseException] = []
+    with Evaluator(broken, backend=backend, on_error=told.append) as ev:
+        ev.trigger_eval()
+        try:
+            point = ev.wait(LIMIT_S)
+        finally:
+            ev.shutdown()
+        if point is None:
+            (error,) = told
+            assert "no mood" in str(error) or "no day" in str(error)
+        else:
+            assert point.result.status in ("failed", "partial")
+            assert told == []
+
+
+def test_weights_that_do_not_fit_fail_their_own_evaluation(backend: Any) -> None:
+    """Once, where its result would have been; the next goes on with the weights that were there."""
+    with Evaluator(config(), Scale(2.0), backend=backend) as ev:
+        ev.trigger_eval({"weight": torch.zeros(3, 3)})
+        with pytest.raises(WeightsError, match="shape"):
+            ev.wait(LIMIT_S)
+        assert ev.poll() is None
+        with pytest.raises(WeightsError, match="shape"):
+            ev.evaluate({"weight": torch.zeros(3, 3)})
+        with pytest.raises(WeightsError, match="must be an nn"):
+            ev.submit("no weights")
+        assert not ev.pending
+        assert returns(ev.evaluate()) == {2.0}
+        assert returns(ev.evaluate(Scale(5.0))) == {5.0}
+
+
+def test_what_cannot_start_is_an_error_of_every_request(backend: Any) -> None:
+    """With the same words, and no wait."""
+    with Evaluator(config("nowhere:policy"), backend=backend) as ev:
+        for _ in range(2):
+            ev.trigger_eval()
+            with pytest.raises(ConfigError, match="nowhere"):
+                ev.wait(LIMIT_S)
+        with pytest.raises(ConfigError, match="nowhere"):
+            ev.evaluate()
+
+
+class _Raising(Logger):
+    def log(self, point: EvalPoint) -> None:
+        raise ValueError("logger")
+
+
+def test_callbacks_that_raise_take_no_result_away(backend: Any) -> None:
+    """Every error is told once, in the order of the calls."""
+    told: list[str] = []
+
+    def on_result(point: EvalPoint) -> None:
+        raise ValueError("on_result")
+
+    def metrics_fn(records: Any) -> dict[str, float]:
+        raise ValueError("metrics_fn")
+
+    def on_error(error: BaseException) -> None:
+        told.append(str(error))
+        raise ValueError("on_error")
+
+    with Evaluator(
+        config(), backend=backend, on_result=on_result, metrics_fn=metrics_fn, on_error=on_error, loggers=[_Raising()]
+    ) as ev:
+        for _ in range(2):
+            ev.trigger_eval()
+            assert read(ev).result.status == "complete"
+    assert told == ["metrics_fn", "logger", "on_result"] * 2
+
+
+def test_a_shutdown_ends_what_runs_and_what_waits(beside: Any) -> None:
+    """Bounded: handles raise, who waits is told that nothing comes, and no error is made up."""
+    told: list[BaseException] = []
+    ev = Evaluator(config(endless=True), backend=beside, busy_policy="queue", on_error=told.append)
+    ev.trigger_eval()
+    handles = [ev.submit(), ev.submit()]
+    waited: list[Any] = []
+    waiting = threading.Thread(target=lambda: waited.append(ev.wait()))
+    waiting.start()
+    assert eventually(lambda: ev._open[0].handle.progress().num_runners == 1)
+    ev.shutdown()
+    waiting.join(LIMIT_S)
+    assert waited == [None]
+    for handle in handles:
+        with pytest.raises(ClusterError, match="stopped"):
+            handle.result(LIMIT_S)
+    assert not ev.pending
+    assert told == []
+
+
+def test_a_step_that_hangs_delays_the_shutdown_within_limits(
+    beside: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can interrupt it in this process; who waits for its result is told all the same."""
+    monkeypatch.setattr("rl_eval.driver._STOP_TIMEOUT_S", 0.2)
+    ev = Evaluator(config(gate=str(gate.folder)), backend=beside)
+    handle = ev.submit()
+    gate.entered()
+    ev.shutdown()
+    with pytest.raises(ClusterError):
+        handle.result(LIMIT_S)
+    assert ev.wait() is None
+    gate.open()
+
+
+def test_shutdown_leaves_nothing_behind(backend: Any) -> None:
+    """No thread, no process; it may be called again, and whatever else is asked is refused."""
+    before = set(threading.enumerate())
+    ev = Evaluator(config(), backend=backend)
+    ev.trigger_eval(step=4)
+    assert eventually(lambda: not ev.pending)
+    pids = group_of(ev).foreach_runner(lambda runner: os.getpid())
+    for _ in range(2):
+        ev.shutdown()
+    assert {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rl_eval")} == set()
+    if backend == "ray":
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert read(ev).step == 4
+    for ask in (ev.submit, ev.trigger_eval, ev.evaluate):
+        with pytest.raises(UsageError, match="shut down"):
+            ask()
+
+
+# ------------------------------------------------------------------------------ handles
+
+
+def test_a_handle_is_a_future(backend: Any) -> None:
+    """It can be awaited, watched, and asked how far it is."""
+    seen: list[EvalHandle] = []
+
+    async def twice() -> list[EvalResult]:
+        return [await ev.submit(step=3), await asyncio.wait_for(ev.submit(), LIMIT_S)]
+
+    with Evaluator(config(), backend=backend) as ev:
+        first, second = asyncio.run(twice())
+        assert first.fingerprint == second.fingerprint
+        handle = ev.submit()
+        handle.add_done_callback(seen.append)
+        result = handle.result(LIMIT_S)
+        assert eventually(lambda: seen == [handle])
+        assert (handle.done(), handle.exception(), handle.step) == (True, None, 5)
+        progress = handle.progress()
+        assert (progress.num_finished, progress.num_episodes, progress.mean_return) == (2, 2, result.mean_return)
+        handle.cancel()
+        assert handle.result() is result
+
+
+def test_a_handle_does_not_wait_longer_than_told_and_can_be_cancelled(beside: Any) -> None:
+    """A task that gives up waiting leaves the evaluation alone; ``cancel`` ends it with a partial result."""
+    with Evaluator(config(endless=True), backend=beside) as ev:
+        handle = ev.submit()
+        with pytest.raises(TimeoutError, match="not done after"):
+            handle.result(timeout_s=0.01)
+
+        async def impatient() -> None:
+            await asyncio.wait_for(handle, 0.01)
+
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(impatient())
+        assert not handle.done()
+        assert eventually(lambda: handle.progress().num_runners == 1)
+        handle.cancel("seen enough")
+        result = handle.result(LIMIT_S)
+        assert "seen enough" in result.reason
+        assert len(result.episodes) == 0
+        assert eventually(lambda: not ev.pending)
+
+
+def test_a_request_that_waits_can_be_cancelled(beside: Any, gate: Gate) -> None:
+    """At once, without the one before it, and what was triggered after it is delivered."""
+    with Evaluator(config(gate=str(gate.folder)), backend=beside, busy_policy="queue") as ev:
+        first = ev.submit()
+        gate.entered()
+        second = ev.submit()
+        ev.trigger_eval()
+        second.cancel()
+        if beside == "ray":  # In this process the driver itself stands at the gate.
+            assert "cancelled" in second.result(LIMIT_S).reason
+            assert not first.done()
+        gate.open()
+        assert read(ev).step == 2
+        assert "cancelled" in second.result(LIMIT_S).reason
+        assert first.result(LIMIT_S).status == "complete"
+
+
+def test_errors_are_of_the_kind_that_is_documented(backend: Any) -> None:
+    """Whatever a user does wrong here is an ``EvalError``."""
+    with pytest.raises(EvalError):
+        Evaluator(EvalConfig(), backend=backend)
+    with pytest.raises(ConfigError, match=r"policy\.policy is missing"):
+        Evaluator(config(None), backend=backend)
+
+
+def test_a_policy_and_its_architecture_are_the_callers_own(backend: Any) -> None:
+    """The live policy is copied: training it goes on without the evaluator's noticing."""
+    module = Scale(7.0)
+    with Evaluator(config(), module, backend=backend) as ev:
+        module.become(8.0)
+        assert returns(ev.evaluate()) == {7.0}
+        assert returns(ev.evaluate(module)) == {8.0}

@@ -1,0 +1,50 @@
+"""Real but small PPO trainings with RLlib, and what their processes need of the tests, which travels by value."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import ray
+from gymnasium.envs.classic_control import CartPoleEnv
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.connectors.env_to_module import MeanStdFilter
+
+for pickler in (cloudpickle, ray.cloudpickle):
+    pickler.register_pickle_by_value(sys.modules[__name__])
+
+
+class Slow(CartPoleEnv):
+    """CartPole, each step of which takes as long as it is told."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.pause = config["pause"]
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.pause)
+        return super().step(action)
+
+
+def mean_std(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return MeanStdFilter()
+
+
+def ppo(env: Any, connector: Any = None, **model: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=4, env_to_module_connector=connector)
+        .rl_module(model_config={"fcnet_hiddens": [32, 32], **model})
+        .training(train_batch_size=400, minibatch_size=100, num_epochs=2, lr=1e-3)
+        .debugging(seed=1)
+    )
+
+
+def train(config: PPOConfig, iterations: int) -> PPO:
+    algorithm = config.build_algo()
+    for _ in range(iterations):
+        algorithm.train()
+    return algorithm

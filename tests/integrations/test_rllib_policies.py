@@ -1,0 +1,512 @@
+"""RLModules with their connectors act as they do in RLlib, from a live Algorithm and from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tree
+import yaml
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.connectors.common.frame_stacking import FrameStacking
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.env_to_module import (
+    EnvToModulePipeline,
+    FlattenObservations,
+    MeanStdFilter,
+    PrevActionsPrevRewards,
+)
+from ray.rllib.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.spaces.space_utils import unbatch
+from rllib_worlds import mean_std, ppo, train
+
+import rl_eval
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.integrations.rllib import as_weights, load_policy, portable, versioned_weights
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.weights import apply_weights, snapshot_weights
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:gymnasium.*"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+LOADER = "rl_eval.integrations.rllib:load_policy"
+
+
+@pytest.fixture(scope="module")
+def pendulum(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
+    """A Box-action policy behind a MeanStdFilter, with action unsquashing."""
+    algorithm = train(ppo("Pendulum-v1", mean_std), 3)
+    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("pendulum"))))
+    algorithm.stop()
+
+
+@pytest.fixture(scope="module")
+def cartpole(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
+    algorithm = train(ppo("CartPole-v1"), 3)
+    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("cartpole"))))
+    algorithm.stop()
+
+
+@pytest.fixture(scope="module")
+def recurrent(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
+    algorithm = train(ppo("CartPole-v1", None, use_lstm=True, lstm_cell_size=16, max_seq_len=8), 4)
+    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("recurrent"))))
+    algorithm.stop()
+
+
+def config_for(env: Any, path: Path, **changes: Any) -> EvalConfig:
+    return (
+        EvalConfig()
+        .environment(env)
+        .policy(LOADER, policy_kwargs={"path": str(path)}, **changes)
+        .runners(num_envs_per_runner=16)
+        .evaluation(num_episodes=12, seed=5)
+    )
+
+
+class InRLlib:
+    """The inference loop of RLlib's documentation, over a batch of environments: its module, its pipelines.
+
+    Lanes whose episode is over start another, as those of a vector environment do, so that the batch keeps its size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        root = path / "env_runner"
+        self.module = RLModule.from_checkpoint(str(path / "learner_group" / "learner" / "rl_module" / "default_policy"))
+        self.env_to_module = EnvToModulePipeline.from_checkpoint(str(root / "env_to_module_connector"))
+        self.module_to_env = ModuleToEnvPipeline.from_checkpoint(str(root / "module_to_env_connector"))
+        for piece in self.env_to_module.connectors:
+            if isinstance(piece, MeanStdFilter):
+                piece._update_stats = False
+
+    def returns(self, make_env: Any, seeds: list[int], rows: int) -> list[float]:
+        """Play the episodes of these seeds, at most ``rows`` of them, in a batch of ``rows``."""
+        envs = [make_env() for _ in range(rows)]
+        episodes = [self.begin(env, (seeds * rows)[lane]) for lane, env in enumerate(envs)]
+        found: dict[int, float] = {}
+        while not all(lane in found for lane in range(len(seeds))):
+            for lane, (env, acted) in enumerate(zip(envs, self.act(episodes), strict=True)):
+                self.step(env, episodes[lane], *acted)
+                if episodes[lane].is_done:
+                    rewards = [float(reward) for reward in episodes[lane].get_rewards()]
+                    found.setdefault(lane, sum(rewards))
+                    episodes[lane] = self.begin(env, lane)
+        return [found[lane] for lane in range(len(seeds))]
+
+    def begin(self, env: gym.Env[Any, Any], seed: int) -> SingleAgentEpisode:
+        episode = SingleAgentEpisode(observation_space=env.observation_space, action_space=env.action_space)
+        observation, info = env.reset(seed=seed)
+        episode.add_env_reset(observation=observation, infos=info)
+        return episode
+
+    def act(self, episodes: list[SingleAgentEpisode]) -> list[tuple[Any, Any, dict[str, Any]]]:
+        common = {"episodes": episodes, "rl_module": self.module, "explore": False, "shared_data": {}}
+        inputs = self.env_to_module(batch={}, **common)
+        found = self.module_to_env(batch=self.module.forward_inference(inputs), **common)
+        actions = found.pop(Columns.ACTIONS)
+        for_env = found.pop(Columns.ACTIONS_FOR_ENV, actions)
+        pick = [{key: value[lane] for key, value in found.items()} for lane in range(len(episodes))]
+        return list(zip(unbatch(actions), unbatch(for_env), pick, strict=True))
+
+    def step(self, env: Any, episode: SingleAgentEpisode, action: Any, for_env: Any, extra: dict[str, Any]) -> None:
+        observation, reward, terminated, truncated, info = env.step(for_env)
+        episode.add_env_step(
+            observation,
+            action,
+            reward,
+            info,
+            terminated=terminated,
+            truncated=truncated,
+            extra_model_outputs=extra,
+        )
+
+
+def reference_rows(result: Any) -> int:
+    """How many rows share the forward pass that the result's floats are defined by."""
+    return 1 if result.provenance["numerics"]["reference"] == "row" else 16
+
+
+# ------------------------------------------------------------------------------ the same numbers as RLlib
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [("pendulum", "Pendulum-v1"), ("cartpole", "CartPole-v1"), ("recurrent", "CartPole-v1")]
+)
+def test_returns_are_those_of_rllibs_own_inference_loop(request: Any, name: str, env: str) -> None:
+    """Same policy, same reset seeds, explore=False, a batch of as many rows: equal to the last bit.
+
+    A matrix product of one row alone has other last bits than one of sixteen, and an episode carries them on; so with
+    one environment RLlib's returns differ by as little as that.
+    """
+    _, path = request.getfixturevalue(name)
+    result = evaluate(config_for(env, path))
+    ours, seeds = [record.episode_return for record in result.records], [record.seed for record in result.records]
+    rllib = InRLlib(path)
+    assert rllib.returns(lambda: gym.make(env), seeds, reference_rows(result)) == ours
+    assert len(set(ours)) > 2
+    assert [rllib.returns(lambda: gym.make(env), [seed], 1)[0] for seed in seeds[:3]] == pytest.approx(
+        ours[:3], rel=1e-5
+    )
+
+
+def test_returns_are_those_of_rllibs_env_runner(pendulum: Any) -> None:
+    """RLlib's own SingleAgentEnvRunner, its filter frozen, over a vector of environments with known seeds."""
+    algorithm, path = pendulum
+    config = algorithm.config.copy(copy_frozen=False)
+    config.env_runners(num_envs_per_env_runner=6, explore=False)
+    runner = SingleAgentEnvRunner(config=config, worker_index=0)
+    state = algorithm.env_runner.get_state()
+    runner.set_state(state)
+    runner._env_to_module.connectors[0]._update_stats = False
+    episodes = runner.sample(num_episodes=6, explore=False)
+    seeds = [runner._seed + place for place in range(6)]
+    policy = load_policy(path)
+    env = gym.make("Pendulum-v1")
+    ours = [play(policy, env, seed) for seed in seeds]
+    theirs = [float(np.sum(np.asarray(episode.rewards.data, np.float64))) for episode in episodes]
+    assert sorted(ours) == pytest.approx(sorted(theirs), rel=1e-12)
+    runner.stop()
+
+
+def play(policy: Any, env: gym.Env[Any, Any], seed: int) -> float:
+    """One episode in lane 0 of a batch of 16, the size that rl_eval's results are defined by."""
+    observation, _ = env.reset(seed=seed)
+    batch = np.zeros((16, *observation.shape), observation.dtype)
+    live = np.arange(16) == 0
+    state, total, done = policy.initial_state(16), 0.0, False
+    while not done:
+        batch[0] = observation
+        with torch.inference_mode():
+            actions, state = policy.act(batch, state, live, None)
+        observation, reward, terminated, truncated, _ = env.step(actions[0])
+        total, done = total + float(reward), terminated or truncated
+    return total
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    ("name", "env"), [("pendulum", "Pendulum-v1"), ("cartpole", "CartPole-v1"), ("recurrent", "CartPole-v1")]
+)
+def test_the_layout_changes_nothing(request: Any, name: str, env: str, deterministic: bool) -> None:
+    """3 lanes or 16: the same fingerprint, also where actions are sampled."""
+    _, path = request.getfixturevalue(name)
+    wide = config_for(env, path, deterministic=deterministic)
+    narrow = wide.copy().runners(num_envs_per_runner=3)
+    assert evaluate(wide).fingerprint == evaluate(narrow).fingerprint
+
+
+# ------------------------------------------------------------------------------ checkpoints
+
+
+def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
+    """The Algorithm passed as a policy, its checkpoint, and its weights sent to another policy: one fingerprint."""
+    algorithm, path = pendulum
+    config = config_for("Pendulum-v1", path)
+    from_checkpoint = evaluate(config).fingerprint
+    assert evaluate(config, algorithm).fingerprint == from_checkpoint
+    policy = portable(algorithm)
+    with torch.no_grad():
+        for tensor in [*policy.module.parameters(), *policy.module.buffers()]:
+            tensor.zero_()
+    with EvalRunnerGroup(config, policy) as group:
+        assert group.evaluate().fingerprint != from_checkpoint
+        weights, version = versioned_weights(algorithm)
+        group.sync_weights(weights, version)
+        result = group.evaluate()
+    assert result.fingerprint == from_checkpoint
+    assert {record.weights_version for record in result.records} == {3}
+
+
+def test_the_command_line_evaluates_a_checkpoint_folder(cartpole: Any, tmp_path: Path) -> None:
+    """``rl-eval run`` needs a YAML file and the folder, and gets the numbers of the library."""
+    _, path = cartpole
+    config = config_for("CartPole-v1", path)
+    (tmp_path / "eval.yaml").write_text(config.to_yaml())
+    ran = subprocess.run(
+        [sys.executable, "-m", "rl_eval", "run", "eval.yaml", "--output", "result"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(rl_eval.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    saved = yaml.safe_load((tmp_path / "result" / "result.json").read_text())
+    assert saved["fingerprint"] == evaluate(config).fingerprint
+
+
+def test_runners_in_other_processes_load_the_checkpoint(cartpole: Any) -> None:
+    _, path = cartpole
+    config = config_for("CartPole-v1", path)
+    remote = config.copy().runners(num_runners=2, num_envs_per_runner=4)
+    assert evaluate(remote).fingerprint == evaluate(config).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tmp, path: tmp / "absent", "no folder"),
+        (lambda tmp, path: path.parent, "holds . RLlib checkpoints but is none itself"),
+        (
+            lambda tmp, path: path / "learner_group" / "learner" / "rl_module" / "default_policy",
+            "without the connectors",
+        ),
+        (lambda tmp, path: tmp, "is no checkpoint of an RLlib Algorithm"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_named(cartpole: Any, tmp_path: Path, make: Any, message: str) -> None:
+    _, path = cartpole
+    with pytest.raises(ConfigError, match=message):
+        load_policy(make(tmp_path, path))
+
+
+def test_a_checkpoint_of_the_old_stack_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rllib_checkpoint.json").write_text('{"type": "Algorithm", "checkpoint_version": "1.2"}')
+    (tmp_path / "algorithm_state.pkl").write_bytes(b"")
+    with pytest.raises(ConfigError, match="old API stack"):
+        load_policy(tmp_path)
+
+
+def test_another_module_or_environment_is_refused(cartpole: Any) -> None:
+    _, path = cartpole
+    with pytest.raises(ConfigError, match=r"module_id is 'default_polic'.*did you mean 'default_policy'"):
+        load_policy(path, module_id="default_polic")
+    with pytest.raises(ConfigError, match="trained with the observation space"):
+        evaluate(config_for("Pendulum-v1", path))
+
+
+# ------------------------------------------------------------------------------ weights
+
+
+def test_filter_statistics_travel_exactly(pendulum: Any) -> None:
+    """In float64, and the trainer's filter is not changed by what is evaluated."""
+    algorithm, path = pendulum
+    before = algorithm.env_runner._env_to_module.get_state()
+    weights = as_weights(algorithm)
+    stat = algorithm.env_runner._env_to_module.connectors[0]._filters[None].running_stats
+    assert weights["env_to_module.MeanStdFilter.mean_0"].dtype is torch.float64
+    assert np.array_equal(weights["env_to_module.MeanStdFilter.mean_0"].numpy(), stat.mean)
+    policy = load_policy(path)
+    apply_weights(snapshot_weights(algorithm, 1), policy.module)
+    evaluate(config_for("Pendulum-v1", path), algorithm)
+    assert algorithm.env_runner._env_to_module.get_state() == before
+
+
+def test_an_untrained_filter_is_an_error() -> None:
+    """Standard deviations of nothing would make every observation an extreme one."""
+    algorithm = ppo("Pendulum-v1", mean_std).build_algo()
+    with pytest.raises(WeightsError, match="has seen 0 observations"):
+        as_weights(algorithm)
+    with pytest.raises(WeightsError, match="has seen 0 observations"):
+        portable(algorithm)
+    algorithm.stop()
+
+
+def test_a_bare_module_has_rllibs_default_connectors(cartpole: Any) -> None:
+    """The module that RLlib hands out, passed as a policy, is the Algorithm's policy where nothing is in front."""
+    algorithm, path = cartpole
+    config = config_for("CartPole-v1", path)
+    assert evaluate(config, algorithm.get_module()).fingerprint == evaluate(config).fingerprint
+
+
+def test_a_copy_does_not_follow_the_training(cartpole: Any) -> None:
+    """Weights are of the moment they were taken; building the policy draws from nobody's generator."""
+    algorithm, _ = cartpole
+    states = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    policy, weights = portable(algorithm), as_weights(algorithm)
+    assert torch.equal(torch.random.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])  # noqa: NPY002
+    for name, tensor in algorithm.env_runner.module.state_dict().items():
+        assert torch.equal(policy.module.state_dict()[name], tensor)
+        assert weights[name].data_ptr() != tensor.data_ptr()
+        assert policy.module.state_dict()[name].data_ptr() != tensor.data_ptr()
+
+
+# ------------------------------------------------------------------------------ connector pieces, one by one
+
+
+class Halve(SingleAgentObservationPreprocessor):
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return (observation * 0.5).astype(np.float32)
+
+
+class Nosy(SingleAgentObservationPreprocessor):
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return observation * len(episode.get_rewards())
+
+
+class Strange(ConnectorV2):
+    def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+        return batch
+
+
+class Mixed(gym.Env[Any, Any]):
+    """Nested observations and, as asked, nested actions; its rewards show both."""
+
+    def __init__(self, config: Any = None) -> None:
+        pair = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 4])])
+        self.observation_space = gym.spaces.Dict({"box": gym.spaces.Box(-2.0, 2.0, (2, 2), np.float32), "pair": pair})
+        self.action_space = (config or {}).get("action_space", gym.spaces.MultiDiscrete([3, 2]))
+
+    def _observe(self) -> Any:
+        draw = self.np_random
+        pair = draw.integers(3), draw.integers([2, 4])
+        return {"box": draw.uniform(-2, 2, (2, 2)).astype(np.float32), "pair": pair}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._left = 5
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        flat = np.concatenate([np.ravel(leaf) for leaf in tree.flatten(action)])
+        return self._observe(), float(flat.sum()), self._left == 0, False, {}
+
+
+class Pixels(gym.Env[Any, Any]):
+    """Frames of one channel; the reward is what a stack of them says."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (4, 4, 1), np.float32)
+        self.action_space = gym.spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._left = 6
+        return self.np_random.uniform(-1, 1, (4, 4, 1)).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        return self.np_random.uniform(-1, 1, (4, 4, 1)).astype(np.float32), float(action), self._left == 0, False, {}
+
+
+def flatten(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return FlattenObservations()
+
+
+def flatten_then_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return [FlattenObservations(), MeanStdFilter()]
+
+
+def halve(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return [Halve(), MeanStdFilter()]
+
+
+def stack(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return FrameStacking(num_frames=3)
+
+
+@pytest.mark.parametrize(
+    ("env", "connector", "env_config", "model"),
+    [
+        (Mixed, flatten, {}, {}),
+        (Mixed, flatten_then_filter, {"action_space": gym.spaces.Discrete(4)}, {}),
+        (Mixed, flatten, {"action_space": gym.spaces.Box(-3.0, 5.0, (3,), np.float32)}, {}),
+        (
+            Mixed,
+            flatten,
+            {"action_space": gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(5)})},
+            {},
+        ),
+        ("Pendulum-v1", halve, {}, {}),
+        (Pixels, stack, {}, {"conv_filters": [[4, [2, 2], 2]], "fcnet_hiddens": [8]}),
+    ],
+    ids=["flatten", "flatten_then_filter", "box", "nested_actions", "preprocessor", "frames"],
+)
+def test_each_connector_piece_gives_rllibs_actions(
+    env: Any, connector: Any, env_config: Any, model: Any, tmp_path: Path
+) -> None:
+    """Flattening, filters on nested spaces, users' preprocessors, frame stacking, nested actions."""
+    learner = (lambda *spaces: FrameStacking(num_frames=3, as_learner_connector=True)) if connector is stack else None
+    settings = ppo(env, connector, **model).environment(env, env_config=env_config)
+    algorithm = train(settings.training(learner_connector=learner), 1)
+    path = Path(algorithm.save_to_path(str(tmp_path)))
+
+    def make(context: Any = None) -> gym.Env[Any, Any]:
+        return gym.make(env) if isinstance(env, str) else env(env_config)
+
+    config = config_for(make, path)
+    result = evaluate(config)
+    seeds = [record.seed for record in result.records]
+    assert InRLlib(path).returns(make, seeds, reference_rows(result)) == [
+        record.episode_return for record in result.records
+    ]
+    assert evaluate(config, algorithm).fingerprint == result.fingerprint
+    algorithm.stop()
+
+
+@pytest.mark.parametrize(
+    ("piece", "message"),
+    [
+        (Strange, "connector piece Strange of the env-to-module pipeline"),
+        (PrevActionsPrevRewards, "connector piece PrevActionsPrevRewards"),
+        (Nosy, "connector piece Nosy asks its episode for 'get_rewards'"),
+    ],
+)
+def test_a_piece_that_cannot_be_applied_is_named(piece: Any, message: str) -> None:
+    algorithm = ppo("CartPole-v1", lambda env, spaces, device: [piece(), FlattenObservations()]).build_algo()
+    with pytest.raises(ConfigError, match=message):
+        evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1), algorithm)
+    algorithm.stop()
+
+
+def test_a_users_piece_behind_the_module_is_named() -> None:
+    algorithm = ppo("CartPole-v1").env_runners(module_to_env_connector=lambda env, spaces: Strange()).build_algo()
+    with pytest.raises(ConfigError, match="connector piece Strange of the module-to-env pipeline"):
+        portable(algorithm)
+    algorithm.stop()
+
+
+# ------------------------------------------------------------------------------ sampling
+
+
+def test_samples_follow_the_distribution_and_the_episode(pendulum: Any, cartpole: Any) -> None:
+    """Mean and spread of drawn actions are the distribution's; the same seeds draw the same."""
+    count = 20_000
+    live = np.ones(count, bool)
+
+    def noise() -> EpisodeNoise:
+        return EpisodeNoise(np.arange(count), np.zeros(count, np.int64))
+
+    policy = load_policy(cartpole[1])
+    observation = np.array([0.01, 0.02, -0.03, 0.04], np.float32)
+    batch = np.tile(observation, (count, 1))
+    with torch.inference_mode():
+        drawn, _ = policy.act(batch, None, live, noise())
+        again, _ = policy.act(batch, None, live, noise())
+        logits = torch.from_numpy(policy.probe_outputs(batch[:1])[0]).double()
+    right = float(torch.softmax(logits, -1)[0, 1])
+    assert np.array_equal(drawn, again)
+    assert abs(drawn.mean() - right) < 5 * np.sqrt(right * (1 - right) / count)
+
+    policy = load_policy(pendulum[1])
+    batch = np.tile(np.array([0.6, 0.8, 0.5], np.float32), (count, 1))
+    with torch.inference_mode():
+        drawn, _ = policy.act(batch, None, live, noise())
+        mode, _ = policy.act(batch, None, live, None)
+    assert np.unique(mode).size == 1
+    assert np.abs(drawn).max() <= 2.0
+    assert abs(np.median(drawn) - mode[0, 0]) < 0.1

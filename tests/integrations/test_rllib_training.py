@@ -1,0 +1,344 @@
+"""Evaluation inside a real PPO training: the right weights, exact numbers, nothing stale, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+
+import gymnasium as gym
+import numpy as np
+import ray
+from machines import eventually
+from ray import tune
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from rllib_worlds import Slow, mean_std, ppo
+
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.evaluator import Evaluator
+from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
+from rl_eval.point import EvalPoint
+from rl_eval.result import EvalResult
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:gymnasium.*"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LOADER = "rl_eval.integrations.rllib:load_policy"
+DETERMINISTIC = {"explore": False, "num_envs_per_env_runner": 8}
+
+
+def runners_alive() -> int:
+    """Runners of rl_eval in this cluster."""
+    actors = ray._private.state.actors().values()
+    return sum(actor["ActorClassName"] == "RunnerActor" and actor["State"] == "ALIVE" for actor in actors)
+
+
+def again(algorithm: Any, config: EvalConfig, folder: Path) -> EvalResult:
+    """The Algorithm's present policy, saved, and evaluated from its checkpoint in this process."""
+    path = algorithm.save_to_path(str(folder / f"at_{algorithm.iteration}"))
+    return evaluate(config.copy().policy(LOADER, policy_kwargs={"path": path}).runners(num_runners=0))
+
+
+# ------------------------------------------------------------------------------ the config
+
+
+class Talking(RLlibCallback):
+    def on_episode_end(self, **kwargs: Any) -> None:
+        """Log something."""
+
+
+def test_evaluation_settings_are_translated() -> None:
+    """What RLlib's evaluation would be told, in our words."""
+    config = (
+        ppo("CartPole-v1")
+        .env_runners(num_cpus_per_env_runner=0.5, custom_resources_per_env_runner={"sim": 1})
+        .training(gamma=0.9)
+        .debugging(seed=7)
+        .fault_tolerance(max_num_env_runner_restarts=4)
+        .evaluation(
+            evaluation_interval=5,
+            evaluation_duration=33,
+            evaluation_num_env_runners=2,
+            evaluation_sample_timeout_s=50.0,
+            evaluation_config={"explore": False, "env_config": {"max_episode_steps": 60}, "num_envs_per_env_runner": 3},
+        )
+    )
+    settings = eval_config_of(config).build()
+    assert settings.environment.env == "CartPole-v1"
+    assert settings.environment.env_kwargs == {"max_episode_steps": 60}
+    assert (settings.policy.deterministic, settings.policy.actions) == (True, "none")
+    assert (settings.evaluation.num_episodes, settings.evaluation.seed, settings.evaluation.gamma) == (33, 7, 0.9)
+    assert (settings.runners.num_runners, settings.runners.num_envs_per_runner) == (2, 3)
+    assert settings.runners.num_cpus_per_runner == 0.5
+    assert settings.runners.custom_resources_per_runner == {"sim": 1}
+    assert settings.fault_tolerance.episode_timeout_s == 50
+    assert settings.fault_tolerance.max_runner_restarts == 4
+
+
+def test_rllibs_default_of_exploring_is_kept() -> None:
+    """RLlib samples actions in evaluation unless it is told not to, and so do we."""
+    assert not eval_config_of(ppo("CartPole-v1")).build().policy.deterministic
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"evaluation_duration_unit": "timesteps"}, "evaluation_duration_unit"),
+        ({"evaluation_duration": "auto"}, "evaluation_duration"),
+        ({"evaluation_parallel_to_training": True}, "evaluation_parallel_to_training"),
+        ({"evaluation_unhealthy_workers_timeout_s": 9.0}, "evaluation_unhealthy_workers_timeout_s"),
+        ({"evaluation_error_after_n_consecutive_skips": 3}, "evaluation_error_after_n_consecutive_skips"),
+        ({"offline_evaluation_interval": 2}, "offline_evaluation_interval"),
+        ({"evaluation_config": {"clip_actions": True}}, "evaluation_config.clip_actions"),
+        ({"evaluation_config": ppo("CartPole-v1").training(lr=0.5)}, "evaluation_config.lr"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(changes: Any, key: str) -> None:
+    config = ppo("CartPole-v1").evaluation(**changes)
+    with pytest.raises(ConfigError, match=f"^{key} "):
+        eval_config_of(config)
+    if key != "evaluation_duration":
+        assert eval_config_of(config, ignore=[key])
+
+
+def test_callbacks_of_environment_runners_are_named() -> None:
+    with pytest.raises(ConfigError, match="on_episode_end"):
+        eval_config_of(ppo("CartPole-v1").callbacks(Talking))
+    with pytest.raises(ConfigError, match="on_episode_start"):
+        eval_config_of(ppo("CartPole-v1").callbacks(on_episode_start=lambda **kwargs: None))
+    with pytest.raises(ConfigError, match=r"policy.actions"):
+        evaluation_function(EvalConfig().environment("Pendulum-v1").policy(actions="unsquash"))
+
+
+def test_agents_and_stacks_that_cannot_be_evaluated_are_named() -> None:
+    several = ppo("CartPole-v1").multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
+    with pytest.raises(ConfigError, match="several agents"):
+        eval_config_of(several)
+    old = ppo("CartPole-v1").api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+    with pytest.raises(ConfigError, match="new API stack"):
+        eval_config_of(old)
+
+
+# ------------------------------------------------------------------------------ inside Algorithm.train()
+
+
+def test_every_iteration_evaluates_its_own_weights_exactly(tmp_path: Path) -> None:
+    """Filter statistics from two environment runners, our runners beside them, RLlib's keys and ours."""
+    config = ppo("Pendulum-v1", mean_std).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+    config.evaluation(evaluation_interval=1, evaluation_duration=6, evaluation_config=DETERMINISTIC)
+    ours = eval_config_of(config).runners(num_runners=1)
+    config.evaluation(custom_evaluation_function=evaluation_function(ours))
+    algorithm = config.build_algo()
+    fingerprints = []
+    for iteration in (1, 2):
+        found = algorithm.train()["evaluation"]["env_runners"]
+        result = again(algorithm, ours, tmp_path)
+        assert found["fingerprint"] == result.fingerprint
+        assert found["episode_return_mean"] == result.mean_return
+        assert found["episode_return_ci_low"] == result.interval.low
+        assert found["agent_episode_return_mean"] == {"default_agent": result.mean_return}
+        assert found["module_episode_returns_mean"] == {"default_policy": result.mean_return}
+        assert found["weights_seq_no"] == found["weights_version"] == iteration
+        assert found["evaluated_at_env_steps"] == 400 * iteration
+        assert (found["status"], found["num_episodes"], found["num_failed_episodes"]) == ("complete", 6, 0)
+        assert found["num_env_steps_sampled_lifetime"] == 1200 * iteration
+        assert found["result_is_new"] == 1
+        fingerprints.append(found["fingerprint"])
+    assert len(set(fingerprints)) == 2
+    by_hand = algorithm.evaluate()["env_runners"]
+    assert by_hand["fingerprint"] == fingerprints[-1]
+    assert runners_alive() == 1
+    algorithm.stop()
+    assert eventually(lambda: runners_alive() == 0)
+
+
+def test_numbers_are_never_reported_twice() -> None:
+    """Between two evaluations an iteration has none, where RLlib repeats old ones and then NaN."""
+    config = ppo("CartPole-v1").evaluation(
+        evaluation_interval=3, evaluation_duration=5, evaluation_config=DETERMINISTIC
+    )
+    algorithm = config.evaluation(custom_evaluation_function=evaluation_function()).build_algo()
+    assert ["evaluation" in algorithm.train() for _ in range(6)] == [False, False, True, False, False, True]
+    assert [point.weights_version for point in session_of(algorithm).points] == [3, 6]
+    algorithm.stop()
+
+
+def test_evaluation_beside_training_says_how_old_it_is() -> None:
+    """Training does not wait; each result says whose weights it is about; the final policy is evaluated by stop()."""
+    config = ppo(Slow).environment(Slow, env_config={"pause": 0.0})
+    config.evaluation(
+        evaluation_interval=1,
+        evaluation_duration=6,
+        evaluation_config={**DETERMINISTIC, "env_config": {"pause": 0.005}},
+    )
+    points: list[EvalPoint] = []
+    ours = eval_config_of(config).runners(num_runners=1, num_envs_per_runner=2)
+    ours.evaluation(num_episodes=8, max_episode_steps=40)
+    function = evaluation_function(ours, parallel=True, on_result=points.append)
+    algorithm = config.evaluation(custom_evaluation_function=function).build_algo()
+    found = [algorithm.train()["evaluation"]["env_runners"] for _ in range(6)]
+    first = found[0]
+    assert (first["status"], first["num_episodes"], first["result_is_new"]) == ("no_data", 0, 0)
+    assert math.isnan(first["episode_return_mean"])
+    session = session_of(algorithm)
+    session.wait(120)
+    found.append(algorithm.train()["evaluation"]["env_runners"])
+    assert found[-1]["num_evaluations_skipped"] > 0
+    assert (found[-1]["result_is_new"], found[-1]["num_episodes"]) == (1, 8)
+    for row in found:
+        if row["num_episodes"]:
+            point = next(point for point in points if point.weights_version == row["weights_seq_no"])
+            assert row["fingerprint"] == point.result.fingerprint
+            assert {record.weights_version for record in point.result.records} == {point.weights_version}
+    versions = [point.weights_version for point in points]
+    assert versions == sorted(set(versions))
+    algorithm.stop()
+    assert points[-1].weights_version == 7
+    assert points[-1].step >= 7 * 400
+    assert eventually(lambda: runners_alive() == 0)
+
+
+def test_an_environment_registered_with_tune_reaches_the_runners(tmp_path: Path) -> None:
+    """By value, with RLlib's context and the settings of evaluation_config."""
+
+    def create(context: Any) -> gym.Env[Any, Any]:
+        assert context.worker_index >= 0
+        return gym.make("CartPole-v1", max_episode_steps=context["limit"])
+
+    tune.register_env("short_cartpole", create)
+    config = ppo("short_cartpole").environment("short_cartpole", env_config={"limit": 50})
+    config.evaluation(
+        evaluation_interval=1,
+        evaluation_duration=6,
+        evaluation_num_env_runners=2,
+        evaluation_config={**DETERMINISTIC, "env_config": {"limit": 7}},
+    )
+    ours = eval_config_of(config)
+    config.evaluation(evaluation_num_env_runners=0, custom_evaluation_function=evaluation_function(ours))
+    algorithm = config.build_algo()
+    found = algorithm.train()["evaluation"]["env_runners"]
+    assert (found["episode_len_mean"], found["num_episodes"]) == (7.0, 6)
+    assert found["fingerprint"] == again(algorithm, ours, tmp_path).fingerprint
+    algorithm.stop()
+
+
+def test_a_module_that_draws_by_itself_is_refused_when_exploring() -> None:
+    """DQN's epsilon-greedy draws come from a generator that is not the episode's; greedily it is evaluated."""
+    config = (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .training(num_steps_sampled_before_learning_starts=10, train_batch_size=8)
+        .evaluation(
+            evaluation_duration=4,
+            evaluation_config={"explore": True},
+            custom_evaluation_function=evaluation_function(),
+        )
+    )
+    algorithm = config.build_algo()
+    algorithm.train()
+    with pytest.raises(ConfigError, match=r"deterministic is False.*explore=False"):
+        algorithm.evaluate()
+    algorithm.stop()
+    config = config.copy(copy_frozen=False).evaluation(evaluation_config={"explore": False})
+    algorithm = config.build_algo()
+    algorithm.train()
+    assert algorithm.evaluate()["env_runners"]["num_episodes"] == 4
+    algorithm.stop()
+
+
+def test_the_function_is_copied_and_pickled_with_its_config() -> None:
+    function = evaluation_function(EvalConfig().environment("CartPole-v1"), parallel=True)
+    config = ppo("CartPole-v1").evaluation(custom_evaluation_function=function)
+    assert config.copy().custom_evaluation_function.parallel
+    assert pickle.loads(pickle.dumps(function)).config == function.config
+
+
+def test_an_evaluator_takes_algorithms_as_weights(tmp_path: Path) -> None:
+    """Outside RLlib's hook too: each result is that of the weights at the time of submit."""
+    algorithm = ppo("Pendulum-v1", mean_std).build_algo()
+    algorithm.train()
+    config = EvalConfig().environment("Pendulum-v1").policy(actions="none")
+    config.evaluation(num_episodes=6).runners(num_envs_per_runner=4)
+    with Evaluator(config, algorithm, busy_policy="queue") as evaluator:
+        handles, expected = [], []
+        for step in (1, 2):
+            handles.append(evaluator.submit(algorithm, step))
+            expected.append(again(algorithm, config, tmp_path).fingerprint)
+            algorithm.train()
+        assert [handle.result(120).fingerprint for handle in handles] == expected
+    assert len(set(expected)) == 2
+    algorithm.stop()
+
+
+def test_an_algorithm_that_is_gone_leaves_no_runner() -> None:
+    """Garbage collection ends what ``stop()`` was not called for."""
+    config = ppo("CartPole-v1").evaluation(evaluation_duration=2, evaluation_config=DETERMINISTIC)
+    ours = eval_config_of(config).runners(num_runners=1)
+    algorithm = config.evaluation(custom_evaluation_function=evaluation_function(ours)).build_algo()
+    algorithm.evaluate()
+    assert runners_alive() == 1
+    del algorithm
+    gc.collect()
+    assert eventually(lambda: runners_alive() == 0)
+
+
+# ------------------------------------------------------------------------------ under Tune
+
+
+def test_a_tune_trial_evaluates_on_runners_outside_its_placement_group(tmp_path: Path) -> None:
+    """The trial's bundles are full; the runners take free CPUs, and end with the trial."""
+    config = ppo("CartPole-v1").evaluation(
+        evaluation_interval=1, evaluation_duration=5, evaluation_config=DETERMINISTIC
+    )
+    ours = eval_config_of(config).runners(num_runners=2)
+    config.evaluation(custom_evaluation_function=evaluation_function(ours))
+    tuner = tune.Tuner(
+        "PPO",
+        param_space=config,
+        run_config=tune.RunConfig(
+            stop={"training_iteration": 2},
+            storage_path=str(tmp_path),
+            name="run",
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+        ),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    best = results.get_best_result("evaluation/env_runners/episode_return_mean", mode="max", scope="all")
+    found = best.metrics["evaluation"]["env_runners"]
+    assert (found["num_episodes"], found["weights_seq_no"], found["status"]) == (5, 2, "complete")
+    assert eventually(lambda: runners_alive() == 0)
+    loaded = ours.copy().policy(LOADER, policy_kwargs={"path": best.checkpoint.path}).runners(num_runners=0)
+    assert evaluate(loaded).fingerprint == found["fingerprint"]
+    assert np.isfinite(found["episode_return_ci_low"])
+
+
+@pytest.mark.slow
+def test_a_tune_trial_that_took_every_cpu_fails_in_bounded_time(tmp_path: Path) -> None:
+    """Runners that find no place are an error of the trial, with what they asked for and what there is; no hang."""
+    config = ppo("CartPole-v1").env_runners(num_env_runners=3)
+    config.evaluation(evaluation_interval=1, evaluation_duration=5, evaluation_config=DETERMINISTIC)
+    ours = eval_config_of(config).runners(num_runners=1, runner_start_timeout_s=5)
+    config.evaluation(custom_evaluation_function=evaluation_function(ours))
+    run = tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), name="full", verbose=0)
+    errors = tune.Tuner("PPO", param_space=config, run_config=run).fit().errors
+    assert len(errors) == 1
+    assert "RunnerStartError" in str(errors[0])
+    assert "1 CPU" in str(errors[0])
+    assert eventually(lambda: runners_alive() == 0)

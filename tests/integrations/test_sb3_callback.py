@@ -1,0 +1,343 @@
+"""Evaluation beside the training of Stable-Baselines3."""
+
+import csv
+import io
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("stable_baselines3")
+
+import gymnasium as gym
+import numpy as np
+import torch
+from sb3_worlds import Rewards
+from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.evaluator import Evaluator
+from rl_eval.integrations.sb3 import EvalCallback, load_policy
+
+
+def make_ppo(envs=2, action="box", normalize=False):
+    venv = DummyVecEnv([lambda: Rewards("vector", action)] * envs)
+    if normalize:
+        venv = VecNormalize(venv)
+    return PPO("MlpPolicy", venv, n_steps=32, batch_size=32, n_epochs=2, seed=1, device="cpu", learning_rate=0.01)
+
+
+def make_config(action="box", env=Rewards, **kwargs):
+    return (
+        EvalConfig()
+        .environment(env, env_kwargs={"action": action, **kwargs})
+        .evaluation(num_episodes=6, seed=8)
+        .runners(num_envs_per_runner=3)
+    )
+
+
+class Saved(BaseCallback):
+    """Saves the model at every step at which an evaluation was submitted, in memory; stands after the evaluation."""
+
+    def __init__(self, callback: EvalCallback) -> None:
+        super().__init__()
+        self._callback, self.models = callback, {}
+
+    def _on_step(self) -> bool:
+        for waiting in self._callback._open:
+            if waiting.step == self.num_timesteps:
+                self._save()
+        return True
+
+    def _save(self) -> None:
+        file = io.BytesIO()
+        wrapper = self.model.get_vec_normalize_env()
+        self.model.save(file)
+        self.models[self.num_timesteps] = file, None if wrapper is None else (wrapper.obs_rms.copy())
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "progress.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_evaluation_has_the_weights_of_its_step_and_the_final_policy_is_the_last(tmp_path):
+    model = make_ppo()
+    callback = EvalCallback(make_config(), every_steps=64, verbose=0)
+    saved = Saved(callback)
+    model.learn(320, callback=[callback, saved])
+    steps = [step for step, _ in callback.results]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == model.num_timesteps == 320
+    assert len(steps) >= 2
+    prints = {}
+    for step, result in callback.results[:-1]:
+        saved.models[step][0].seek(0)
+        frozen = PPO.load(saved.models[step][0], device="cpu")
+        prints[step] = evaluate(make_config(), frozen).fingerprint
+        assert result.fingerprint == prints[step]
+    assert callback.results[-1][1].fingerprint == evaluate(make_config(), model).fingerprint
+    assert len({result.fingerprint for _, result in callback.results}) == len(steps)
+    assert callback.evaluator is None
+
+
+def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
+    model = make_ppo(normalize=True)
+    callback = EvalCallback(make_config(), every_steps=64, best_model_save_path=tmp_path, verbose=0)
+    model.learn(384, callback=callback)
+    best = max((result for _, result in callback.results), key=lambda result: result.mean_return)
+    assert callback.best_mean_reward == best.mean_return
+    frozen = load_policy(tmp_path / "best_model", tmp_path / "best_model_vecnormalize.pkl")
+    assert evaluate(make_config(), frozen).fingerprint == best.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.pkl"]
+    PPO.load(tmp_path / "best_model.zip", env=model.get_env()).learn(64)
+
+
+def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
+    def trained(name, callback):
+        model = make_ppo()
+        model.set_logger(configure(str(tmp_path / name), ["csv"]))
+        model.learn(320, callback=callback, log_interval=2)
+        model.logger.close()
+        return model, rows_of(tmp_path / name)
+
+    callback = EvalCallback(make_config(), every_steps=64, log_path=tmp_path, verbose=0)
+    _, rows = trained("with", callback)
+    _, plain = trained("without", None)
+    ours = [row for row in rows if row["eval/mean_reward"]]
+    assert [(int(row["time/total_timesteps"]), float(row["eval/mean_reward"])) for row in ours] == [
+        (step, pytest.approx(result.mean_return)) for step, result in callback.results
+    ]
+    assert [float(row["eval/mean_ep_length"]) for row in ours] == [
+        pytest.approx(result.metrics["episode_len_mean"]) for _, result in callback.results
+    ]
+    theirs = [row for row in rows if not row["eval/mean_reward"]]
+    keys = [key for key in plain[0] if key not in {"time/fps", "time/time_elapsed"}]
+    assert [[row[key] for key in keys] for row in theirs] == [[row[key] for key in keys] for row in plain]
+    with np.load(tmp_path / "evaluations.npz") as arrays:
+        assert arrays["timesteps"].tolist() == [step for step, _ in callback.results]
+        assert arrays["results"].shape == arrays["ep_lengths"].shape == (len(callback.results), 6)
+        assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in callback.results])
+
+
+def test_tensorboard_has_the_points_at_their_steps(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = make_ppo()
+    model.set_logger(configure(str(tmp_path), ["tensorboard"]))
+    callback = EvalCallback(make_config(), every_steps=64, verbose=0)
+    model.learn(256, callback=callback)
+    model.logger.close()
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, pytest.approx(event.value)) for event in read.Scalars("eval/mean_reward")] == [
+        (step, result.mean_return) for step, result in callback.results
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC", "DQN"])
+def test_the_training_is_the_same_to_the_last_bit(algorithm):
+    def trained(callback):
+        torch.manual_seed(0)
+        if algorithm == "PPO":
+            model = make_ppo(normalize=True)
+        else:
+            build, action = (SAC, "box") if algorithm == "SAC" else (DQN, "discrete")
+            venv = VecNormalize(DummyVecEnv([lambda: Rewards("vector", action)]))
+            model = build("MlpPolicy", venv, buffer_size=300, learning_starts=40, seed=1, device="cpu")
+        model.learn(256, callback=callback)
+        return model.policy.state_dict()
+
+    def surroundings():
+        return torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype(), dict(os.environ)
+
+    config = make_config("discrete" if algorithm == "DQN" else "box")
+    callback = EvalCallback(config, every_steps=50, verbose=0)
+    plain = trained(None)
+    before = surroundings()  # Afterwards: the first step of an optimizer imports parts of torch that set variables.
+    drawn = torch.random.get_rng_state(), random.getstate(), np.random.random()  # noqa: NPY002
+    beside = trained(callback)
+    after = surroundings()
+    assert after[:3] == before[:3]
+    assert {key for key in {**after[3], **before[3]} if after[3].get(key) != before[3].get(key)} == set()
+    assert torch.equal(torch.random.get_rng_state(), drawn[0])
+    assert random.getstate() == drawn[1]
+    assert np.random.random() == drawn[2]  # noqa: NPY002
+    assert len(callback.results) >= 2
+    assert all(torch.equal(plain[name], beside[name]) for name in plain)
+
+
+GATE = threading.Event()
+
+
+class Gated(Rewards):
+    """Does not begin an episode before the gate is open."""
+
+    def reset(self, *, seed=None, options=None):
+        assert GATE.wait(120)
+        return super().reset(seed=seed)
+
+
+class Opens(BaseCallback):
+    """Opens the gate at a step of the training."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= self._at:
+            GATE.set()
+        return True
+
+
+def test_training_goes_on_while_an_evaluation_runs(capsys):
+    GATE.clear()
+    model = make_ppo()
+    callback = EvalCallback(make_config(env=Gated), every_steps=20)
+    # Were learn() to wait for the evaluation of step 20, nobody would open the gate.
+    model.learn(256, callback=CallbackList([callback, Opens(200)]))
+    steps = [step for step, _ in callback.results]
+    assert steps[0] == 20
+    assert steps[1] >= 200
+    assert steps[-1] == 256
+    told = capsys.readouterr().out
+    assert "Eval num_timesteps=20, episode_reward=" in told
+    assert "New best mean reward!" in told
+
+
+def test_an_evaluation_waits_for_every_eval_freq_calls():
+    model = make_ppo(envs=4)
+    callback = EvalCallback(make_config(), eval_freq=16, verbose=0)
+    submitted = []
+    submit = callback.submit
+    callback.submit = lambda weights, step: (submitted.append(step), submit(weights, step))[1]
+    model.learn(128, callback=callback)
+    assert submitted[0] == 64
+
+
+def test_callbacks_of_sb3_stop_the_training():
+    stop = StopTrainingOnRewardThreshold(reward_threshold=-1e9)
+    model = make_ppo()
+    callback = EvalCallback(make_config(), callback_on_new_best=stop, every_steps=20, verbose=0)
+    model.learn(100_000, callback=callback)
+    assert model.num_timesteps < 100_000
+    assert callback.results[-1][0] == model.num_timesteps
+    patience = StopTrainingOnNoModelImprovement(max_no_improvement_evals=1)
+    model = make_ppo()
+    callback = EvalCallback(make_config(), callback_after_eval=patience, every_steps=20, verbose=0)
+    model.learn(100_000, callback=callback)
+    assert model.num_timesteps < 100_000
+
+
+def test_training_again_evaluates_again():
+    model = make_ppo()
+    callback = EvalCallback(make_config(), every_steps=64, verbose=0)
+    model.learn(128, callback=callback)
+    first = len(callback.results)
+    model.learn(128, callback=callback, reset_num_timesteps=False)
+    assert callback.results[first - 1][0] == 128
+    assert callback.results[first][0] > 128
+    assert callback.results[-1][0] == 256
+
+
+class Broken(Rewards):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no power")
+
+
+def test_episodes_that_fail_are_no_record_to_beat(tmp_path):
+    model = make_ppo()
+    callback = EvalCallback(make_config(env=Broken), every_steps=64, best_model_save_path=tmp_path, verbose=0)
+    model.learn(128, callback=callback)
+    assert [result.status for _, result in callback.results] == ["failed"] * len(callback.results)
+    assert callback.best_mean_reward == -np.inf
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_that_cannot_run_ends_the_training_unless_somebody_takes_its_error():
+    config = make_config(observation="matrix")
+    with pytest.raises(ConfigError, match="trained on observations of"):
+        make_ppo().learn(10_000, callback=EvalCallback(config, every_steps=64, verbose=0))
+    errors: list[BaseException] = []
+    model = make_ppo()
+    model.learn(128, callback=EvalCallback(config, every_steps=64, verbose=0, on_error=errors.append))
+    assert model.num_timesteps == 128
+    assert errors
+    assert {type(error) for error in errors} == {ConfigError}
+
+
+def test_statistics_that_have_seen_nothing_cannot_be_submitted():
+    model = make_ppo(normalize=True)
+    with Evaluator(make_config(), model) as evaluator, pytest.raises(WeightsError, match="uninitialized"):
+        evaluator.submit(model, step=0)
+
+
+def test_an_evaluator_that_is_given_stays_open_and_hears_of_everything():
+    points = []
+    model = make_ppo()
+    with Evaluator(make_config(), model, on_result=points.append) as evaluator:
+        callback = EvalCallback(evaluator, every_steps=64, verbose=0)
+        model.learn(192, callback=callback)
+        last = evaluator.evaluate(model, step=999)
+        assert [point.step for point in points] == [*(step for step, _ in callback.results), 999]
+        assert last.fingerprint == callback.results[-1][1].fingerprint
+    with pytest.raises(ConfigError, match="settings of the Evaluator"):
+        EvalCallback(evaluator, n_eval_episodes=3)
+
+
+def test_a_request_that_a_later_one_replaced_is_no_result():
+    GATE.clear()
+    model = make_ppo()
+    with Evaluator(make_config(env=Gated), model, busy_policy="latest") as evaluator:
+        callback = EvalCallback(evaluator, every_steps=20, verbose=0)
+        model.learn(256, callback=CallbackList([callback, Opens(200)]))
+    steps = [step for step, _ in callback.results]
+    assert steps[0] == 20
+    assert steps[-1] == 256
+    assert all(result.status == "complete" for _, result in callback.results)
+    assert len(steps) <= 5
+
+
+def test_arguments_that_contradict_each_other_are_errors():
+    with pytest.raises(ConfigError, match="give one of them"):
+        EvalCallback(make_config(), eval_freq=10, every_steps=10)
+    with pytest.raises(ConfigError, match="every_steps is 0"):
+        EvalCallback(make_config(), every_steps=0)
+
+
+def test_episodes_and_mode_can_be_said_as_in_sb3():
+    model = make_ppo()
+    sampled = EvalCallback(make_config(), n_eval_episodes=4, deterministic=False, every_steps=10**6, verbose=0)
+    model.learn(64, callback=sampled)
+    [(_, result)] = sampled.results
+    config = make_config().policy(deterministic=False).evaluation(num_episodes=4)
+    assert result.fingerprint == evaluate(config, model).fingerprint
+    assert result.metrics["num_episodes"] == 4
+
+
+def test_runners_in_other_processes_have_the_same_results(ray_cluster, tmp_path):
+    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    model = PPO("MlpPolicy", venv, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=6, seed=8)
+    callback = EvalCallback(
+        config.copy().runners(num_runners=1), every_steps=128, best_model_save_path=tmp_path, verbose=0
+    )
+    model.learn(256, callback=callback)
+    assert callback.results[-1][0] == 256
+    here, there = evaluate(config, model), callback.results[-1][1]
+    # A runner has one thread, this process as many as it likes: compare where that makes no difference.
+    with_one_thread = {**here.provenance["numerics"], "num_threads": 1}
+    assert there.provenance["numerics"] == with_one_thread
+    assert there.fingerprint == here.fingerprint

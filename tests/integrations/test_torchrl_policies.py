@@ -1,0 +1,449 @@
+"""Tensordict policies act as TorchRL's own rollout makes them act, without touching anything global."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl")
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn.distributions import NormalParamExtractor
+from torch import distributions as torch_distributions
+from torch import nn
+from torchrl.data import OneHot
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    GymEnv,
+    InitTracker,
+    ObservationNorm,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNormV2,
+)
+from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
+from torchrl.modules import (
+    MLP,
+    Actor,
+    AdditiveGaussianModule,
+    EGreedyModule,
+    GRUModule,
+    IndependentNormal,
+    LSTMModule,
+    MaskedCategorical,
+    OneHotCategorical,
+    ProbabilisticActor,
+    QValueActor,
+    TanhNormal,
+    TruncatedNormal,
+)
+
+import rl_eval
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.torchrl import as_env, portable
+from rl_eval.integrations.torchrl.policy import TensorDictPolicy
+from rl_eval.policies.noise import EpisodeNoise
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore:Support of VecNormV2")]
+
+BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+BATCH = 8
+
+
+def net(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def categorical_actor(kind: Any = OneHotCategorical) -> ProbabilisticActor:
+    return ProbabilisticActor(
+        TensorDictModule(net(4, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=kind,
+        return_log_prob=True,
+    )
+
+
+def normal_actor(kind: Any = TanhNormal, inputs: int = 4, actions: int = 1, **kwargs: Any) -> ProbabilisticActor:
+    module = nn.Sequential(net(inputs, 2 * actions), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(module, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=kind,
+        distribution_kwargs=kwargs,
+    )
+
+
+def observations(seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(BATCH, 4)).astype(np.float32)
+
+
+def act(policy: TensorDictPolicy, batch: Any, noise: Any = None, state: Any = None) -> Any:
+    return policy.act(batch, state, np.ones(BATCH, bool), noise)[0]
+
+
+def noise(step: int = 0) -> EpisodeNoise:
+    return EpisodeNoise(np.arange(BATCH), np.full(BATCH, step))
+
+
+def config(env: Any, episodes: int = 6, **policy: Any) -> EvalConfig:
+    return EvalConfig().environment(lambda _: env()).evaluation(num_episodes=episodes).policy(**policy)
+
+
+def rollouts(make: Any, policy: Any, result: Any, limit: int = 2000) -> list[float]:
+    """Run the same episodes by TorchRL alone and return their returns, summed as we sum."""
+    env, returns = make(), []
+    for record in result.episodes:
+        env.set_seed(record.seed, static_seed=True)
+        with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+            rewards = env.rollout(limit, policy.eval())["next", "reward"]
+        returns.append(sum(float(reward) for reward in rewards.flatten()))
+        assert len(rewards) == record.length
+    return returns
+
+
+# ------------------------------------------------------------------------------ what an action is
+
+
+@pytest.mark.parametrize(
+    ("make", "space"),
+    [
+        (lambda: categorical_actor(), gym.spaces.Discrete(2)),
+        (lambda: categorical_actor(torch_distributions.Categorical), gym.spaces.Discrete(2)),
+        (lambda: categorical_actor(torch_distributions.OneHotCategorical), gym.spaces.Discrete(2)),
+        (lambda: normal_actor(), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: normal_actor(low=-2.0, high=2.0), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)),
+        (lambda: normal_actor(IndependentNormal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: normal_actor(torch_distributions.Normal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: normal_actor(TruncatedNormal, low=-1.0, high=1.0), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: Actor(net(4, 1)), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: QValueActor(net(4, 2), spec=OneHot(2), action_space="one_hot"), gym.spaces.Discrete(2)),
+        (lambda: QValueActor(net(4, 2), action_space="categorical"), gym.spaces.Discrete(2)),
+        (lambda: QValueActor(net(4, 5), action_space="mult_one_hot", var_nums=[2, 3]), gym.spaces.MultiDiscrete([2, 3])),
+    ],
+)
+def test_the_deterministic_action_is_torchrls(make: Any, space: Any) -> None:
+    """It equals what the module writes under DETERMINISTIC, in the form of the space, whatever the global mode is."""
+    torch.manual_seed(0)
+    module = make().eval()
+    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+        written = module(TensorDict({"observation": torch.from_numpy(observations())}, [BATCH]))["action"].numpy()
+    policy = TensorDictPolicy(portable(module), BOX, space)
+    with set_exploration_type(ExplorationType.RANDOM), torch.inference_mode():
+        actions = act(policy, observations())
+        assert exploration_type() is ExplorationType.RANDOM
+    if isinstance(space, gym.spaces.Discrete):
+        written = written.argmax(1) if written.ndim == 2 else written
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        written = np.stack([written[:, :2].argmax(1), written[:, 2:].argmax(1)], 1)
+    np.testing.assert_array_equal(actions, written)
+    assert all(space.contains(action) for action in actions.astype(space.dtype))
+
+
+@pytest.mark.parametrize(
+    ("make", "space"),
+    [
+        (lambda: categorical_actor(), gym.spaces.Discrete(2)),
+        (lambda: categorical_actor(torch_distributions.Categorical), gym.spaces.Discrete(2)),
+        (lambda: normal_actor(low=-2.0, high=2.0), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)),
+        (lambda: normal_actor(IndependentNormal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (lambda: normal_actor(TruncatedNormal, low=-1.0, high=1.0), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+    ],
+)
+def test_samples_are_of_the_distribution_and_of_our_stream(make: Any, space: Any) -> None:
+    """Their mean is the distribution's, they repeat with the same noise, and torch's generator does not move."""
+    torch.manual_seed(0)
+    module = make()
+    policy = TensorDictPolicy(portable(module), BOX, space, "random")
+    same = np.repeat(observations()[:1], BATCH, 0)
+    state = torch.random.get_rng_state()
+    with torch.inference_mode():
+        drawn = np.concatenate([act(policy, same, noise(step)) for step in range(400)])
+        np.testing.assert_array_equal(act(policy, same, noise(3)), act(policy, same, noise(3)))
+    assert torch.equal(state, torch.random.get_rng_state())
+    with torch.no_grad():
+        data = TensorDict({"observation": torch.from_numpy(same[:1])}, [1])
+        expected = module.get_dist(data).sample((4000,)).float().numpy()
+    if isinstance(space, gym.spaces.Discrete):
+        expected = expected.argmax(-1) if expected.ndim == 3 else expected
+    spread = expected.std() + 1e-3
+    assert abs(drawn.mean() - expected.mean()) < 6 * spread * np.sqrt(1 / drawn.size + 1 / expected.size)
+    assert drawn.std() == pytest.approx(expected.std(), rel=0.1, abs=0.02)
+
+
+def test_a_mask_is_kept_when_sampling() -> None:
+    """An action that the mask forbids is never drawn."""
+    module = ProbabilisticActor(
+        TensorDictModule(net(4, 3), ["observation"], ["logits"]),
+        in_keys={"logits": "logits", "mask": "mask"},
+        distribution_class=MaskedCategorical,
+    )
+    space = gym.spaces.Dict({"observation": BOX, "mask": gym.spaces.Box(0, 1, (3,), bool)})
+    policy = TensorDictPolicy(portable(module), space, gym.spaces.Discrete(3), "random")
+    mask = np.tile([True, False, True], (BATCH, 1))
+    with torch.inference_mode():
+        drawn = np.concatenate([act(policy, {"observation": observations(), "mask": mask}, noise(i)) for i in range(50)])
+    assert set(drawn) == {0, 2}
+
+
+def test_sampling_what_only_torch_can_sample_is_refused() -> None:
+    """A distribution without quantiles, and a plain callable, say so."""
+
+    class Opaque(torch_distributions.Distribution):
+        arg_constraints: dict[str, Any] = {}
+
+        def __init__(self, loc: torch.Tensor) -> None:
+            self.deterministic_sample = loc
+            super().__init__(loc.shape[:1], loc.shape[1:], validate_args=False)
+
+    module = ProbabilisticActor(TensorDictModule(net(4, 1), ["observation"], ["loc"]), in_keys=["loc"], distribution_class=Opaque)
+    space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    with pytest.raises(ConfigError, match="Opaque can only be sampled"):
+        act(TensorDictPolicy(portable(module), BOX, space, "random"), observations(), noise())
+    with pytest.raises(ConfigError, match="plain callable"):
+        TensorDictPolicy(lambda data: data, BOX, space, "random")
+
+
+def test_exploration_modules_are_left_out() -> None:
+    """Deterministic actions are those of the actor alone; sampling with them is refused by name."""
+    torch.manual_seed(0)
+    actor = QValueActor(net(4, 2), spec=OneHot(2), action_space="one_hot")
+    greedy = TensorDictSequential(actor, EGreedyModule(OneHot(2), eps_init=1.0, eps_end=1.0))
+    spaces = BOX, gym.spaces.Discrete(2)
+    np.testing.assert_array_equal(
+        act(TensorDictPolicy(portable(greedy), *spaces), observations()),
+        act(TensorDictPolicy(portable(actor), *spaces), observations()),
+    )
+    with pytest.raises(ConfigError, match="EGreedyModule"):
+        TensorDictPolicy(portable(greedy), *spaces, "random")
+    box = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    env = GymEnv("Pendulum-v1")
+    actor = Actor(net(4, 1))
+    noisy = TensorDictSequential(actor, AdditiveGaussianModule(env.action_spec, sigma_init=1.0))
+    np.testing.assert_array_equal(
+        act(TensorDictPolicy(portable(noisy), BOX, box), observations()),
+        act(TensorDictPolicy(portable(actor), BOX, box), observations()),
+    )
+
+
+def test_a_module_that_reads_the_global_mode_is_refused() -> None:
+    """Its actions would depend on the trainer's collectors."""
+
+    class Moody(nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return observation[:, :1] * (2.0 if exploration_type() is ExplorationType.RANDOM else 1.0)
+
+    module = TensorDictModule(Moody(), ["observation"], ["action"])
+    with pytest.raises(ConfigError, match="Moody.*process-global"):
+        TensorDictPolicy(portable(module), BOX, gym.spaces.Box(-1.0, 1.0, (1,), np.float32))
+
+
+def test_safe_actors_project_their_actions() -> None:
+    """The hook of ``safe=True`` does its work here as well."""
+    env = GymEnv("Pendulum-v1")
+    actor = Actor(nn.Linear(3, 1), spec=env.action_spec, safe=True)
+    nn.init.constant_(actor.module.bias, 50.0)
+    space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    actions = act(TensorDictPolicy(portable(actor), space, gym.spaces.Box(-9.0, 9.0, (1,))), observations()[:, :3])
+    assert (actions == 2.0).all()
+
+
+# ------------------------------------------------------------------------------ what an observation is
+
+
+def test_dict_observations_are_read_by_key() -> None:
+    """Also nested ones; a key that is missing is named, with those that there are."""
+    module = TensorDictModule(net(3, 1), in_keys=[("agent", "position")], out_keys=["action"])
+    space = gym.spaces.Dict({"agent": gym.spaces.Dict({"position": gym.spaces.Box(-1, 1, (3,))}), "goal": BOX})
+    box = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    batch = {"agent": {"position": observations()[:, :3]}, "goal": observations()}
+    assert act(TensorDictPolicy(portable(module), space, box), batch).shape == (BATCH, 1)
+    with pytest.raises(ConfigError, match=r"\('agent', 'position'\).*other"):
+        TensorDictPolicy(portable(module), gym.spaces.Dict({"other": BOX}), box)
+    with pytest.raises(ConfigError, match="action is not to be found"):
+        TensorDictPolicy(portable(TensorDictModule(net(4, 1), ["observation"], ["move"])), BOX, box)
+
+
+def test_pixels_and_dtypes() -> None:
+    """One array goes to the one input, whatever its name; float64 observations meet float32 weights."""
+    space = gym.spaces.Box(-1.0, 1.0, (4,), np.float64)
+    module = TensorDictModule(net(4, 1), in_keys=["pixels"], out_keys=["action"])
+    actions = act(TensorDictPolicy(portable(module), space, gym.spaces.Box(-1, 1, (1,))), observations().astype(np.float64))
+    assert actions.dtype == np.float32
+
+
+def test_a_portable_copy_shares_nothing() -> None:
+    """Training on changes nothing in it, and the module given keeps its mode and gradients."""
+    module = categorical_actor().train()
+    module(TensorDict({"observation": torch.zeros(1, 4)}, [1]))["logits"].sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    before = copy.deepcopy(module.state_dict())
+    detached = portable(module)
+    for parameter in module.parameters():
+        parameter.data.fill_(9.0)
+    assert all(torch.equal(before[name], value) for name, value in detached.state_dict().items())
+    assert [parameter.grad for parameter in module.parameters()] == gradients
+    assert module.training
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+@pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
+def test_recurrent_policies_remember_their_own_episode(kind: Any) -> None:
+    """Returns equal those of TorchRL's rollout, which carries the state through the environment."""
+    torch.manual_seed(0)
+    recurrent = kind(input_size=4, hidden_size=8, in_key="observation", out_key="features")
+    policy = TensorDictSequential(
+        recurrent,
+        TensorDictModule(MLP(in_features=8, out_features=2, num_cells=[]), ["features"], ["logits"]),
+        ProbabilisticActor(
+            TensorDictModule(nn.Identity(), ["logits"], ["logits"]), in_keys=["logits"], distribution_class=OneHotCategorical
+        ),
+    )
+
+    def make() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), recurrent.make_tensordict_primer()))
+
+    result = evaluate(config(make, episodes=8), policy)
+    assert result.status == "complete", result.reason
+    assert [record.episode_return for record in result.episodes] == rollouts(make, policy, result)
+    # Without the primer the state comes from the module's own declaration.
+    plain = evaluate(config(lambda: GymEnv("CartPole-v1"), episodes=8), policy)
+    assert plain.fingerprint == result.fingerprint
+
+
+# ------------------------------------------------------------------------------ environments
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        lambda: [],
+        lambda: [StepCounter(60), RewardSum(), InitTracker()],
+        lambda: [ObservationNorm(in_keys=["observation"], loc=torch.full((3,), 0.1), scale=torch.full((3,), 0.5)), StepCounter(60)],
+        lambda: [CatFrames(N=2, dim=-1, in_keys=["observation"]), StepCounter(60)],
+        lambda: [DoubleToFloat(), RewardSum(), StepCounter(60)],
+    ],
+    ids=["none", "bookkeeping", "norm", "frames", "casts"],
+)
+def test_an_environment_is_that_of_rollout(transforms: Any) -> None:
+    """Every return, length and end equals that of ``env.rollout`` on the same seed, to the last bit."""
+    torch.manual_seed(0)
+
+    def make() -> Any:
+        env = GymEnv("Pendulum-v1")
+        return TransformedEnv(env, Compose(*transforms())) if transforms() else env
+
+    width = make().full_observation_spec["observation"].shape[-1]
+    policy = TensorDictModule(net(width, 1), ["observation"], ["action"])
+    result = evaluate(config(make, episodes=3), policy)
+    assert result.status == "complete", result.reason
+    assert [record.episode_return for record in result.episodes] == pytest.approx(rollouts(make, policy, result), abs=1e-3)
+    assert {record.length for record in result.episodes} == {200 if not transforms() else 60}
+    assert all(record.truncated and not record.terminated for record in result.episodes)
+
+
+def test_the_short_way_equals_the_long_one() -> None:
+    """A GymEnv under bookkeeping alone is stepped without tensordicts, with the same outcomes."""
+    torch.manual_seed(0)
+
+    def short() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(15), RewardSum()))
+
+    def long() -> Any:
+        return as_env(short(), observation_keys=["observation"])
+
+    results = [evaluate(config(make, episodes=10), categorical_actor()) for make in (short, short, long)]
+    torch.manual_seed(1)
+    policy = categorical_actor()
+    results = [evaluate(config(make, episodes=10), policy) for make in (short, long)]
+    assert results[0].fingerprint == results[1].fingerprint
+    assert "TorchRLEnv" not in type(as_env(short())).__name__
+
+
+def test_normalizers_are_frozen_and_needed() -> None:
+    """Without statistics an environment is refused; with them its outcomes repeat."""
+
+    def empty() -> Any:
+        return TransformedEnv(GymEnv("Pendulum-v1"), Compose(VecNormV2(in_keys=["observation"]), StepCounter(30)))
+
+    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+        evaluate(config(empty), TensorDictModule(net(3, 1), ["observation"], ["action"]))
+    trained = empty()
+    trained.rollout(40)
+    statistics = trained.transform[0]
+
+    def filled() -> Any:
+        return TransformedEnv(GymEnv("Pendulum-v1"), Compose(statistics.frozen_copy().unfreeze(), StepCounter(30)))
+
+    policy = TensorDictModule(net(3, 1), ["observation"], ["action"])
+    first, second = (evaluate(config(filled, episodes=3), policy) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert [record.episode_return for record in first.episodes] == pytest.approx(
+        rollouts(lambda: TransformedEnv(GymEnv("Pendulum-v1"), Compose(statistics.frozen_copy(), StepCounter(30))), policy, first),
+        abs=1e-3,
+    )
+
+
+def test_a_normalizer_in_the_policy_is_frozen() -> None:
+    """Its statistics are those of the training, after many evaluations too; one without is refused."""
+    normalizer = VecNormV2(in_keys=["observation"], out_keys=["normalized"])
+    policy = TensorDictSequential(normalizer, TensorDictModule(net(3, 1), ["normalized"], ["action"]))
+    box = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+        act(TensorDictPolicy(copy.deepcopy(policy), box, gym.spaces.Box(-2, 2, (1,))), observations()[:, :3])
+
+
+def test_a_batch_of_environments_is_refused() -> None:
+    """The message says what to give instead."""
+    from torchrl.envs import SerialEnv
+
+    with pytest.raises(ConfigError, match="factory of single ones"):
+        evaluate(config(lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1"))), categorical_actor())
+
+
+@pytest.mark.parametrize("encoding", [True, False])
+def test_discrete_actions_in_both_encodings(encoding: bool) -> None:
+    """One-hot and categorical environments have the same space, and the same outcomes."""
+    torch.manual_seed(0)
+
+    def make() -> Any:
+        return GymEnv("CartPole-v1", categorical_action_encoding=encoding)
+
+    env = as_env(make(), observation_keys=["observation"])
+    assert env.action_space == gym.spaces.Discrete(2)
+    kind = torch_distributions.Categorical if encoding else OneHotCategorical
+    policy = categorical_actor(kind)
+    result = evaluate(config(lambda: as_env(make(), observation_keys=["observation"])), policy)
+    assert [record.episode_return for record in result.episodes] == rollouts(make, policy, result)
+
+
+def test_a_plain_module_needs_tensordict_alone() -> None:
+    """torchrl is not imported for a TensorDictModule in a gymnasium environment."""
+    script = """
+import sys
+from torch import nn
+from tensordict.nn import TensorDictModule, TensorDictSequential
+import torch
+from rl_eval import EvalConfig, evaluate
+torch.manual_seed(0)
+policy = TensorDictSequential(TensorDictModule(nn.Linear(4, 2), ["observation"], ["action"]))
+result = evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=3), policy)
+assert result.status == "complete", result.reason
+assert "torchrl" not in sys.modules
+"""
+    root = Path(rl_eval.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=root, timeout=120)

@@ -1,0 +1,605 @@
+"""What an evaluator decides by itself: who is refused, replaced, delivered and told, with evaluations that end on cue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
+from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
+from rl_eval.loggers import Logger
+
+LIMIT_S = 30.0
+"""Far beyond what anything here takes; reached only by what hangs."""
+
+
+class Cue:
+    """Stands in for a group: its evaluations end when the test says so."""
+
+    def __init__(self, result: EvalResult) -> None:
+        self.result = result
+        self.handles: list[EvalHandle] = []
+        self.weights: list[Any] = []
+        self.cancelled: list[tuple[int, bool]] = []
+        self.refusal: Exception | None = None
+        self.stopped = 0
+        self.before_callback: Callable[[], object] = lambda: None
+
+    def submit(self, *, weights: Any, version: int | None, follow_up: Any) -> EvalHandle:
+        if self.refusal is not None:
+            raise self.refusal
+        position = len(self.handles)
+        handle = EvalHandle(
+            lambda: pytest.fail("no progress today"),
+            lambda reason, unless_started: self.cancelled.append((position, unless_started)),
+            lambda timeout_s: None,
+            version or 0,
+        )
+        add = handle.add_done_callback
+
+        def add_later(function: Callable[[EvalHandle], object]) -> None:
+            hold, self.before_callback = self.before_callback, lambda: None
+            hold()
+            add(function)
+
+        handle.add_done_callback = add_later  # type: ignore[method-assign]
+        self.handles.append(handle)
+        self.weights.append(weights)
+        return handle
+
+    def end(self, position: int, error: BaseException | None = None) -> None:
+        if error is None:
+            self.handles[position]._set_result(self.result)
+        else:
+            self.handles[position]._set_error(error)
+
+    def stop(self) -> None:
+        self.stopped += 1
+        for handle in self.handles:
+            if not handle.done():
+                handle._set_error(ClusterError("the group was stopped before this was done"))
+
+
+def config() -> EvalConfig:
+    return EvalConfig().environment("CartPole-v1").policy(always_left).evaluation(num_episodes=1)
+
+
+def always_left(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+@pytest.fixture(scope="module")
+def result() -> EvalResult:
+    return evaluate(config())
+
+
+@pytest.fixture
+def cue(result: EvalResult, monkeypatch: pytest.MonkeyPatch) -> Cue:
+    made = Cue(result)
+    monkeypatch.setattr("rl_eval.evaluator.EvalRunnerGroup", lambda settings, policy, threaded: made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), thread
+
+
+def settled(evaluator: Evaluator) -> None:
+    """Wait until everything is delivered."""
+    with evaluator._changed:
+        assert evaluator._changed.wait_for(lambda: not evaluator._open, LIMIT_S)
+
+
+def drained(evaluator: Evaluator) -> list[int]:
+    """Return the steps of what was not read yet."""
+    return [point.step for point in iter(evaluator.poll, None)]
+
+
+# ------------------------------------------------------------------------------ who is refused, and who is replaced
+
+
+@pytest.mark.parametrize("busy_policy", ["skip", "error"])
+def test_one_at_a_time(cue: Cue, busy_policy: Any) -> None:
+    """A second request is refused, by name; it costs no step, no version, and its weights are not looked at."""
+    with Evaluator(config(), busy_policy=busy_policy) as ev:
+        assert ev.trigger_eval("weights", 10)
+        with pytest.raises(EvaluatorBusy, match="step 10 is still running, so that of step 11 was refused"):
+            ev.submit("unlooked at")
+        if busy_policy == "error":
+            with pytest.raises(EvaluatorBusy):
+                ev.trigger_eval("unlooked at", 500)
+        else:
+            assert ev.trigger_eval("unlooked at", 500) is False
+        cue.end(0)
+        assert ev.submit().step == 11
+        assert (cue.weights, ev.weights_version) == (["weights", None], 1)
+
+
+def test_a_queue_has_room_for_so_many(cue: Cue) -> None:
+    """One runs, ``max_queue`` wait; the next is refused until one is done."""
+    with Evaluator(config(), busy_policy="queue", max_queue=2) as ev:
+        assert [ev.trigger_eval() for _ in range(5)] == [True, True, True, False, False]
+        cue.end(0)
+        assert [ev.trigger_eval() for _ in range(2)] == [True, False]
+        for position in (1, 2, 3):
+            cue.end(position)
+        settled(ev)
+        assert drained(ev) == [0, 1, 2, 3]
+
+
+def test_the_latest_replaces_the_one_that_waits_and_never_the_one_that_runs(cue: Cue) -> None:
+    """Each new request asks the one before it to go, unless that has begun in the meantime."""
+    with Evaluator(config(), busy_policy="latest") as ev:
+        for step in range(4):
+            ev.submit(None, step)
+        assert cue.cancelled == [(1, True), (2, True)]
+        for position in range(3):
+            cue.end(position)
+        ev.submit(None, 4)
+        assert cue.cancelled == [(1, True), (2, True)]
+        ev.submit(None, 5)
+        assert cue.cancelled == [(1, True), (2, True), (4, True)]
+
+
+def test_an_evaluation_that_is_waited_for_is_neither_refused_nor_replaced(cue: Cue) -> None:
+    """``evaluate`` waits for its turn, whatever else is asked."""
+    with Evaluator(config(), busy_policy="latest") as ev:
+        ev.submit(None, 1)
+        outcome: list[Any] = []
+        waiting = threading.Thread(target=lambda: outcome.append(ev.evaluate(None, 2)))
+        waiting.start()
+        while len(cue.handles) < 2:
+            threading.Event().wait(0.001)
+        ev.submit(None, 3)
+        ev.submit(None, 4)
+        assert cue.cancelled == [(2, True)]
+        for position in range(4):
+            cue.end(position)
+        waiting.join(LIMIT_S)
+        assert outcome == [cue.result]
+
+
+def test_what_the_group_refuses_costs_nothing(cue: Cue) -> None:
+    """Weights that are none: the request is not counted, and the one that waits is not replaced."""
+    with Evaluator(config(), busy_policy="latest") as ev:
+        ev.submit("weights", 5)
+        ev.submit("weights", 6)
+        cue.refusal = WeightsError("none")
+        with pytest.raises(WeightsError):
+            ev.trigger_eval("none", 9)
+        cue.refusal = None
+        assert (ev._next_step, ev.weights_version) == (7, 2)
+        assert cue.cancelled == []
+        cue.end(0)
+        cue.end(1)
+        settled(ev)
+        assert not ev.pending
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"busy_policy": "lates"}, "busy_policy is 'lates': did you mean 'latest'"),
+        ({"backend": "threads"}, "backend is 'threads': did you mean 'thread'"),
+        ({"max_queue": 0}, "max_queue is 0"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_name(cue: Cue, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Evaluator(config(), **options)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_runners_and_a_backend_without_them_do_not_go_together(cue: Cue, backend: Any) -> None:
+    with pytest.raises(ConfigError, match=r"runners\.num_runners is 2"):
+        Evaluator(config().runners(num_runners=2), backend=backend)
+
+
+def test_the_backend_follows_from_the_number_of_runners_and_the_other_way_round(cue: Cue) -> None:
+    """``ray`` without a number means one runner."""
+    with Evaluator(config(), backend="ray") as ev:
+        assert ev.settings.runners.num_runners == 1
+    with Evaluator(config().runners(num_runners=3).build()) as ev:
+        assert ev.settings.runners.num_runners == 3
+
+
+# ------------------------------------------------------------------------------ nothing is lost, nothing hangs
+
+
+def test_a_request_whose_end_crosses_the_shutdown_is_closed(cue: Cue) -> None:
+    """The shutdown comes between the acceptance of a request and its first watcher: nobody waits for ever."""
+    ev = Evaluator(config())
+    ending = threading.Thread(target=ev.shutdown)
+
+    def cross() -> None:
+        ending.start()
+        ending.join(0.5)
+
+    cue.before_callback = cross
+    ev.trigger_eval()
+    ending.join(LIMIT_S)
+    assert ev.wait(LIMIT_S) is None
+    assert not ev.pending
+
+
+def test_results_come_in_the_order_of_the_requests_whoever_asks(cue: Cue) -> None:
+    """A request that ends before its submitter has looked away is delivered before those after it."""
+    with Evaluator(config(), busy_policy="queue") as ev:
+        other = threading.Thread(target=lambda: (ev.trigger_eval(None, 2), cue.end(1)))
+
+        def overtake() -> None:
+            cue.end(0)
+            other.start()
+            other.join(0.5)
+
+        cue.before_callback = overtake
+        ev.trigger_eval(None, 1)
+        other.join(LIMIT_S)
+        settled(ev)
+        assert drained(ev) == [1, 2]
+
+
+class _NoError(BaseException):
+    """What ``sys.exit`` in a callback raises is of this kind."""
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, _NoError])
+@pytest.mark.parametrize("where", ["on_result", "metrics_fn", "logger", "on_error", "everywhere"])
+def test_whatever_callbacks_raise_the_result_is_delivered(cue: Cue, where: str, error: Any) -> None:
+    """And the error reaches ``on_error``, once."""
+    told: list[BaseException] = []
+
+    def raising(*anything: Any) -> Any:
+        raise error(where)
+
+    class Raising(Logger):
+        log = raising
+
+    def note(raised: BaseException) -> None:
+        told.append(raised)
+        if where in ("on_error", "everywhere"):
+            raise error("on_error")
+
+    everywhere = where == "everywhere"
+    ev = Evaluator(
+        config(),
+        on_result=raising if everywhere or where in ("on_result", "on_error") else (),
+        metrics_fn=raising if everywhere or where == "metrics_fn" else None,
+        loggers=[Raising()] if everywhere or where == "logger" else (),
+        on_error=note,
+    )
+    with ev:
+        for _ in range(2):
+            ev.trigger_eval()
+            cue.end(-1)
+            point = ev.wait(LIMIT_S)
+            assert point is not None
+            assert point.result is cue.result
+    assert [type(one) for one in told] == [error] * (6 if everywhere else 2)
+
+
+@pytest.mark.parametrize("where", ["on_result", "metrics_fn", "logger"])
+def test_without_on_error_a_callbacks_error_is_read_before_the_result(cue: Cue, where: str) -> None:
+    """``wait`` raises it once; the result follows."""
+
+    def raising(*anything: Any) -> Any:
+        raise ValueError(where)
+
+    class Raising(Logger):
+        log = raising
+
+    options: dict[str, Any] = {where: raising} if where != "logger" else {"loggers": [Raising()]}
+    with Evaluator(config(), **options) as ev:
+        ev.trigger_eval()
+        cue.end(0)
+        with pytest.raises(ValueError, match=where):
+            ev.wait(LIMIT_S)
+        point = ev.wait(LIMIT_S)
+        assert point is not None
+        assert ev.wait(LIMIT_S) is None
+
+
+def test_an_error_surfaces_once_where_it_is_documented(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """``poll`` raises that of ``trigger_eval``; a handle raises its own, which is logged too; ``evaluate`` raises."""
+    with Evaluator(config()) as ev, caplog.at_level(logging.ERROR, "rl_eval.evaluator"):
+        ev.trigger_eval()
+        cue.end(0, ClusterError("first"))
+        with pytest.raises(ClusterError, match="first"):
+            ev.wait(LIMIT_S)
+        assert ev.poll() is None
+        assert caplog.messages == []
+        handle = ev.submit()
+        cue.end(1, ClusterError("second"))
+        settled(ev)
+        with pytest.raises(ClusterError, match="second"):
+            handle.result(LIMIT_S)
+        assert caplog.messages == ["ClusterError: second"]
+        cue_ends = threading.Timer(0.05, lambda: cue.end(2, ClusterError("third")))
+        cue_ends.start()
+        with pytest.raises(ClusterError, match="third"):
+            ev.evaluate()
+        settled(ev)
+        assert caplog.messages == ["ClusterError: second"]
+        assert ev.poll() is None
+
+
+def test_on_error_is_given_every_error(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """Then ``poll`` raises none, and nothing is logged."""
+    told: list[str] = []
+    with Evaluator(config(), on_error=lambda error: told.append(str(error))) as ev:
+        ev.trigger_eval()
+        cue.end(0, ClusterError("first"))
+        assert ev.wait(LIMIT_S) is None
+        ev.submit()
+        cue.end(1, ClusterError("second"))
+        settled(ev)
+    assert told == ["first", "second"]
+    assert caplog.messages == []
+
+
+def test_an_error_from_before_the_shutdown_is_told_and_the_shutdowns_own_is_not(cue: Cue) -> None:
+    """What failed while an earlier result was being delivered is not mistaken for what the shutdown ended."""
+    told: list[str] = []
+    held, go = threading.Event(), threading.Event()
+
+    def hold(point: EvalPoint) -> None:
+        held.set()
+        go.wait(LIMIT_S)
+
+    ev = Evaluator(config(), busy_policy="queue", on_result=hold, on_error=lambda error: told.append(str(error)))
+    for _ in range(3):
+        ev.submit()
+    cue.end(0)
+    assert held.wait(LIMIT_S)
+    cue.end(1, WeightsError("its own"))
+    ending = threading.Thread(target=ev.shutdown)
+    ending.start()
+    while not cue.stopped:
+        threading.Event().wait(0.001)
+    go.set()
+    ending.join(LIMIT_S)
+    assert told == ["its own"]
+
+
+def test_a_callback_may_shut_down(cue: Cue) -> None:
+    """As one that has seen enough does: the evaluator's thread ends, and so does every wait."""
+
+    def stop(point: EvalPoint) -> None:
+        ev.shutdown()
+
+    ev = Evaluator(config(), busy_policy="queue", on_result=stop)
+    ev.trigger_eval()
+    ev.trigger_eval()
+    cue.end(0)
+    assert ev.wait(LIMIT_S) is not None
+    assert ev.wait(LIMIT_S) is None
+    with pytest.raises(UsageError, match="shut down"):
+        ev.submit()
+
+
+def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:
+    """The next request may come from ``on_result``; to wait there could never end."""
+    told: list[BaseException] = []
+
+    def chain(point: EvalPoint) -> None:
+        if point.step == 0:
+            ev.trigger_eval()
+            ev.wait()
+
+    with Evaluator(config(), on_result=chain, on_error=told.append) as ev:
+        ev.trigger_eval()
+        cue.end(0)
+        point = ev.wait(LIMIT_S)
+        assert point is not None
+        cue.end(1)
+        point = ev.wait(LIMIT_S)
+        assert point is not None
+        assert point.step == 1
+    (error,) = told
+    assert isinstance(error, UsageError)
+
+
+def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) -> None:
+    """After its limit the shutdown returns, and so does who waits."""
+    held, go = threading.Event(), threading.Event()
+
+    def hang(point: EvalPoint) -> None:
+        held.set()
+        go.wait(LIMIT_S)
+
+    ev = Evaluator(config(), on_result=hang)
+    ev.trigger_eval()
+    cue.end(0)
+    assert held.wait(LIMIT_S)
+    ev.shutdown(0.05)
+    ends = threading.Event()
+    waiting = threading.Thread(target=lambda: (ev.wait(), ends.set()))
+    waiting.start()
+    in_time = ends.wait(5.0)
+    go.set()
+    waiting.join(LIMIT_S)
+    assert in_time
+
+
+class _Counting(Logger):
+    """Counts how often it is closed, and hears of progress."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.heard = threading.Event()
+
+    def log(self, point: EvalPoint) -> None:
+        pass
+
+    def progress(self, progress: Any) -> None:
+        self.heard.set()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_progress_that_cannot_be_told_ends_nothing(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluator's thread survives it."""
+    monkeypatch.setattr("rl_eval.evaluator._PROGRESS_S", 0.01)
+    asked = threading.Event()
+    told: list[BaseException] = []
+
+    def note(error: BaseException) -> None:
+        told.append(error)
+        asked.set()
+
+    with Evaluator(config(), loggers=[_Counting()], on_error=note) as ev:
+        ev.trigger_eval()
+        assert asked.wait(LIMIT_S)
+        cue.end(0)
+        assert ev.wait(LIMIT_S) is not None
+
+
+def test_shutdown_is_idempotent_from_many_threads(cue: Cue) -> None:
+    """Loggers are closed once; what was delivered can still be read, and nothing more be asked."""
+    loggers = [_Counting() for _ in range(20)]
+    ev = Evaluator(config(), loggers=loggers)
+    ev.trigger_eval(None, 3)
+    cue.end(0)
+    threads = [threading.Thread(target=ev.shutdown) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert [logger.closed for logger in loggers] == [1] * 20
+    assert drained(ev) == [3]
+    for ask in (ev.submit, ev.evaluate, ev.trigger_eval):
+        with pytest.raises(UsageError, match="shut down"):
+            ask()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_what_callbacks_have_had_is_kept_for_poll_within_limits(
+    cue: Cue, failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when every callback raises: errors that nobody reads do not pile up, but go to the log."""
+    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 5)
+
+    def receive(point: EvalPoint) -> None:
+        if failing:
+            raise ValueError(point.step)
+
+    with Evaluator(config(), on_result=receive) as ev:
+        for _ in range(20):
+            ev.trigger_eval()
+            cue.end(-1)
+            settled(ev)
+            assert len(ev._unread) <= 5
+        if not failing:
+            assert drained(ev) == [15, 16, 17, 18, 19]
+
+
+def test_an_error_that_nobody_reads_is_logged_at_last(
+    cue: Cue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception never disappears."""
+    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 1)
+    with Evaluator(config(), on_result=lambda point: None) as ev:
+        for number in range(3):
+            ev.trigger_eval()
+            cue.end(-1, ClusterError(f"number {number}"))
+            settled(ev)
+        assert caplog.messages == ["ClusterError: number 0", "ClusterError: number 1"]
+        with pytest.raises(ClusterError, match="number 2"):
+            ev.poll()
+
+
+def test_without_callbacks_every_result_is_kept(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has had them."""
+    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 5)
+    with Evaluator(config()) as ev:
+        for _ in range(20):
+            ev.trigger_eval()
+            cue.end(-1)
+        settled(ev)
+        assert drained(ev) == list(range(20))
+
+
+# ------------------------------------------------------------------------------ points and state
+
+
+def test_points_carry_all_metrics_with_the_prefix(cue: Cue) -> None:
+    """Those of ``metrics_fn`` too, which sees the finished episodes."""
+    seen: list[Any] = []
+
+    def measure(records: Any) -> dict[str, float]:
+        seen.append([record.index for record in records])
+        return {"longest": max(record.length for record in records)}
+
+    with Evaluator(config(), metrics_fn=measure, log_prefix="held_out") as ev:
+        ev.trigger_eval("weights", 7)
+        cue.end(0)
+        point = ev.wait(LIMIT_S)
+    assert point is not None
+    longest = {"held_out/longest": float(cue.result.episodes[0].length)}
+    assert point.metrics == {f"held_out/{key}": value for key, value in cue.result.metrics.items()} | longest
+    assert (point.step, point.weights_version, seen) == (7, 1, [[0]])
+
+
+def test_an_empty_prefix_leaves_the_names_alone(cue: Cue) -> None:
+    with Evaluator(config(), log_prefix="") as ev:
+        ev.trigger_eval()
+        cue.end(0)
+        point = ev.wait(LIMIT_S)
+    assert point is not None
+    assert point.metrics == cue.result.metrics
+
+
+def test_the_state_goes_round(cue: Cue) -> None:
+    """Steps and versions go on where they were."""
+    with Evaluator(config()) as ev:
+        ev.submit("weights", 41)
+        cue.end(0)
+        settled(ev)
+        state = ev.state_dict()
+    with Evaluator(config()) as ev:
+        ev.load_state_dict(state)
+        assert ev.state_dict() == state
+        handle = ev.submit("weights")
+        assert (handle.step, handle.weights_version) == (42, 2)
+
+
+def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
+    """While one is pending, and while it is unread; not when callbacks have had it."""
+    with Evaluator(config()) as ev:
+        state = ev.state_dict()
+        ev.trigger_eval()
+        for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
+            with pytest.raises(UsageError, match="1 evaluations are pending"):
+                call()
+        cue.end(0)
+        settled(ev)
+        for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
+            with pytest.raises(UsageError, match="1 results unread"):
+                call()
+        ev.poll()
+        assert ev.state_dict()["step"] == 1
+    with Evaluator(config(), on_result=lambda point: None) as ev:
+        ev.trigger_eval()
+        cue.end(1)
+        settled(ev)
+        assert ev.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("state", [{}, {"step": 1}, {"step": 1.5, "weights_version": 0}, None, [1, 2]])
+def test_what_is_no_state_is_refused_and_changes_nothing(cue: Cue, state: Any) -> None:
+    with Evaluator(config()) as ev:
+        ev.load_state_dict({"step": 5, "weights_version": 3})
+        with pytest.raises(UsageError, match="is not the state of an Evaluator"):
+            ev.load_state_dict(state)
+        assert ev.state_dict() == {"step": 5, "weights_version": 3}

@@ -1,0 +1,145 @@
+"""What counts as good enough, and as new best: complete results only, and numbers only."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_eval.errors import UsageError
+from rl_eval.hooks import NewBest, StopOnThreshold
+from rl_eval.point import EvalPoint
+from tests.unit.test_comparison import make_result
+
+MEAN = "episode_return_mean"
+
+
+def point(*returns, step=0, failed=(), missing=(), **more):
+    result = make_result(np.array(returns, float), failed=failed, missing=missing)
+    metrics = {f"eval/{key}": value for key, value in result.metrics.items()} | more
+    return EvalPoint(step, step, result, metrics)
+
+
+# ------------------------------------------------------------------------------ stop
+
+
+def test_the_default_is_the_lower_end_of_the_interval():
+    """A mean above the threshold is not enough when the interval reaches below it."""
+    stop = StopOnThreshold(9.0)
+    wide, narrow = point(*[0.0] * 4, *[20.0] * 6), point(*[9.5, 10.0, 10.5] * 10, step=7)
+    assert wide.result.mean_return > 9.0
+    stop(wide)
+    assert (stop.reached, stop.point) == (False, None)
+    stop(narrow)
+    assert (stop.reached, stop.point) == (True, narrow)
+
+
+def test_reached_is_reached():
+    """The point is the first with which it was; later ones change nothing."""
+    stop, first = StopOnThreshold(5, MEAN), point(6, 6)
+    for found in (first, point(1, 1), point(9, 9)):
+        stop(found)
+    assert stop.reached
+    assert stop.point is first
+
+
+def test_patience_counts_in_a_row():
+    """Also over a restart; a point below the threshold begins anew."""
+    stop = StopOnThreshold(5, MEAN, patience=3)
+    for value in (5, 6, 4, 5):
+        stop(point(value, value))
+        assert not stop.reached
+    restored = StopOnThreshold(5, MEAN, patience=3)
+    restored.load_state_dict(stop.state_dict())
+    restored(point(5, 5))
+    assert not restored.reached
+    last = point(5, 5, step=9)
+    restored(last)
+    assert restored.reached
+    assert restored.point is last
+    restored.load_state_dict(restored.state_dict())
+    assert (restored.reached, restored.point) == (True, None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [point(9, 9, 9, failed=[1]), point(9, 9, 9, missing=[2]), point(math.nan, 9.0)],
+    ids=["failed", "stopped early", "NaN"],
+)
+def test_what_is_not_a_complete_number_does_not_count(bad):
+    """It interrupts a streak, and is never the best, whatever the direction."""
+    stop = StopOnThreshold(5, MEAN, patience=2)
+    for found in (point(9, 9), bad, point(9, 9)):
+        stop(found)
+    assert not stop.reached
+    for mode in ("max", "min"):
+        seen = []
+        best = NewBest(seen.append, mode=mode)
+        best(bad)
+        assert (seen, best.best, best.best_value) == ([], None, None)
+
+
+def test_metrics_of_the_users_are_metrics():
+    """By the name that the loggers show."""
+    stop = StopOnThreshold(0.5, "eval/caught_fish")
+    stop(point(1, **{"eval/caught_fish": 0.7}))
+    assert stop.reached
+
+
+@pytest.mark.parametrize("hook", [StopOnThreshold(1, "episode_return_men"), NewBest(print, "episode_return_men")])
+def test_an_unknown_metric_is_an_error(hook):
+    """Not a threshold that is never reached."""
+    with pytest.raises(UsageError, match="episode_return_mean"):
+        hook(point(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StopOnThreshold(math.nan), "threshold"),
+        (lambda: StopOnThreshold(1, patience=0), "patience"),
+        (lambda: NewBest(print, mode="most"), "mode"),
+    ],
+)
+def test_impossible_arguments_are_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+# ------------------------------------------------------------------------------ best
+
+
+@given(values=st.lists(st.integers(-5, 5), max_size=20), cut=st.integers(0, 20), mode=st.sampled_from(["max", "min"]))
+def test_the_callback_hears_of_each_improvement_once(values, cut, mode):
+    """Also over a restart: what it hears is the strictly monotone record sequence."""
+    seen = []
+    hook = NewBest(seen.append, mode=mode)
+    for number, value in enumerate(values):
+        if number == cut:
+            state, hook = hook.state_dict(), NewBest(seen.append, mode=mode)
+            hook.load_state_dict(state)
+            assert hook.best is None
+        hook(point(value, value, step=number))
+        if seen and seen[-1].step == number:
+            assert hook.best is seen[-1]
+    better = (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
+    records = [n for n, value in enumerate(values) if all(better(value, former) for former in values[:n])]
+    assert [found.step for found in seen] == records
+    assert hook.best_value == ((max if mode == "max" else min)(values) if values else None)
+
+
+def test_a_callback_that_fails_has_not_kept_the_best():
+    """Its error is passed on, and the next good point is offered again."""
+
+    def fail(point):
+        raise OSError("the disk is full")
+
+    hook = NewBest(fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        hook(point(5, 5))
+    assert hook.best is None
+    kept = []
+    hook.callback = kept.append
+    hook(point(4, 4))
+    assert [found.result.mean_return for found in kept] == [4.0]

@@ -1,0 +1,537 @@
+"""Loggers: what they write is read back by the readers people use, also after a kill and after a resume."""
+
+import csv
+import importlib.util
+import io
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.errors import ConfigError, UsageError
+from rl_eval.loggers import (
+    ConsoleLogger,
+    CSVLogger,
+    JSONLinesLogger,
+    Logger,
+    TensorBoardLogger,
+    WandbLogger,
+)
+from rl_eval.plan import EpisodePlan
+from rl_eval.point import EvalPoint
+from rl_eval.result import EvalResult, Timing
+from rl_eval.video import Video
+from rl_eval.video.encoder import Encoder
+
+
+def point(step=100, returns=(1.0, 2.0, 4.0), prefix="eval", version=3, failed=0, **extra) -> EvalPoint:
+    """Build a point whose result has these returns, and failed episodes after them."""
+    count = len(returns) + failed
+    plan, table = EpisodePlan(count, 0), EpisodeTable(count)
+    rows = np.zeros(count, ROW)
+    rows["index"], rows["seed"] = np.arange(count), plan.seeds
+    rows["episode_return"] = rows["discounted_return"] = [*returns, *[np.nan] * failed]
+    rows["length"], rows["success_once"], rows["success_at_end"] = 5, -1, -1
+    rows["outcome"] = [Outcome.COMPLETED] * len(returns) + [Outcome.FAILED] * failed
+    rows["weights_version"] = version
+    faults = [
+        Fault(i, int(plan.seeds[i]), 1, "env", "step", 2, "RuntimeError", "broke", "", 0, "here", 0.1)
+        for i in range(len(returns), count)
+    ]
+    table.fill(rows, faults=faults)
+    result = EvalResult(
+        table=table,
+        plan=plan,
+        status="partial" if failed else "complete",
+        reason=f"{failed} episodes\nfailed" if failed else "",
+        timing=Timing.of_totals({"wall_seconds": 2.0, "env_steps": 5 * count}, 2),
+        provenance={"finished_at": "2025-01-01T00:00:00+00:00"},
+    )
+    named = {f"{prefix}/{key}" if prefix else key: value for key, value in (result.metrics | extra).items()}
+    return EvalPoint(step, version, result, named)
+
+
+def film(tmp_path, index=2) -> Video:
+    """Build a film of ten frames."""
+    encoder = Encoder(tmp_path / "source.mp4", 10)
+    for shade in range(10):
+        encoder.write(np.full((32, 48, 3), 20 * shade, np.uint8))
+    encoder.close()
+    content = (tmp_path / "source.mp4").read_bytes()
+    return Video(index, 7, 1, True, 4.0, 9, (), 10, False, 10.0, 48, 32, content)
+
+
+def json_rows(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def csv_rows(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+FILES = [(JSONLinesLogger, json_rows), (CSVLogger, csv_rows)]
+both = pytest.mark.parametrize(("logger", "rows"), FILES, ids=["jsonl", "csv"])
+
+
+# ------------------------------------------------------------------------------ files
+
+
+def test_a_json_line_holds_everything(tmp_path):
+    """NaN is null, as strict JSON wants it."""
+    log = JSONLinesLogger(tmp_path / "deep" / "curve.jsonl")
+    log.log(point(best=math.inf))
+    (row,) = json_rows(log.path)
+    assert (row["step"], row["weights_version"], row["status"]) == (100, 3, "complete")
+    assert row["time"] == "2025-01-01T00:00:00+00:00"
+    assert row["fingerprint"] == point().result.fingerprint
+    assert row["eval/episode_return_mean"] == point().result.mean_return
+    assert row["eval/success_rate"] is None
+    assert row["eval/best"] == "inf"
+    assert set(point().metrics) <= set(row)
+
+
+def test_a_csv_line_holds_everything(tmp_path):
+    """NaN is an empty cell; floats lose no bit."""
+    log = CSVLogger(tmp_path / "deep" / "curve.csv")
+    log.log(point(returns=(0.1, 0.2, 0.7), best=-math.inf))
+    (row,) = csv_rows(log.path)
+    assert (row["step"], row["weights_version"], row["status"]) == ("100", "3", "complete")
+    assert float(row["eval/episode_return_mean"]) == point(returns=(0.1, 0.2, 0.7)).result.mean_return
+    assert row["eval/success_rate"] == ""
+    assert float(row["eval/best"]) == -math.inf
+
+
+@both
+def test_a_file_is_continued_and_has_a_step_once(tmp_path, logger, rows):
+    """After a resume, what is evaluated again replaces what stood there, where it stood."""
+    path = tmp_path / "curve"
+    with logger(path) as log:
+        for step in (10, 20, 30):
+            log.log(point(step))
+    with logger(path) as log:
+        log.log(point(20, returns=(9.0, 9.5)))
+        log.log(point(30))
+        log.log(point(40))
+    found = [(int(row["step"]), float(row["eval/episode_return_mean"])) for row in rows(path)]
+    mean = point().result.mean_return
+    assert found == [(10, mean), (20, 9.25), (30, mean), (40, mean)]
+
+
+@both
+def test_a_point_that_is_appended_leaves_the_rest_alone(tmp_path, logger, rows):
+    """Nothing is rewritten as long as a file only grows."""
+    path = tmp_path / "curve"
+    log = logger(path)
+    log.log(point(10))
+    inode, before = path.stat().st_ino, path.read_bytes()
+    log.log(point(20))
+    assert path.stat().st_ino == inode
+    assert path.read_bytes().startswith(before)
+
+
+@both
+@given(data=st.data())
+def test_a_line_that_was_cut_anywhere_is_dropped(tmp_path_factory, logger, rows, data):
+    """Whatever a kill left of the last line; the step can be written again."""
+    path = tmp_path_factory.mktemp("torn") / "curve"
+    log = logger(path)
+    log.log(point(10))
+    whole = path.stat().st_size
+    log.log(point(20))
+    content = path.read_bytes()
+    path.write_bytes(content[: data.draw(st.integers(whole, len(content) - 1))])
+    again = logger(path)
+    assert path.stat().st_size == whole
+    again.log(point(20))
+    assert path.read_bytes() == content
+    assert [int(row["step"]) for row in rows(path)] == [10, 20]
+
+
+@both
+def test_a_header_that_was_cut_is_no_obstacle(tmp_path, logger, rows):
+    """The kill came in the first write."""
+    path = tmp_path / "curve"
+    for torn in (b"", b"st", b'{"step": 1'):
+        path.write_bytes(torn)
+        logger(path).log(point(10))
+        assert [int(row["step"]) for row in rows(path)] == [10]
+
+
+@both
+def test_a_process_that_is_killed_leaves_a_file_that_can_be_continued(tmp_path, logger, rows):
+    """SIGKILL at a random moment of writing as fast as it goes."""
+    path = tmp_path / "curve"
+    script = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.unit.test_loggers import *\n"
+        f"log = {logger.__name__}({str(path)!r})\n"
+        "points = [point(step % 50, extra=1.0) if step % 7 else point(step) for step in range(2000)]\n"
+        "[log.log(p) for _ in range(1000) for p in points]\n"
+    )
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.stat().st_size > 30_000) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    logger(path).log(point(9999))
+    found = [int(row["step"]) for row in rows(path)]
+    assert len(found) > 10
+    assert found.count(9999) == 1
+    assert len(found) == len(set(found))
+
+
+def test_a_column_that_comes_later_is_added(tmp_path):
+    """At the right; and one that is missing leaves its cell empty."""
+    path = tmp_path / "curve.csv"
+    CSVLogger(path).log(point(10))
+    log = CSVLogger(path)
+    log.log(point(20, goals=2.0))
+    log.log(point(30))
+    log.log(point(40, goals=3.0, fouls=1.0))
+    header = path.read_text().splitlines()[0].split(",")
+    assert header[-2:] == ["eval/goals", "eval/fouls"]
+    assert [row["eval/goals"] for row in csv_rows(path)] == ["", "2.0", "", "3.0"]
+    assert [row["eval/fouls"] for row in csv_rows(path)] == ["", "", "", "1.0"]
+    assert len({row["eval/episode_return_mean"] for row in csv_rows(path)}) == 1
+
+
+def test_names_with_commas_and_quotes_survive(tmp_path):
+    """They come from ``metrics_fn``."""
+    path = tmp_path / "curve.csv"
+    CSVLogger(path).log(point(10, **{'a,"b"': 1.5}))
+    CSVLogger(path).log(point(20, **{'a,"b"': 2.5}))
+    assert [row['eval/a,"b"'] for row in csv_rows(path)] == ["1.5", "2.5"]
+
+
+@both
+@pytest.mark.parametrize("content", ["hello\nworld\n", '{"a": 1}\n', "step,b\n1\n", "[1]\n", "step\nx\n"])
+def test_a_file_of_something_else_is_refused(tmp_path, logger, rows, content):
+    """It is not overwritten."""
+    path = tmp_path / "curve"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="no file of this logger"):
+        logger(path)
+    assert path.read_text() == content
+
+
+# ------------------------------------------------------------------------------ console
+
+
+def printed(*points, width=200):
+    text = io.StringIO()
+    log = ConsoleLogger(Console(file=text, width=width))
+    for one in points:
+        log.log(one)
+    return text.getvalue()
+
+
+def test_the_console_shows_one_line_per_point():
+    """However narrow, for files and pipes."""
+    shown = printed(point(10_000, speed=0.25), point(20_000, failed=2), width=20)
+    first, second = shown.splitlines()
+    interval = point().result.interval
+    assert first.startswith("eval step 10,000 (weights 3)  return 2.33333 [")
+    assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
+    assert "3 episodes, 15 steps in 2.0 s, speed 0.25" in first
+    assert "2 failed, 2 faults" in second
+    assert "partial: 2 episodes failed" in second
+
+
+def test_the_console_survives_a_result_without_numbers():
+    """Every episode failed."""
+    assert "return nan [nan, nan]" in printed(point(failed=2, returns=()))
+
+
+def test_the_console_names_films(tmp_path):
+    """And what is odd about them."""
+    text = io.StringIO()
+    log = ConsoleLogger(Console(file=text, width=30))
+    video = film(tmp_path)
+    log.log_video(video.save(tmp_path), point())
+    log.log_video(Video(**{**vars(video), "differences": ("length",)}), point())
+    assert text.getvalue().splitlines() == [
+        f"  film of episode 2: {tmp_path / video.name}",
+        "  film of episode 2 (differs from the record in length)",
+    ]
+
+
+# ------------------------------------------------------------------------------ TensorBoard
+
+
+def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    everything = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
+    return EventAccumulator(str(folder), size_guidance=everything).Reload()
+
+
+def scalars(folder, tag="eval/episode_return_mean"):
+    return [(event.step, event.value) for event in events(folder).Scalars(tag)]
+
+
+def test_tensorboard_reads_every_scalar_back(tmp_path):
+    """All finite metrics, the ends of the interval among them; the others are left out."""
+    points = [point(10), point(20, returns=(0.1, 0.2), bad=math.nan, worse=math.inf)]
+    with TensorBoardLogger(tmp_path) as log:
+        for one in points:
+            log.log(one)
+    read = events(tmp_path)
+    expected = {name: value for name, value in points[1].metrics.items() if math.isfinite(value)}
+    assert {"eval/episode_return_ci_low", "eval/episode_return_ci_high"} <= set(expected)
+    assert set(read.Tags()["scalars"]) == set(expected)
+    for name, value in expected.items():
+        found = read.Scalars(name)
+        assert [event.step for event in found] == [10, 20]
+        assert found[1].value == np.float32(value)
+        assert found[0].value == np.float32(points[0].metrics[name])
+
+
+def test_tensorboard_reads_the_histogram_back(tmp_path):
+    """Of the counted returns: how many, their sum, least and greatest, and where they lie."""
+    returns = [0.0] * 10 + [1.0] * 30 + [5.0] * 2
+    with TensorBoardLogger(tmp_path) as log:
+        log.log(point(10, returns=returns, failed=1))
+        log.log(point(20, returns=[3.0] * 4))
+        log.log(point(30, returns=[], failed=1))
+    first, second = events(tmp_path).Histograms("eval/episode_return")
+    found = first.histogram_value
+    assert (found.num, found.sum, found.min, found.max) == (42, 40, 0, 5)
+    assert sorted(count for count in found.bucket if count) == [2, 10, 30]
+    assert (second.step, second.histogram_value.num, second.histogram_value.sum) == (20, 4, 12)
+
+
+def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
+    """One chart with mean, lower and upper end."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    with TensorBoardLogger(tmp_path) as log:
+        log.log(point(10, prefix="held_out"))
+    content = events(tmp_path).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    (category,) = layout_pb2.Layout.FromString(content).category
+    assert category.title == "held_out"
+    (series,) = category.chart[0].margin.series
+    ends = [series.value, series.lower, series.upper]
+    assert ends == [f"held_out/episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
+
+
+def test_tensorboard_gets_films_as_animated_pictures(tmp_path):
+    """It shows no others."""
+    with TensorBoardLogger(tmp_path) as log:
+        one = point(10)
+        log.log(one)
+        log.log_video(film(tmp_path), one)
+    (image,) = events(tmp_path).Images("eval/episode_2")
+    assert (image.step, image.width, image.height) == (10, 48, 32)
+    assert image.encoded_image_string.startswith(b"GIF89a")
+
+
+def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path):
+    """In the same process, and after a restart."""
+    with TensorBoardLogger(tmp_path) as log:
+        for step in (10, 20, 30):
+            log.log(point(step))
+        log.log(point(20, returns=(7.0, 9.0)))
+    mean = pytest.approx(7 / 3)
+    assert scalars(tmp_path) == [(10, mean), (20, 8)]
+    time.sleep(1.1)  # Files are ordered by the second in their names.
+    with TensorBoardLogger(tmp_path) as log:
+        log.log(point(20, returns=(1.0, 2.0)))
+        log.log(point(30))
+    assert scalars(tmp_path) == [(10, mean), (20, 1.5), (30, mean)]
+
+
+def test_names_without_a_prefix(tmp_path):
+    """``log_prefix=""`` is a choice too."""
+    with TensorBoardLogger(tmp_path) as log:
+        one = point(10, prefix="")
+        log.log(one)
+        log.log_video(film(tmp_path), one)
+    tags = events(tmp_path).Tags()
+    assert "episode_return_mean" in tags["scalars"]
+    assert (tags["histograms"], tags["images"]) == (["episode_return"], ["episode_2"])
+    assert printed(one).startswith("eval step 10 ")
+
+
+def test_tensorboard_writes_at_once(tmp_path):
+    """A kill after ``log`` loses nothing."""
+    log = TensorBoardLogger(tmp_path)
+    log.log(point(10))
+    assert len(scalars(tmp_path)) == 1
+    log.close()
+    log.close()
+
+
+# ------------------------------------------------------------------------------ W&B
+
+
+@pytest.fixture
+def quiet(monkeypatch, tmp_path):
+    """Keep W&B to this folder, and end its service after the test."""
+    import wandb
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield wandb
+    wandb.teardown()
+
+
+def wandb_records(folder):
+    """Read the transaction log of an offline run: LevelDB's log format, with protocol buffers in it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = Path(folder).glob("wandb/offline-run-*/run-*.wandb")
+    content, offset, records, parts = path.read_bytes(), 7, [], b""
+    while offset + 7 <= len(content):
+        if 32768 - offset % 32768 < 7:
+            offset += 32768 - offset % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", content[offset : offset + 7])
+        parts += content[offset + 7 : offset + 7 + length]
+        offset += 7 + length
+        if kind in (1, 4):
+            records.append(Record.FromString(parts))
+            parts = b""
+    return records
+
+
+def wandb_history(folder):
+    rows = []
+    for record in wandb_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            rows.append(
+                {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            )
+    return rows
+
+
+def test_wandb_writes_an_offline_run(quiet, tmp_path):
+    """With every finite metric, the histogram and the film, over the training step."""
+    one = point(10, bad=math.nan, worse=math.inf)
+    with WandbLogger("curves", mode="offline", dir=str(tmp_path), name="first") as log:
+        log.log(one)
+        log.log_video(film(tmp_path), one)
+        log.log(point(5))
+    quiet.teardown()  # Its service writes the last of it when it ends.
+    history = wandb_history(tmp_path)
+    rows = [row for row in history if "eval/episode_return_mean" in row]
+    assert [row["eval/step"] for row in rows] == [10, 5]
+    finite = {name: value for name, value in one.metrics.items() if math.isfinite(value)}
+    assert {name: rows[0][name] for name in finite} == pytest.approx(finite)
+    assert "eval/bad" not in rows[0]
+    assert sum(rows[0]["eval/episode_return/values"]) == 3
+    assert [row["eval/step"] for row in history if "eval/episode_2/path" in row] == [10]
+    (video,) = Path(tmp_path).glob("wandb/offline-run-*/files/media/videos/eval/*.mp4")
+    assert video.read_bytes() == film(tmp_path).content
+    axes = [record.metric for record in wandb_records(tmp_path) if record.WhichOneof("record_type") == "metric"]
+    assert {axis.step_metric for axis in axes if axis.name} == {"eval/step"}
+    assert {*finite, "eval/episode_return", "eval/episode_2"} <= {axis.name for axis in axes}
+
+
+def test_wandb_leaves_a_run_that_it_was_given_open(quiet, tmp_path):
+    """It is training's."""
+    run = quiet.init(project="train", mode="offline", dir=str(tmp_path), reinit="create_new")
+    with WandbLogger(run=run) as log:
+        log.log(point(10))
+    run.log({"loss": 1.0})
+    run.finish()
+    quiet.teardown()
+    history = wandb_history(tmp_path)
+    assert [row["eval/step"] for row in history if "eval/step" in row] == [10]
+    assert [row["loss"] for row in history if "loss" in row] == [1.0]
+
+
+def test_wandb_starts_no_run_before_there_is_a_point(quiet, tmp_path):
+    """Closing twice is fine."""
+    log = WandbLogger("curves", mode="offline", dir=str(tmp_path))
+    log.close()
+    log.close()
+    assert not Path(tmp_path, "wandb").exists()
+
+
+def test_wandb_refuses_a_run_together_with_settings_of_another():
+    """One of them would be ignored."""
+    with pytest.raises(ConfigError, match="leave either out"):
+        WandbLogger("curves", run=object())
+
+
+# ------------------------------------------------------------------------------ all of them
+
+
+@pytest.mark.parametrize(
+    ("make", "package", "extra"),
+    [
+        (lambda: TensorBoardLogger("x"), "tensorboard", "tensorboard"),
+        (lambda: WandbLogger("x"), "wandb", "wandb"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, extra):
+    """When the logger is made, and not when the first evaluation ends."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(ConfigError, match=rf"needs the package {package}: pip install 'rl-eval\[{extra}\]'"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ConsoleLogger,
+        lambda: JSONLinesLogger("curve"),
+        lambda: CSVLogger("curve"),
+        lambda: TensorBoardLogger("curve"),
+        lambda: WandbLogger("curves", mode="disabled"),
+    ],
+)
+def test_loggers_travel_before_their_first_point(make, tmp_path, monkeypatch):
+    """To an evaluator that lives in another process."""
+    monkeypatch.chdir(tmp_path)
+    arrived = cloudpickle.loads(cloudpickle.dumps(make()))
+    arrived.log(point())
+    arrived.close()
+
+
+def test_loggers_are_imported_when_they_are_used():
+    """None brings the packages of another."""
+    script = (
+        "import sys, rl_eval.loggers as l; l.ConsoleLogger, l.CSVLogger, l.JSONLinesLogger, l.TensorBoardLogger, "
+        "l.WandbLogger, l.RayMetrics, l.Logger\n"
+        "print([name for name in ('torch', 'ray', 'wandb', 'tensorboard', 'imageio_ffmpeg') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_a_logger_of_ones_own_needs_one_method():
+    """The rest is optional."""
+
+    class Kept(Logger):
+        def __init__(self):
+            self.points = []
+
+        def log(self, point):
+            self.points.append(point)
+
+    with Kept() as log:
+        log.log(one := point())
+        log.log_video(None, one)
+        log.reached(7)
+        log.progress(None)
+    assert log.points == [one]

@@ -1,0 +1,669 @@
+"""The checkpoint watcher: every checkpoint once, none half-written, none lost to a kill, and an honest best."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rl_eval import EvalConfig, evaluate, load, replay
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError
+from rl_eval.log.storage import LocalStorage
+from rl_eval.settings import make_settings
+from rl_eval.watching import Watcher, WatchOptions, watcher
+from rl_eval.watching.checkpoints import CheckpointFolder, compile_step_pattern
+from tests.unit.cli_world import call, environment, start
+from tests.unit.watch_world import (
+    CONFIG,
+    age,
+    best,
+    curve,
+    fingerprints,
+    kept_as_best,
+    log_of,
+    make_world,
+    rows_in_logs,
+    save,
+    steps,
+    watch_args,
+    watch_once,
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_world(tmp_path, monkeypatch)
+
+
+def wait_for(condition, process=None):
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def make_watcher(said=None, stopping=lambda: False, **options):
+    usual = {"run_dir": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
+    say = [].append if said is None else said.append
+    return Watcher(make_settings(CONFIG), WatchOptions(**(usual | options)), say, stopping, lambda handle: None)
+
+
+def evaluated(path, **evaluation):
+    """Return what a plain evaluation of a weights file says."""
+    config = EvalConfig.from_yaml("c.yaml").policy(weights=str(path)).evaluation(**evaluation)
+    return evaluate(config)
+
+
+# ------------------------------------------------------------------------------ what comes out
+
+
+def test_a_folder_of_checkpoints_becomes_a_curve(folder):
+    """In the order of training, each number that of a plain evaluation of the file, with its interval."""
+    paths = {step: save(step, good=step == 20) for step in (100, 3, 20)}
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.COMPLETE, outcome.output
+    assert steps() == [3, 20, 100]
+    for row in curve():
+        result = evaluated(paths[int(row["step"])])
+        assert row["fingerprint"] == result.fingerprint
+        assert float(row["episode_return_mean"]) == result.mean_return
+        assert float(row["episode_return_ci_low"]) == result.interval.low
+        assert float(row["episode_return_ci_high"]) == result.interval.high
+        assert (row["status"], row["num_episodes"], row["num_failed_episodes"]) == ("complete", "6", "0")
+        assert log_of(row).manifest.weights["version"] == int(row["step"])
+    assert "step 20 (model_20.safetensors): mean return" in outcome.stdout
+
+
+def test_the_picture_can_be_looked_at(folder):
+    """It decodes, has the promised size, and something is drawn in it."""
+    from matplotlib.image import imread
+
+    save(1)
+    save(2, good=True)
+    watch_once()
+    picture = imread("run/eval/curve.png")
+    assert picture.shape == (540, 960, 4)
+    red = (picture[..., 0] > 0.7) & (picture[..., 1] < 0.3)
+    assert red.any()
+
+
+def test_without_matplotlib_there_is_the_table(folder, monkeypatch):
+    """And a line that says what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    save(1)
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.COMPLETE
+    assert outcome.stdout.count("pip install 'rl-eval[plot]'") == 1
+    assert steps() == [1]
+    assert not Path("run/eval/curve.png").exists()
+
+
+def test_the_best_is_tested_again_on_episodes_that_no_choice_has_seen(folder):
+    """Both numbers are told, and which is which; the copy is the checkpoint."""
+    for step in (1, 2, 3):
+        save(step, good=step != 1)
+    outcome = watch_once("--held-out", 9)
+    winner = max(curve(), key=lambda row: float(row["episode_return_mean"]))
+    found, path = best(), Path("run", winner["name"])
+    selection, held_out = evaluated(path), evaluated(path, num_episodes=9, first_index=6)
+    assert found["name"] == winner["name"]
+    assert found["selection"]["fingerprint"] == selection.fingerprint
+    assert found["held_out"]["fingerprint"] == held_out.fingerprint
+    assert found["held_out"]["mean"] == held_out.mean_return != selection.mean_return
+    assert not set(selection.plan.seeds) & set(held_out.plan.seeds)
+    assert "biased upward" in found["selection"]["meaning"]
+    assert found["held_out"]["episodes"] == "indices 6 to 14"
+    assert Path("run/eval/best", found["checkpoint"]).read_bytes() == path.read_bytes()
+    assert [row["name"] for row in curve() if row["best"] == "true"] == [winner["name"]]
+    assert [row["name"] for row in curve() if row["held_out_return_mean"]] == [winner["name"]]
+    assert float(winner["held_out_return_mean"]) == held_out.mean_return
+    assert "biased upward by the choice" in outcome.stdout
+    assert "held-out mean return" in outcome.stdout
+
+
+def test_a_better_one_replaces_the_best(folder):
+    """A worse or equal one does not; only one copy is kept, and none elsewhere."""
+    save(1)
+    watch_once()
+    assert best()["step"] == 1
+    shutil.copy("run/model_1.safetensors", "run/model_5.safetensors")
+    watch_once()
+    assert best()["step"] == 1
+    save(7, good=True)
+    watch_once()
+    assert best()["step"] == 7
+    assert kept_as_best() == [best()["checkpoint"]]
+    assert list(Path("run/eval/checkpoints").iterdir()) == []
+    assert len(list(Path("run/eval/held_out").iterdir())) == 2
+
+
+def test_without_held_out_episodes_there_is_no_second_number(folder):
+    save(1)
+    watch_once("--held-out", 0)
+    assert best()["held_out"] is None
+    assert not Path("run/eval/held_out").exists()
+
+
+def test_an_evaluation_can_be_loaded_and_replayed(folder):
+    """It is an ordinary evaluation log, whose provenance names the trainer's file."""
+    path = save(4, good=True)
+    watch_once()
+    log = Path("run/eval/evaluations", curve()[0]["evaluation"])
+    assert load(log).fingerprint == curve()[0]["fingerprint"]
+    assert load(log).provenance["config"]["policy"]["weights"] == str(path.resolve())
+    assert replay(log, 2).identical
+
+
+# ------------------------------------------------------------------------------ once each
+
+
+def test_nothing_is_evaluated_twice(folder):
+    """Neither by the next call, nor when a file is only touched, nor when curve and picture are gone."""
+    for step in (1, 2):
+        save(step)
+    watch_once()
+    before, rows = fingerprints(), rows_in_logs()
+    age("run/model_1.safetensors", -5)
+    Path("run/eval/curve.csv").unlink()
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.COMPLETE
+    assert outcome.stdout == ""
+    assert fingerprints() == before
+    assert rows_in_logs() == rows == dict.fromkeys(rows, 6)
+
+
+def test_another_content_under_the_same_name_is_another_checkpoint(folder):
+    """Both have been policies of this run; the points are told apart by their digests."""
+    save(1)
+    watch_once()
+    save(1, good=True)
+    watch_once()
+    assert steps() == [1, 1]
+    assert len({row["digest"] for row in curve()}) == 2
+    assert best()["digest"] == max(curve(), key=lambda row: float(row["episode_return_mean"]))["digest"]
+
+
+def test_runners_stay_warm_between_checkpoints(folder, monkeypatch):
+    """Only weights change, so one group serves all checkpoints and the second test."""
+    made = []
+    real = watcher.EvalRunnerGroup
+    monkeypatch.setattr(watcher, "EvalRunnerGroup", lambda *args: made.append(args) or real(*args))
+    for step in (1, 2, 3):
+        save(step)
+    watch_once()
+    assert steps() == [1, 2, 3]
+    assert len(made) == 1
+
+
+# ------------------------------------------------------------------------------ what a checkpoint is
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "step"),
+    [
+        ("model_1000_steps.zip", None, 1000),
+        ("checkpoint_000012", None, 12),
+        ("ppo-v1_e7.zip", r"e(\d+)", 7),
+        ("latest.zip", None, None),
+        ("ppo.zip", r"e(\d+)", None),
+        ("a/b3/model_5.pt", None, 5),
+    ],
+)
+def test_steps_are_read_from_names(tmp_path, name, pattern, step):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    seen = CheckpointFolder(tmp_path, "**/*", compile_step_pattern(pattern), tmp_path / "eval")
+    seen.look()
+    found = {sighting.name: sighting.step for sighting in seen.look()}
+    assert found[name] == step
+
+
+def test_those_without_a_step_follow_by_time(folder):
+    """And the curve counts checkpoints then."""
+    for name, seconds in (("b", 50), ("a", 10), ("c", 90)):
+        age(save(0, name=name + ".safetensors"), seconds)
+    save(4)
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert [row["name"] for row in curve()] == [
+        "model_4.safetensors", "c.safetensors", "b.safetensors", "a.safetensors",
+    ]  # fmt: skip
+    assert [row["step"] for row in curve()] == ["4", "", "", ""]
+
+
+def test_a_checkpoint_must_hold_still(tmp_path):
+    """What is new, grows, shrinks, or is written again in place is left for later; hidden files are none at all."""
+    folder, file = CheckpointFolder(tmp_path, "**/*", compile_step_pattern(None), tmp_path / "eval"), tmp_path / "m1"
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "m9").touch()
+    file.write_bytes(b"abc")
+    assert folder.look() == []
+    assert folder.unsettled == ("m1",)
+    assert [seen.name for seen in folder.look()] == ["m1"]
+    grow, rewrite = (lambda: file.write_bytes(b"abcd")), (lambda: file.write_bytes(b"xyzw"))
+    for change in (grow, lambda: age(file), rewrite, file.unlink):
+        change()
+        assert folder.look() == []
+    assert folder.unsettled == ()
+    file.mkdir()
+    (file / "part").write_bytes(b"1")
+    folder.look()
+    assert "m1" in [seen.name for seen in folder.look()]
+    (file / "part2").touch()
+    assert "m1" not in [seen.name for seen in folder.look()]
+
+
+@pytest.mark.parametrize("as_folder", [False, True], ids=["zip files", "folders"])
+def test_a_factory_can_load_checkpoints_itself(folder, as_folder):
+    """Each has runners of its own then; a torn one is skipped and the others are not."""
+    import torch
+
+    from tests.unit.watch_world import weights_of_step
+
+    config = CONFIG | {"policy": {"policy": "watch_factories:from_path", "policy_kwargs": {"scale": 2.0}}}
+    import yaml
+
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+    for step in (1, 2, 3):
+        home = Path("run", f"model_{step}") if as_folder else Path("run")
+        home.mkdir(exist_ok=True)
+        path = home / ("weights.zip" if as_folder else f"model_{step}.zip")
+        torch.save(weights_of_step(step, good=step == 3), path)
+        if step == 2:
+            path.write_bytes(path.read_bytes()[:1000])
+        age(path)
+    pattern = "model_*" if as_folder else "*.zip"
+    outcome = watch_once("--pattern", pattern, "--as", "policy.policy_kwargs.path")
+    assert outcome.exit_code == ExitCode.PARTIAL, outcome.output
+    assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
+    assert best()["step"] == 3
+    kept = Path("run/eval/best", best()["checkpoint"])
+    assert (kept / "weights.zip" if as_folder else kept).is_file()
+
+
+# ------------------------------------------------------------------------------ bad ones
+
+
+def test_a_torn_file_is_skipped_and_said(folder):
+    """It is not tried again, unless asked for; the others have their points."""
+    for step in (1, 2, 3):
+        save(step)
+    torn = Path("run/model_2.safetensors")
+    torn.write_bytes(torn.read_bytes()[:-100])
+    age(torn)
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "step 2 (model_2.safetensors): skipped" in outcome.stdout
+    assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
+    assert str(torn.resolve()) in curve()[1]["reason"]
+    again = watch_once()
+    assert (again.exit_code, again.stdout) == (ExitCode.PARTIAL, "")
+    assert "step 2 (model_2.safetensors): skipped" in watch_once("--retry-unreadable").stdout
+    save(2)
+    assert watch_once().exit_code == ExitCode.PARTIAL
+    assert [row["status"] for row in curve() if row["step"] == "2"] == ["unreadable", "complete"]
+
+
+def test_weights_of_another_network_are_the_checkpoints_fault(folder):
+    """And the runners keep working."""
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"strange": torch.zeros(3)}, "run/model_1.safetensors")
+    age("run/model_1.safetensors")
+    save(2)
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "strange" in curve()[0]["reason"] or "lack" in curve()[0]["reason"]
+    assert curve()[1]["status"] == "complete"
+
+
+def test_a_young_one_that_cannot_be_loaded_is_left_for_later(folder):
+    """It may still be being written, however slowly."""
+    whole = save(1).read_bytes()
+    Path("run/model_1.safetensors").write_bytes(whole[:200])
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "is tried again" in outcome.stdout
+    assert not Path("run/eval/curve.csv").exists()
+    Path("run/model_1.safetensors").write_bytes(whole)
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert steps() == [1]
+
+
+def test_when_nothing_can_be_loaded_the_watch_has_failed(folder):
+    Path("run/model_1.safetensors").write_bytes(b"")
+    age("run/model_1.safetensors")
+    assert watch_once().exit_code == ExitCode.FAILED
+
+
+def test_one_that_is_removed_in_time_is_no_error(folder):
+    """The trainer keeps its last few."""
+    said = []
+    for step in (1, 2):
+        save(step)
+    watching = make_watcher(said)
+    try:
+        real = watching._staging.take
+        watching._staging.take = lambda path, seen: (
+            path.unlink() if seen.step == 2 else None,
+            real(path, seen),
+        )[1]
+        watching.run_once(0.0)
+    finally:
+        watching.close()
+    assert "model_2.safetensors was removed before it was evaluated" in said
+    assert steps() == [1]
+
+
+def test_one_that_changes_while_it_is_copied_is_taken_later(folder):
+    """What is evaluated is never a mixture."""
+    save(1)
+    watching = make_watcher()
+    try:
+        real = watcher.Staging.take.__globals__["shutil"].copyfile
+
+        def slow(source, target):
+            real(source, target)
+            save(1, good=True)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "copyfile", slow)
+            watching.run_once(0.0)
+        assert not Path("run/eval/curve.csv").exists()
+        watching.run_once(0.0)
+    finally:
+        watching.close()
+    assert [row["fingerprint"] for row in curve()] == [evaluated("run/model_1.safetensors").fingerprint]
+
+
+# ------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--as", "policy.device"), "--as policy.device"),
+        (("--as", "policy.policy_kwargs."), "policy.policy_kwargs.NAME"),
+        (("--step-pattern", "("), "--step-pattern"),
+        (("--step-pattern", "step"), "has no group"),
+        (("--pattern", "*.pt"), "no checkpoint is there"),
+        (("--pattern", "/abs*"), "--pattern"),
+        (("--set", "evaluation.first_index=2147483640"), "first_index"),
+        (("--held-out", 2**31 - 3), "first_index"),
+        (("--output", "c.yaml"), "output folder"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(folder, args, message):
+    save(1)
+    outcome = watch_once(*args)
+    assert outcome.exit_code == ExitCode.USAGE, outcome.output
+    assert message in outcome.stderr
+    assert not Path("run/eval/evaluations").exists()
+
+
+def test_a_curve_has_points_of_one_evaluation(folder):
+    """Another plan, environment or policy belongs into another folder; other runners do not matter."""
+    save(1)
+    watch_once()
+    outcome = watch_once("--set", "evaluation.num_episodes=7")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "num_episodes: 6 -> 7" in outcome.stderr
+    assert "--output" in outcome.stderr
+    assert watch_once("--set", "runners.num_envs_per_runner=2").exit_code == ExitCode.COMPLETE
+
+
+def test_a_mistake_that_left_no_points_can_be_corrected(folder):
+    """The factory did not exist, so no checkpoint could be loaded; with the right one they all are."""
+    age(save(1))
+    wrong = watch_once("--set", "policy.policy=watch_factories:from_pat", "--as", "policy.policy_kwargs.path")
+    assert wrong.exit_code == ExitCode.FAILED
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert [row["status"] for row in curve()] == ["complete"]
+
+
+def test_a_damaged_journal_is_said_and_can_be_removed(folder):
+    """The evaluations are there, so nothing runs again."""
+    save(1)
+    watch_once()
+    rows = rows_in_logs()
+    Path("run/eval/watch.json").write_text('{"format": 1, "checkp')
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "Remove it" in outcome.stderr
+    with pytest.raises(ConfigError, match="damaged"):
+        make_watcher()
+    Path("run/eval/watch.json").unlink()
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert rows_in_logs() == rows
+
+
+# ------------------------------------------------------------------------------ crashes
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def crash_at(monkeypatch, number):
+    """Let the n-th change of a file or folder be the last: it does not happen."""
+    count = 0
+
+    def guarded(operation):
+        def run(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == number:
+                raise Crash
+            return operation(*args, **kwargs)
+
+        return run
+
+    real = LocalStorage.write
+    monkeypatch.setattr(
+        LocalStorage, "write", lambda self, name, data: (guarded(real) if _ours(self, name) else real)(self, name, data)
+    )
+    for name in ("rmtree", "copyfile"):
+        monkeypatch.setattr(shutil, name, guarded(getattr(shutil, name)))
+    monkeypatch.setattr(Path, "rename", guarded(Path.rename))
+
+
+def _ours(storage, name):
+    return name in ("watch.json", "curve.csv", "curve.png", "best.json")
+
+
+def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(folder, monkeypatch):
+    """A crash before every single change of the output folder: the end is the same, and no episode ran twice."""
+    for step in (1, 2):
+        save(step, good=step == 2)
+    undisturbed = make_watcher(output=Path("plain"))
+    undisturbed.run_once(0.0)
+    undisturbed.close()
+    crashes = 0
+    for number in range(1, 1000):
+        output, crashed = Path(f"out{number}"), False
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(patch, number)
+            watching = None
+            try:
+                watching = make_watcher(output=output)
+                watching.run_once(0.0)
+            except Crash:
+                crashed = True
+            finally:
+                patch.undo()
+                if watching is not None:
+                    watching.close()
+        crashes += crashed
+        again = make_watcher(output=output)
+        again.run_once(0.0)
+        again.close()
+        assert curve(output) == curve("plain"), number
+        assert best(output) == best("plain"), number
+        assert rows_in_logs(folder=output) == rows_in_logs(folder="plain"), number
+        assert list((output / "checkpoints").iterdir()) == [], number
+        assert kept_as_best(output) == [best(output)["checkpoint"]], number
+        shutil.rmtree(output)
+        if not crashed:
+            break
+    assert crashes > 20
+
+
+SLOW = {
+    "environment": {"env": "cli_toys:count", "env_kwargs": {"pause_s": 0.004}},
+    "policy": {"policy": "watch_toys:make"},
+}
+SLOW_POLICY = '''
+import torch
+
+
+class Choice(torch.nn.Module):
+    """Takes action 1 in the first steps of an episode: the more, the higher its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.limit = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, observations):
+        return torch.cat([observations - self.limit, self.limit - observations], 1)
+
+
+def make():
+    return Choice()
+'''
+
+
+@pytest.fixture
+def slow_run(folder):
+    """Checkpoints that take longer to evaluate than the log waits with its first segment, worth 2, 4, 6."""
+    import torch
+    import yaml
+    from safetensors.torch import save_file
+
+    Path("watch_toys.py").write_text(SLOW_POLICY)
+    Path("c.yaml").write_text(yaml.safe_dump(CONFIG | SLOW | {"evaluation": {"num_episodes": 40, "seed": 3}}))
+    for step in (1, 2, 3):
+        save_file({"limit": torch.full((1,), 2.0 * step - 0.5)}, f"run/model_{step}.safetensors")
+    return folder
+
+
+def segments():
+    return len(list(Path("run/eval").glob("*/*/segments/*episodes*")))
+
+
+KILL_WHEN = {
+    "a copy is made": lambda: any(Path("run/eval/checkpoints").glob("*-*/origin.json")),
+    "episodes are in the first log": lambda: segments() >= 1,
+    "one is committed": lambda: Path("run/eval/curve.csv").exists(),
+    "the third is half done": lambda: any(Path("run/eval/evaluations").glob("model_3*/segments/*episodes*")),
+    "the winner is tested again": lambda: any(Path("run/eval/held_out").glob("*/segments/*episodes*")),
+}
+
+
+def test_a_killed_watcher_is_continued(slow_run):
+    """SIGKILL in every phase, one after the other, and the trainer removes a checkpoint that was begun."""
+    for when in KILL_WHEN.values():
+        process = start(*watch_args(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        wait_for(when, process)
+        process.kill()
+        process.communicate()
+        if when is KILL_WHEN["episodes are in the first log"]:
+            Path("run/model_1.safetensors").unlink()
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.COMPLETE, outcome.output
+    assert steps() == [1, 2, 3]
+    assert [float(row["episode_return_mean"]) for row in curve()] == [2.0, 4.0, 6.0]
+    assert best()["step"] == 3
+    assert best()["held_out"]["mean"] == 6.0
+    # An episode that was finished and not yet in the log runs again; what is in the log does not.
+    assert set(rows_in_logs().values()) == {40}
+    assert list(rows_in_logs("held_out").values()) == [40]
+    assert list(Path("run/eval/checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_between_two_looks_ends_it_cleanly(folder, number, code):
+    save(1)
+    process = start(*watch_args(poll_s=1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(Path("run/eval/best/best.json").exists, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run, number, code):
+    """What had finished is in the log, and the next call continues there."""
+    process = start(*watch_args(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(KILL_WHEN["one is committed"], process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in err
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert steps() == [1, 2, 3]
+    assert set(rows_in_logs().values()) == {40}
+
+
+def test_of_two_watchers_one_is_refused(slow_run):
+    """It says who has the folder; when that one ends, even by SIGKILL, the folder is free."""
+    process = start(*watch_args(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: segments() >= 1, process)
+    outcome = watch_once()
+    assert outcome.exit_code == ExitCode.USAGE
+    assert f"is being written by process {process.pid} on" in outcome.stderr
+    process.kill()
+    process.communicate()
+    assert watch_once().exit_code == ExitCode.COMPLETE
+    assert steps() == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------ while training writes
+
+WRITER = """
+import sys, time
+from pathlib import Path
+source, target, pause_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+data = source.read_bytes()
+with target.open("wb") as stream:
+    for part in range(20):
+        stream.write(data[part * len(data) // 20:(part + 1) * len(data) // 20])
+        stream.flush()
+        time.sleep(pause_s)
+"""
+
+
+def test_files_that_are_written_slowly_are_evaluated_whole(folder):
+    """Two writers beside a running watcher, one slower than it looks: each file has one point, of its last bytes."""
+    Path("done").mkdir()
+    finals = {step: save(step, good=True, folder="done") for step in (1, 2)}
+    process = start(*watch_args(poll_s=0.1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, finals[step], f"run/model_{step}.safetensors", pause_s])
+        for step, pause_s in ((1, "0.02"), (2, "0.35"))
+    ]
+    try:
+        assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+        wait_for(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert fingerprints() == {path.name: evaluated(path).fingerprint for path in finals.values()}
+    assert {row["status"] for row in curve()} == {"complete"}
+    assert "model_2.safetensors cannot be evaluated yet" in out
+
+
+def test_the_command_is_documented(folder):
+    """Help names the exit codes, and is instant: neither torch nor Ray is imported for it."""
+    assert "usage error" in call("watch", "--help").stdout
+    script = "import sys, rl_eval.cli; print([name for name in ('torch', 'ray', 'matplotlib') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
