@@ -1,4 +1,4 @@
-"""Train PPO of Stable-Baselines3 on CartPole for about a minute, and evaluate it beside the training.
+"""Train PPO of Stable-Baselines3 on Pendulum for about a minute, and evaluate it beside the training.
 
 Run it with ``python examples/sb3_ppo.py``; it needs ``pip install stable-baselines3``. Training never waits for an
 evaluation: that happens in a process of its own. Afterwards the best model is tested on episodes that no evaluation
@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--runners", type=int, default=1, help="processes that evaluate; 0 is a thread of this one")
     arguments = parser.parse_args()
 
-    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=EPISODES, seed=1)
-    venv = VecNormalize(make_vec_env("CartPole-v1", n_envs=4, seed=0))
-    model = PPO("MlpPolicy", venv, n_steps=256, seed=0, device="cpu")
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=EPISODES, seed=1)
+    venv = VecNormalize(make_vec_env("Pendulum-v1", n_envs=4, seed=0))
+    model = PPO("MlpPolicy", venv, learning_rate=1e-3, n_steps=1024, gamma=0.9, seed=0, device="cpu")
 
     with tempfile.TemporaryDirectory() as folder:
         callback = EvalCallback(
@@ -56,7 +56,7 @@ def print_curve(callback: EvalCallback) -> None:
     """Print one line per evaluation: training step, mean return, its 95 % interval, and a bar."""
     for step, result in callback.results:
         low, high = result.interval.low, result.interval.high
-        bar = "#" * round(result.mean_return / 10)
+        bar = "#" * round(50 + result.mean_return / 32)  # Returns go from about -1600 up to 0.
         print(f"{step:>8}  {result.mean_return:6.1f}  [{low:6.1f}, {high:6.1f}]  {bar}")  # noqa: T201
 
 

@@ -108,6 +108,9 @@ class Evaluation(Job):
 
     def start(self, fleet: Fleet, now: float) -> None:
         """See :class:`Job`."""
+        self.tick(now)  # It may have been cancelled before it was ever waiting.
+        if self.done:
+            return
         self._fleet = fleet
         self._losses_before = fleet.losses
         if self._sync is not None and (error := self._sync.future.exception()) is not None:

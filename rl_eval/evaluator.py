@@ -326,14 +326,21 @@ class Evaluator:
     def evaluate(self, weights: Any = None, step: int | None = None) -> EvalResult:
         """Evaluate and wait for the result: ``submit(...).result()``, but never refused; it waits for its turn.
 
-        Callbacks and loggers have had the result when it returns.
+        Callbacks and loggers have had the result when it returns, and ``on_error`` the error when it raises.
         """
         request = self._submit_patiently(weights, step)
-        result = request.handle.result()
+        try:
+            result = request.handle.result()
+        except Exception:
+            self._await_delivery(request)
+            raise
+        self._await_delivery(request)
+        return result
+
+    def _await_delivery(self, request: _Request) -> None:
         if threading.current_thread() is not self._delivering:
             with self._changed:
                 self._changed.wait_for(lambda: request not in self._open)
-        return result
 
     def trigger_eval(self, weights: Any = None, step: int | None = None) -> bool:
         """Start an evaluation whose result :meth:`poll` and :meth:`wait` return; tell whether it was accepted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
 import socket
 import subprocess
@@ -57,6 +58,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
     )
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -64,8 +66,12 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache
 def _git_commit() -> str | None:
-    """Commit of the working directory, with a ``+`` when files differ from it."""
+    """Commit of the working directory, with a ``+`` when files differ from it, as of the first evaluation.
+
+    What this process has imported does not change with the folder, and an evaluation beside training must cost little.
+    """
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],

@@ -287,10 +287,14 @@ def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> Non
 def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
     import torch
 
-    with warnings.catch_warnings():
-        # A mapped buffer is read-only and torch says so; it is only ever read there.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        flat = torch.from_numpy(buffer[entry.offset : entry.offset + entry.num_bytes])
+    part = buffer[entry.offset : entry.offset + entry.num_bytes]
+    if part.flags.writeable:
+        flat = torch.from_numpy(part)  # Without the filters of warnings, which a trainer's threads share.
+    else:
+        with warnings.catch_warnings():
+            # A mapped buffer is read-only and torch says so; it is only ever read there.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            flat = torch.from_numpy(part)
     dtype: torch.dtype = getattr(torch, entry.dtype)
     return flat.view(dtype).view(entry.shape)
 

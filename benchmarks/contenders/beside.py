@@ -17,32 +17,43 @@ from typing import Any, Final, final
 
 from benchmarks.contenders import base
 
-__all__ = ["Beside", "beside"]
+__all__ = ["Beside", "beside", "second_core"]
 
 _SKIPPED: Final = 2
 """Stretches at the start, with and without, that warm up."""
 
 
 @contextmanager
-def beside(params: base.Params, config: Any, policy: Any) -> Iterator[Beside]:
-    """Pin what is to be pinned and start an evaluator.
+def second_core() -> Iterator[int]:
+    """Have Ray start on the second core, with room for one runner; the block's thread is then moved to the first.
 
-    Args:
-        params: ``stretch_s`` and ``stretches`` of the scenario.
-        config: An ``EvalConfig``; one runner evaluates.
-        policy: What it evaluates.
+    Yields:
+        The core that is left to training.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise RuntimeError("training and evaluation need a core each")
     _pin(cores[1])
     with base.ray_cluster(num_cpus=2):
-        from rl_eval import Evaluator
+        yield cores[0]
 
-        with Evaluator(config, policy, backend="ray", busy_policy="skip") as evaluator:
-            evaluator.evaluate(None, 0)
-            _pin(cores[0])
-            yield Beside(evaluator, params["stretch_s"], params["stretches"])
+
+@contextmanager
+def beside(params: base.Params, core: int, config: Any, policy: Any) -> Iterator[Beside]:
+    """Start an evaluator, and then keep to the core of training.
+
+    Args:
+        params: ``stretch_s`` and ``stretches`` of the scenario.
+        core: Of training.
+        config: An ``EvalConfig``; one runner evaluates.
+        policy: What it evaluates.
+    """
+    from rl_eval import Evaluator
+
+    with Evaluator(config, policy, backend="ray", busy_policy="skip") as evaluator:
+        evaluator.evaluate(None, 0)
+        _pin(core)
+        yield Beside(evaluator, params["stretch_s"], params["stretches"])
 
 
 @final

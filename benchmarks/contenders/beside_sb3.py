@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.contenders import base
-from benchmarks.contenders.beside import Beside, beside
+from benchmarks.contenders.beside import Beside, beside, second_core
 
 
 def training(params: base.Params) -> dict[str, Any]:
@@ -29,11 +29,12 @@ def training(params: base.Params) -> dict[str, Any]:
             return not self._measured.over
 
     torch.set_num_threads(1)
-    model = PPO("MlpPolicy", make_vec_env("Hopper-v5", n_envs=4), n_steps=256, seed=0, device="cpu")
     config = EvalConfig().environment("Hopper-v5").runners(num_envs_per_runner=16).evaluation(num_episodes=100)
-    with beside(params, config, model) as measured:
-        model.learn(1_000_000_000, callback=Ask(measured))
-        return measured.finish(model, model.num_timesteps)
+    with second_core() as core:
+        model = PPO("MlpPolicy", make_vec_env("Hopper-v5", n_envs=4), n_steps=256, seed=0, device="cpu")
+        with beside(params, core, config, model) as measured:
+            model.learn(1_000_000_000, callback=Ask(measured))
+            return measured.finish(model, model.num_timesteps)
 
 
 if __name__ == "__main__":

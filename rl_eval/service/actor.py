@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalService"]
 
-_OPENING_S: Final = 120.0
+_OPENING_S: Final = 180.0
 _HISTORY: Final = 200
 _HISTORY_BYTES: Final = 256 * 2**20
 _STOPPED: Final = "the service was stopped"
@@ -95,6 +95,7 @@ class EvalService:
         group = EvalRunnerGroup(settings, policy)
         with self._changed:
             self._group, self._initial, self._max_queue = group, group.published_weights, max_queue
+            self._busy = time.monotonic()
         self._opened.set()
 
     # ------------------------------------------------------------------ calls of clients
@@ -289,7 +290,7 @@ class EvalService:
             EvaluatorBusy: There is no room.
         """
         held = self._queue.waiting(client.name) + len(client.unsent)
-        if held >= self._max_queue:
+        if held > self._max_queue:  # One more than that, since ``latest`` sends a request before it cancels another.
             raise EvaluatorBusy(
                 f"evaluation service {self._name!r} holds {held} requests of client {client.name!r} that wait, and was "
                 f"started with max_queue={self._max_queue}: wait for results, or start it with a longer queue"
@@ -378,8 +379,9 @@ class EvalService:
                 now = time.monotonic()
                 if self._running is not None or len(self._queue) or self._num_filming:
                     self._busy = now
+                patience = self._idle_timeout_s if self._opened.is_set() else max(self._idle_timeout_s, _OPENING_S)
                 seen = max([self._busy, *(client.seen for client in self._clients if not client.gone)])
-            if now - seen > self._idle_timeout_s:
+            if now - seen > patience:
                 _logger.warning("evaluation service %r ends: no client, nothing to do", self._name)
                 self.close()
                 _end_this_actor()

@@ -9,6 +9,8 @@ from rl_eval import EvalConfig
 from rl_eval.watching import Watcher, WatchOptions
 from tests.unit.watch_world import CONFIG, best, curve, make_world, rows_in_logs, save
 
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -33,7 +35,7 @@ def watch(output, **runners):
 
 
 def test_actors_that_stay_give_the_same_curve(folder):
-    """Three checkpoints and the second test of the best: two processes, each of them new to none."""
+    """Three checkpoints and the second test of the best: the same one or two processes, none of them this one."""
     for step in (1, 2, 3):
         save(step, good=step == 2)
     watch("plain")
@@ -42,5 +44,7 @@ def test_actors_that_stay_give_the_same_curve(folder):
     assert best("actors") == best("plain")
     assert set(rows_in_logs(folder="actors").values()) == {6}
     assert len(pids) == 4
-    assert set(pids[-1]) == set(sum(pids, [])) - {os.getpid()}
-    assert os.getpid() not in pids[-1]
+    seen = {pid for found in pids for pid in found}
+    assert seen == set(pids[-1])
+    assert 1 <= len(seen) <= 2
+    assert os.getpid() not in seen

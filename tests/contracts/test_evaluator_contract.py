@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import evaluator_world
 import pytest
 import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
-from machines import eventually
+from machines import eventually, local_cluster
 from tensordict import TensorDict
 from torch import nn
 
@@ -25,6 +26,13 @@ from rl_eval.weights import load_weights_file
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
 BACKENDS = ("inline", "thread", "ray")
+
+
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[None]:
+    """A cluster whose workers find the modules of the tests."""
+    with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(Path(evaluator_world.__file__).parent)}}):
+        yield
 
 
 @pytest.fixture(params=BACKENDS)
@@ -182,6 +190,7 @@ def wrapped(module: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "compiled parallel", torch.compile(parallel)
 
 
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch.*")
 def test_wrappers_are_taken_off() -> None:
     """Of DistributedDataParallel and of ``torch.compile``: the policy knows nothing of them."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -312,6 +321,7 @@ def test_what_is_not_pending_can_be_polled(backend_name: Any, rounds: int, reque
         def look() -> None:
             while not over.is_set():
                 bool(ev.pending)
+                time.sleep(0.0005)
 
         lookers = [threading.Thread(target=look) for _ in range(2)]
         for looker in lookers:
@@ -321,6 +331,7 @@ def test_what_is_not_pending_can_be_polled(backend_name: Any, rounds: int, reque
                 assert ev.trigger_eval()
                 deadline = time.monotonic() + LIMIT_S
                 while ev.pending:
+                    time.sleep(0.0001)
                     assert time.monotonic() < deadline
                 point = ev.poll()
                 assert point is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -16,16 +17,17 @@ for pickler in (cloudpickle, ray.cloudpickle):
     pickler.register_pickle_by_value(sys.modules[__name__])
 
 
-class Slow(CartPoleEnv):
-    """CartPole, each step of which takes as long as it is told."""
+class Gated(CartPoleEnv):
+    """CartPole whose episodes begin when a file is there."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.pause = config["pause"]
+        self.gate = Path(config["gate"])
 
-    def step(self, action: Any) -> Any:
-        time.sleep(self.pause)
-        return super().step(action)
+    def reset(self, **kwargs: Any) -> Any:
+        while not self.gate.exists():
+            time.sleep(0.01)
+        return super().reset(**kwargs)
 
 
 def mean_std(env: Any = None, spaces: Any = None, device: Any = None) -> Any:

@@ -268,7 +268,7 @@ def test_runners_in_other_processes_load_the_checkpoint(cartpole: Any) -> None:
     ("make", "message"),
     [
         (lambda tmp, path: tmp / "absent", "no folder"),
-        (lambda tmp, path: path.parent, "holds . RLlib checkpoints but is none itself"),
+        (lambda tmp, path: path.parent, r"holds \d+ RLlib checkpoints but is none itself"),
         (
             lambda tmp, path: path / "learner_group" / "learner" / "rl_module" / "default_policy",
             "without the connectors",
@@ -290,11 +290,13 @@ def test_a_checkpoint_of_the_old_stack_is_named(tmp_path: Path) -> None:
 
 
 def test_another_module_or_environment_is_refused(cartpole: Any) -> None:
-    _, path = cartpole
+    algorithm, path = cartpole
     with pytest.raises(ConfigError, match=r"module_id is 'default_polic'.*did you mean 'default_policy'"):
         load_policy(path, module_id="default_polic")
     with pytest.raises(ConfigError, match="trained with the observation space"):
         evaluate(config_for("Pendulum-v1", path))
+    with pytest.raises(ConfigError, match="trained with the observation space"):
+        evaluate(config_for("Pendulum-v1", path), portable(algorithm))
 
 
 # ------------------------------------------------------------------------------ weights

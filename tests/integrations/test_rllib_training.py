@@ -19,7 +19,7 @@ from machines import eventually
 from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from rllib_worlds import Slow, mean_std, ppo
+from rllib_worlds import Gated, mean_std, ppo
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
@@ -121,6 +121,8 @@ def test_callbacks_of_environment_runners_are_named() -> None:
         eval_config_of(ppo("CartPole-v1").callbacks(on_episode_start=lambda **kwargs: None))
     with pytest.raises(ConfigError, match=r"policy.actions"):
         evaluation_function(EvalConfig().environment("Pendulum-v1").policy(actions="unsquash"))
+    with pytest.raises(ConfigError, match=r"policy.weights is 'x.pt'"):
+        evaluation_function(EvalConfig().environment("Pendulum-v1").policy(weights="x.pt"))
 
 
 def test_agents_and_stacks_that_cannot_be_evaluated_are_named() -> None:
@@ -176,38 +178,50 @@ def test_numbers_are_never_reported_twice() -> None:
     algorithm.stop()
 
 
-def test_evaluation_beside_training_says_how_old_it_is() -> None:
+def test_evaluation_beside_training_says_how_old_it_is(tmp_path: Path) -> None:
     """Training does not wait; each result says whose weights it is about; the final policy is evaluated by stop()."""
-    config = ppo(Slow).environment(Slow, env_config={"pause": 0.0})
+    gate = tmp_path / "gate"
+    config = ppo(Gated).environment(Gated, env_config={"gate": str(tmp_path)})
     config.evaluation(
         evaluation_interval=1,
         evaluation_duration=6,
-        evaluation_config={**DETERMINISTIC, "env_config": {"pause": 0.005}},
+        evaluation_config={**DETERMINISTIC, "env_config": {"gate": str(gate)}},
     )
     points: list[EvalPoint] = []
-    ours = eval_config_of(config).runners(num_runners=1, num_envs_per_runner=2)
-    ours.evaluation(num_episodes=8, max_episode_steps=40)
+    ours = eval_config_of(config).runners(num_runners=1, num_envs_per_runner=2).evaluation(max_episode_steps=40)
     function = evaluation_function(ours, parallel=True, on_result=points.append)
     algorithm = config.evaluation(custom_evaluation_function=function).build_algo()
-    found = [algorithm.train()["evaluation"]["env_runners"] for _ in range(6)]
-    first = found[0]
-    assert (first["status"], first["num_episodes"], first["result_is_new"]) == ("no_data", 0, 0)
-    assert math.isnan(first["episode_return_mean"])
+
+    steps = []
+
+    def train() -> dict[str, Any]:
+        result = algorithm.train()
+        steps.append(result["num_env_steps_sampled_lifetime"])
+        return result["evaluation"]["env_runners"]
+
+    found = [train() for _ in range(3)]
+    for skipped, row in enumerate(found):
+        assert (row["status"], row["num_episodes"], row["result_is_new"]) == ("no_data", 0, 0)
+        assert math.isnan(row["episode_return_mean"])
+        assert row["num_evaluations_skipped"] == skipped
     session = session_of(algorithm)
+    gate.touch()
     session.wait(120)
-    found.append(algorithm.train()["evaluation"]["env_runners"])
-    assert found[-1]["num_evaluations_skipped"] > 0
-    assert (found[-1]["result_is_new"], found[-1]["num_episodes"]) == (1, 8)
-    for row in found:
-        if row["num_episodes"]:
-            point = next(point for point in points if point.weights_version == row["weights_seq_no"])
-            assert row["fingerprint"] == point.result.fingerprint
-            assert {record.weights_version for record in point.result.records} == {point.weights_version}
-    versions = [point.weights_version for point in points]
-    assert versions == sorted(set(versions))
+    row = train()
+    assert (row["result_is_new"], row["num_episodes"], row["weights_seq_no"]) == (1, 6, 1)
+    assert row["evaluated_at_env_steps"] == steps[0]
+    assert row["fingerprint"] == points[0].result.fingerprint
+    session.wait(120)
+    gate.unlink()
+    assert train()["weights_seq_no"] == 4
+    row = train()
+    assert (row["result_is_new"], row["weights_seq_no"], row["num_evaluations_skipped"]) == (0, 4, 3)
+    gate.touch()
     algorithm.stop()
-    assert points[-1].weights_version == 7
-    assert points[-1].step >= 7 * 400
+    assert [point.weights_version for point in points] == [1, 4, 5, 6]
+    for point in points:
+        assert {record.weights_version for record in point.result.records} == {point.weights_version}
+    assert [point.step for point in points] == [steps[0], steps[3], steps[4], steps[5]]
     assert eventually(lambda: runners_alive() == 0)
 
 
@@ -235,6 +249,7 @@ def test_an_environment_registered_with_tune_reaches_the_runners(tmp_path: Path)
     algorithm.stop()
 
 
+@pytest.mark.slow
 def test_a_module_that_draws_by_itself_is_refused_when_exploring() -> None:
     """DQN's epsilon-greedy draws come from a generator that is not the episode's; greedily it is evaluated."""
     config = (

@@ -17,10 +17,20 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv, VecNormV2
-from torchrl_worlds import SUBJECT, Evaluator, RayEvalWorker, bare_steps, cartpole, constant, make_constant, steps, weights_of
+from torchrl_worlds import (
+    SUBJECT,
+    Evaluator,
+    RayEvalWorker,
+    bare_steps,
+    cartpole,
+    constant,
+    make_constant,
+    steps,
+    weights_of,
+)
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     # TorchRL and Ray warn of their own plans; what these tests are about is asserted.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -328,14 +338,14 @@ def test_several_models_by_name(made: Any) -> None:
 )
 def test_mistakes_are_value_errors(made: Any, wrong: dict[str, Any]) -> None:
     """An impossible combination is refused at once."""
-    with pytest.raises(ValueError):  # noqa: PT011 - the words are each implementation's own
+    with pytest.raises(ValueError):
         made(steps(), **wrong)
 
 
 @pytest.mark.parametrize("backend", ["process", "ray"])
 def test_other_processes_need_a_factory_of_environments(made: Any, backend: str) -> None:
     """A live environment cannot be built elsewhere."""
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         made(steps()(), policy_factory=make_constant, backend=backend, max_steps=20)
 
 
@@ -343,7 +353,9 @@ def test_other_processes_need_a_factory_of_environments(made: Any, backend: str)
 
 
 def normalizing() -> Any:
-    return TransformedEnv(GymEnv("Pendulum-v1"), Compose(VecNormV2(in_keys=["observation"]), StepCounter(), RewardSum()))
+    return TransformedEnv(
+        GymEnv("Pendulum-v1"), Compose(VecNormV2(in_keys=["observation"]), StepCounter(), RewardSum())
+    )
 
 
 def torque() -> Any:
@@ -391,7 +403,13 @@ class TestOtherProcesses:
         """Four updates give four different results: synchronously, and beside the training."""
         extra = {"num_gpus": 0} if SUBJECT == "torchrl" or backend == "ray" else {}
         evaluator = made(
-            steps(), policy_factory=make_constant, num_trajectories=3, max_steps=20, backend=backend, busy_policy="queue", **extra
+            steps(),
+            policy_factory=make_constant,
+            num_trajectories=3,
+            max_steps=20,
+            backend=backend,
+            busy_policy="queue",
+            **extra,
         )
         assert [evaluator.evaluate(weights_of(value))["eval/reward"] for value in (1.0, 2.0)] == [5.0, 10.0]
         for step, value in enumerate((3.0, 4.0)):
@@ -406,7 +424,13 @@ class TestOtherProcesses:
         heard: list[Any] = []
         extra = {"num_gpus": 0} if SUBJECT == "torchrl" or backend == "ray" else {}
         evaluator = made(
-            steps(), policy_factory=make_constant, num_trajectories=2, max_steps=20, backend=backend, on_result=heard.append, **extra
+            steps(),
+            policy_factory=make_constant,
+            num_trajectories=2,
+            max_steps=20,
+            backend=backend,
+            on_result=heard.append,
+            **extra,
         )
         evaluator.evaluate(weights_of(2.0), step=4)
         assert [result["eval/step"].item() for result in heard] == [4]

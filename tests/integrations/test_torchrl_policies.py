@@ -6,7 +6,7 @@ import copy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -46,6 +46,7 @@ from torchrl.modules import (
     OneHotCategorical,
     ProbabilisticActor,
     QValueActor,
+    QValueModule,
     TanhNormal,
     TruncatedNormal,
 )
@@ -86,6 +87,11 @@ def normal_actor(kind: Any = TanhNormal, inputs: int = 4, actions: int = 1, **kw
     )
 
 
+def two_part_actor() -> TensorDictSequential:
+    values = TensorDictModule(net(4, 5), ["observation"], ["action_value"])
+    return TensorDictSequential(values, QValueModule("mult_one_hot", var_nums=[2, 3]))
+
+
 def observations(seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=(BATCH, 4)).astype(np.float32)
 
@@ -120,10 +126,10 @@ def rollouts(make: Any, policy: Any, result: Any, limit: int = 2000) -> list[flo
 @pytest.mark.parametrize(
     ("make", "space"),
     [
-        (lambda: categorical_actor(), gym.spaces.Discrete(2)),
+        (categorical_actor, gym.spaces.Discrete(2)),
         (lambda: categorical_actor(torch_distributions.Categorical), gym.spaces.Discrete(2)),
         (lambda: categorical_actor(torch_distributions.OneHotCategorical), gym.spaces.Discrete(2)),
-        (lambda: normal_actor(), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+        (normal_actor, gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
         (lambda: normal_actor(low=-2.0, high=2.0), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)),
         (lambda: normal_actor(IndependentNormal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
         (lambda: normal_actor(torch_distributions.Normal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
@@ -131,7 +137,7 @@ def rollouts(make: Any, policy: Any, result: Any, limit: int = 2000) -> list[flo
         (lambda: Actor(net(4, 1)), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
         (lambda: QValueActor(net(4, 2), spec=OneHot(2), action_space="one_hot"), gym.spaces.Discrete(2)),
         (lambda: QValueActor(net(4, 2), action_space="categorical"), gym.spaces.Discrete(2)),
-        (lambda: QValueActor(net(4, 5), action_space="mult_one_hot", var_nums=[2, 3]), gym.spaces.MultiDiscrete([2, 3])),
+        (two_part_actor, gym.spaces.MultiDiscrete([2, 3])),
     ],
 )
 def test_the_deterministic_action_is_torchrls(make: Any, space: Any) -> None:
@@ -155,7 +161,7 @@ def test_the_deterministic_action_is_torchrls(make: Any, space: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "space"),
     [
-        (lambda: categorical_actor(), gym.spaces.Discrete(2)),
+        (categorical_actor, gym.spaces.Discrete(2)),
         (lambda: categorical_actor(torch_distributions.Categorical), gym.spaces.Discrete(2)),
         (lambda: normal_actor(low=-2.0, high=2.0), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)),
         (lambda: normal_actor(IndependentNormal), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
@@ -194,7 +200,9 @@ def test_a_mask_is_kept_when_sampling() -> None:
     policy = TensorDictPolicy(portable(module), space, gym.spaces.Discrete(3), "random")
     mask = np.tile([True, False, True], (BATCH, 1))
     with torch.inference_mode():
-        drawn = np.concatenate([act(policy, {"observation": observations(), "mask": mask}, noise(i)) for i in range(50)])
+        drawn = np.concatenate(
+            [act(policy, {"observation": observations(), "mask": mask}, noise(i)) for i in range(50)]
+        )
     assert set(drawn) == {0, 2}
 
 
@@ -202,13 +210,15 @@ def test_sampling_what_only_torch_can_sample_is_refused() -> None:
     """A distribution without quantiles, and a plain callable, say so."""
 
     class Opaque(torch_distributions.Distribution):
-        arg_constraints: dict[str, Any] = {}
+        arg_constraints: ClassVar[dict[str, Any]] = {}
 
         def __init__(self, loc: torch.Tensor) -> None:
             self.deterministic_sample = loc
             super().__init__(loc.shape[:1], loc.shape[1:], validate_args=False)
 
-    module = ProbabilisticActor(TensorDictModule(net(4, 1), ["observation"], ["loc"]), in_keys=["loc"], distribution_class=Opaque)
+    module = ProbabilisticActor(
+        TensorDictModule(net(4, 1), ["observation"], ["loc"]), in_keys=["loc"], distribution_class=Opaque
+    )
     space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
     with pytest.raises(ConfigError, match="Opaque can only be sampled"):
         act(TensorDictPolicy(portable(module), BOX, space, "random"), observations(), noise())
@@ -246,7 +256,7 @@ def test_a_module_that_reads_the_global_mode_is_refused() -> None:
             return observation[:, :1] * (2.0 if exploration_type() is ExplorationType.RANDOM else 1.0)
 
     module = TensorDictModule(Moody(), ["observation"], ["action"])
-    with pytest.raises(ConfigError, match="Moody.*process-global"):
+    with pytest.raises(ConfigError, match=r"Moody.*process-global"):
         TensorDictPolicy(portable(module), BOX, gym.spaces.Box(-1.0, 1.0, (1,), np.float32))
 
 
@@ -280,7 +290,9 @@ def test_pixels_and_dtypes() -> None:
     """One array goes to the one input, whatever its name; float64 observations meet float32 weights."""
     space = gym.spaces.Box(-1.0, 1.0, (4,), np.float64)
     module = TensorDictModule(net(4, 1), in_keys=["pixels"], out_keys=["action"])
-    actions = act(TensorDictPolicy(portable(module), space, gym.spaces.Box(-1, 1, (1,))), observations().astype(np.float64))
+    actions = act(
+        TensorDictPolicy(portable(module), space, gym.spaces.Box(-1, 1, (1,))), observations().astype(np.float64)
+    )
     assert actions.dtype == np.float32
 
 
@@ -310,7 +322,9 @@ def test_recurrent_policies_remember_their_own_episode(kind: Any) -> None:
         recurrent,
         TensorDictModule(MLP(in_features=8, out_features=2, num_cells=[]), ["features"], ["logits"]),
         ProbabilisticActor(
-            TensorDictModule(nn.Identity(), ["logits"], ["logits"]), in_keys=["logits"], distribution_class=OneHotCategorical
+            TensorDictModule(nn.Identity(), ["logits"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=OneHotCategorical,
         ),
     )
 
@@ -331,16 +345,22 @@ def test_recurrent_policies_remember_their_own_episode(kind: Any) -> None:
 @pytest.mark.parametrize(
     "transforms",
     [
-        lambda: [],
+        list,
         lambda: [StepCounter(60), RewardSum(), InitTracker()],
-        lambda: [ObservationNorm(in_keys=["observation"], loc=torch.full((3,), 0.1), scale=torch.full((3,), 0.5)), StepCounter(60)],
+        lambda: [
+            ObservationNorm(in_keys=["observation"], loc=torch.full((3,), 0.1), scale=torch.full((3,), 0.5)),
+            StepCounter(60),
+        ],
         lambda: [CatFrames(N=2, dim=-1, in_keys=["observation"]), StepCounter(60)],
         lambda: [DoubleToFloat(), RewardSum(), StepCounter(60)],
     ],
     ids=["none", "bookkeeping", "norm", "frames", "casts"],
 )
 def test_an_environment_is_that_of_rollout(transforms: Any) -> None:
-    """Every return, length and end equals that of ``env.rollout`` on the same seed, to the last bit."""
+    """Returns, lengths and ends are those of ``env.rollout`` on the same seeds.
+
+    Returns of a chaotic environment may differ by what a row of a batch differs from a row alone: last bits of float32.
+    """
     torch.manual_seed(0)
 
     def make() -> Any:
@@ -351,7 +371,9 @@ def test_an_environment_is_that_of_rollout(transforms: Any) -> None:
     policy = TensorDictModule(net(width, 1), ["observation"], ["action"])
     result = evaluate(config(make, episodes=3), policy)
     assert result.status == "complete", result.reason
-    assert [record.episode_return for record in result.episodes] == pytest.approx(rollouts(make, policy, result), abs=1e-3)
+    assert [record.episode_return for record in result.episodes] == pytest.approx(
+        rollouts(make, policy, result), abs=1e-3
+    )
     assert {record.length for record in result.episodes} == {200 if not transforms() else 60}
     assert all(record.truncated and not record.terminated for record in result.episodes)
 
@@ -393,7 +415,11 @@ def test_normalizers_are_frozen_and_needed() -> None:
     first, second = (evaluate(config(filled, episodes=3), policy) for _ in range(2))
     assert first.fingerprint == second.fingerprint
     assert [record.episode_return for record in first.episodes] == pytest.approx(
-        rollouts(lambda: TransformedEnv(GymEnv("Pendulum-v1"), Compose(statistics.frozen_copy(), StepCounter(30))), policy, first),
+        rollouts(
+            lambda: TransformedEnv(GymEnv("Pendulum-v1"), Compose(statistics.frozen_copy(), StepCounter(30))),
+            policy,
+            first,
+        ),
         abs=1e-3,
     )
 

@@ -15,7 +15,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.log.storage import LocalStorage
 from rl_eval.settings import make_settings
 from rl_eval.watching import Watcher, WatchOptions, watcher
-from rl_eval.watching.checkpoints import CheckpointFolder, compile_step_pattern
+from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, compile_step_pattern
+from rl_eval.watching.journal import Journal, Score
 from tests.unit.cli_world import call, environment, start
 from tests.unit.watch_world import (
     CONFIG,
@@ -47,10 +48,10 @@ def wait_for(condition, process=None):
         time.sleep(0.01)
 
 
-def make_watcher(said=None, stopping=lambda: False, **options):
+def make_watcher(said=None, config=CONFIG, stopping=lambda: False, **options):
     usual = {"run_dir": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
     say = [].append if said is None else said.append
-    return Watcher(make_settings(CONFIG), WatchOptions(**(usual | options)), say, stopping, lambda handle: None)
+    return Watcher(make_settings(config), WatchOptions(**(usual | options)), say, stopping, lambda handle: None)
 
 
 def evaluated(path, **evaluation):
@@ -140,6 +141,17 @@ def test_a_better_one_replaces_the_best(folder):
     assert kept_as_best() == [best()["checkpoint"]]
     assert list(Path("run/eval/checkpoints").iterdir()) == []
     assert len(list(Path("run/eval/held_out").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("status", "mean"), [("partial", 9.0), ("failed", 9.0), ("complete", None), ("complete", 1.0)])
+def test_only_a_complete_evaluation_leads(folder, status, mean):
+    """Not one whose mean goes over the episodes that happened to complete; among equals the first leads."""
+    journal = Journal(folder, {})
+    for step, score in ((2, ("complete", 1.0)), (1, (status, mean))):
+        seen = Sighting(f"m{step}", step, 0.0, "")
+        journal.record(Staged(seen, f"{step}", folder), Score(score[0], "", score[1], None, None, 3, 0, 0, "f"))
+    assert journal.leader.seen.step == (1 if (status, mean) == ("complete", 1.0) else 2)
+    assert Journal(folder, {}).leader == journal.leader
 
 
 def test_without_held_out_episodes_there_is_no_second_number(folder):
@@ -482,7 +494,10 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
     """A crash before every single change of the output folder: the end is the same, and no episode ran twice."""
     for step in (1, 2):
         save(step, good=step == 2)
-    undisturbed = make_watcher(output=Path("plain"))
+    config = CONFIG | {"evaluation": {"num_episodes": 3, "max_episode_steps": 20}}
+    # Drawing takes longest, and is tested elsewhere.
+    monkeypatch.setattr(watcher, "curve_png", lambda entries, best, title: repr((entries, best)).encode())
+    undisturbed = make_watcher(config=config, output=Path("plain"))
     undisturbed.run_once(0.0)
     undisturbed.close()
     crashes = 0
@@ -492,7 +507,7 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
             crash_at(patch, number)
             watching = None
             try:
-                watching = make_watcher(output=output)
+                watching = make_watcher(config=config, output=output)
                 watching.run_once(0.0)
             except Crash:
                 crashed = True
@@ -501,10 +516,11 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
                 if watching is not None:
                     watching.close()
         crashes += crashed
-        again = make_watcher(output=output)
+        again = make_watcher(config=config, output=output)
         again.run_once(0.0)
         again.close()
         assert curve(output) == curve("plain"), number
+        assert (output / "curve.png").read_bytes() == Path("plain/curve.png").read_bytes(), number
         assert best(output) == best("plain"), number
         assert rows_in_logs(folder=output) == rows_in_logs(folder="plain"), number
         assert list((output / "checkpoints").iterdir()) == [], number
@@ -618,7 +634,8 @@ def test_of_two_watchers_one_is_refused(slow_run):
     wait_for(lambda: segments() >= 1, process)
     outcome = watch_once()
     assert outcome.exit_code == ExitCode.USAGE
-    assert f"is being written by process {process.pid} on" in outcome.stderr
+    assert f"run/eval is being written by process {process.pid} on" in outcome.stderr
+    assert "one watcher is enough" in outcome.stderr
     process.kill()
     process.communicate()
     assert watch_once().exit_code == ExitCode.COMPLETE
@@ -630,35 +647,38 @@ def test_of_two_watchers_one_is_refused(slow_run):
 WRITER = """
 import sys, time
 from pathlib import Path
-source, target, pause_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+source, target = Path(sys.argv[1]), Path(sys.argv[2])
 data = source.read_bytes()
 with target.open("wb") as stream:
     for part in range(20):
         stream.write(data[part * len(data) // 20:(part + 1) * len(data) // 20])
         stream.flush()
-        time.sleep(pause_s)
+        time.sleep(0.05)
 """
 
 
 def test_files_that_are_written_slowly_are_evaluated_whole(folder):
-    """Two writers beside a running watcher, one slower than it looks: each file has one point, of its last bytes."""
+    """Two writers beside a running watcher, one that pauses half way: one point each, of the end."""
     Path("done").mkdir()
     finals = {step: save(step, good=True, folder="done") for step in (1, 2)}
-    process = start(*watch_args(poll_s=0.1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, finals[step], f"run/model_{step}.safetensors", pause_s])
-        for step, pause_s in ((1, "0.02"), (2, "0.35"))
-    ]
-    try:
-        assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
-        wait_for(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process)
-    finally:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+    steady = [sys.executable, "-c", WRITER, str(finals[1]), "run/model_1.safetensors"]
+    data = finals[2].read_bytes()
+    with Path("out.txt").open("w") as out, Path("run/model_2.safetensors").open("wb") as pausing:
+        process = start(*watch_args(poll_s=0.1), stdout=out, stderr=subprocess.PIPE, text=True)
+        try:
+            pausing.write(data[: len(data) // 2])
+            pausing.flush()
+            subprocess.run(steady, check=True, timeout=60)
+            wait_for(lambda: "model_2.safetensors cannot be evaluated yet" in Path("out.txt").read_text(), process)
+            pausing.write(data[len(data) // 2 :])
+            pausing.flush()
+            wait_for(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process)
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert fingerprints() == {path.name: evaluated(path).fingerprint for path in finals.values()}
     assert {row["status"] for row in curve()} == {"complete"}
-    assert "model_2.safetensors cannot be evaluated yet" in out
 
 
 def test_the_command_is_documented(folder):

@@ -113,7 +113,7 @@ def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
         module,
         _env_to_module(algorithm).connectors,
         _module_to_env(algorithm).connectors,
-        algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1],
+        algorithm.spaces[INPUT_ENV_SINGLE_SPACES],
         {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)},
     )
     policy.module.load_state_dict(weights)
@@ -133,7 +133,7 @@ def _policy_of_module(module: Any) -> RLModulePolicy:
         )
     twin.load_state_dict(module.state_dict())
     unsquash = NormalizeAndClipActions(normalize_actions=True, clip_actions=False)
-    return RLModulePolicy(twin, [], [unsquash], module.action_space)
+    return RLModulePolicy(twin, [], [unsquash], (module.observation_space, module.action_space))
 
 
 def _env_to_module(algorithm: Algorithm) -> Any:

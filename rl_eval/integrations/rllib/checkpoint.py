@@ -46,7 +46,7 @@ def load_policy(
     module_to_env = _pipeline(folder, "module_to_env_connector", ModuleToEnvPipeline)
     trained = env_to_module.input_observation_space, env_to_module.input_action_space
     check_spaces(f"the policy in {folder}", trained, (observation_space, action_space))
-    return RLModulePolicy(module, env_to_module.connectors, module_to_env.connectors, trained[1])
+    return RLModulePolicy(module, env_to_module.connectors, module_to_env.connectors, trained)
 
 
 def _check_folder(folder: Path) -> None:

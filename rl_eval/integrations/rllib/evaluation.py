@@ -47,12 +47,19 @@ def evaluation_function(
         final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
 
     Raises:
-        ConfigError: ``policy.actions`` is "unsquash", which the policy's connectors do themselves.
+        ConfigError: ``policy.actions`` is "unsquash", which the connectors do themselves; or a policy or weights
+            are configured, which the Algorithm has.
     """
-    if config is not None and config.to_dict().get("policy", {}).get("actions") == "unsquash":
+    policy = {} if config is None else config.to_dict().get("policy", {})
+    if policy.get("actions") == "unsquash":
         raise ConfigError(
             'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
         )
+    for key in ("policy", "policy_kwargs", "weights"):
+        if policy.get(key):
+            raise ConfigError(
+                f"policy.{key} is {policy[key]!r}, but what is evaluated is the Algorithm's: leave it out"
+            )
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, called, final_timeout_s)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import tree
 from ray.rllib.core.columns import Columns
+from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib.actions import Actions, read_actions
@@ -36,7 +37,7 @@ class RLModulePolicy:
             statistics travel together.
         env_to_module: Pieces of the env-to-module pipeline.
         module_to_env: Pieces of the module-to-env pipeline.
-        action_space: Space of the environment.
+        spaces: Observation and action space of the environment that it was trained in.
         statistics: Of the filters, if they are not those of the pieces; see :func:`filter_tensors`.
 
     Raises:
@@ -49,7 +50,7 @@ class RLModulePolicy:
         module: Any,
         env_to_module: Sequence[Any],
         module_to_env: Sequence[Any],
-        action_space: gym.Space[Any],
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
         statistics: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
@@ -60,7 +61,9 @@ class RLModulePolicy:
         known = filter_tensors(env_to_module) if statistics is None else statistics
         self._observations = Observations(env_to_module, known)
         self.module.add_module(FILTERS, self._observations)
-        self._actions = Actions(module_to_env, action_space)
+        self._actions = Actions(module_to_env, spaces[1])
+        self._trained_on = get_base_struct_from_space(spaces[0])
+        self._familiar = False
         # RLModule's methods are not those that torch knows.
         self._rl_module = cast("Any", module)
         with random_state_kept():
@@ -90,6 +93,8 @@ class RLModulePolicy:
 
     def _forward(self, observations: Any, state: Any, live: Live, *, explore: bool) -> tuple[Mapping[str, Any], Any]:
         """Run connectors and module; return its outputs without their time dimension, and the next state."""
+        if not self._familiar:
+            self._check_familiar(observations)
         state = state or {}
         inputs, frames = self._observations(observations, state.get("frames"), live)
         batch: dict[str, Any] = {Columns.OBS: tree.map_structure(self._to_device, inputs)}
@@ -104,6 +109,20 @@ class RLModulePolicy:
             following[Columns.STATE_IN] = outputs.pop(Columns.STATE_OUT)
             outputs = tree.map_structure(lambda leaf: leaf[:, 0], outputs)
         return outputs, following or None
+
+    def _check_familiar(self, observations: Any) -> None:
+        """Make sure, once, that observations look like those of training.
+
+        Raises:
+            ConfigError: They have another structure or shape.
+        """
+        ours, theirs = tree.flatten(self._trained_on), tree.flatten(observations)
+        if [space.shape for space in ours] != [leaf.shape[1:] for leaf in theirs]:
+            raise ConfigError(
+                f"the policy was trained with the observation space {self._trained_on}, but the environment's "
+                f"observations have the shapes {[leaf.shape[1:] for leaf in theirs]}"
+            )
+        self._familiar = True
 
     def _to_device(self, value: Any) -> torch.Tensor:
         weight = next(self.module.parameters(), None)

@@ -46,7 +46,7 @@ def choose(distribution: Any, mode: str) -> Any:
         value = getattr(distribution, attribute)
     except (AttributeError, NotImplementedError) as error:
         raise ConfigError(
-            f"the policy's distribution {type(distribution).__name__} has no {attribute}, so there is no {mode} action: "
+            f"the policy's distribution {type(distribution).__name__} has no {attribute}, so no {mode} action: "
             "give it a deterministic_sample property, or set policy.deterministic to False"
         ) from error
     return value
@@ -64,11 +64,8 @@ def draw(distribution: Any, noise: NoiseSource) -> Any:
     """
     if (parts := _parts(distribution)) is not None:
         return {name: draw(part, noise) for name, part in parts.items()}
-    names = {base.__name__ for base in type(distribution).__mro__}
     if isinstance(distribution, (dist_lib.Categorical, dist_lib.OneHotCategorical)):
-        index, count = _categorical(distribution, noise)
-        one_hot = isinstance(distribution, dist_lib.OneHotCategorical) or names & _ONE_HOT
-        return torch.nn.functional.one_hot(index, count) if one_hot else index
+        return _categorical(distribution, noise)
     if isinstance(distribution, dist_lib.Independent):
         return draw(distribution.base_dist, noise)
     if isinstance(distribution, dist_lib.TransformedDistribution):
@@ -76,15 +73,7 @@ def draw(distribution: Any, noise: NoiseSource) -> Any:
         for transform in distribution.transforms:
             value = transform(value)
         return value
-    if isinstance(distribution, dist_lib.Normal):
-        loc = distribution.loc
-        normal = noise.normal(loc[0].numel()).reshape(loc.shape)
-        return loc + distribution.scale * torch.from_numpy(normal).to(loc)
-    if isinstance(distribution, dist_lib.Bernoulli):
-        return (_uniform(distribution.probs, noise) < distribution.probs).to(distribution.probs.dtype)
-    if names & {"Delta", "TanhDelta"}:
-        return choose(distribution, "deterministic")
-    return _by_quantile(distribution, noise)
+    return _numbers(distribution, noise)
 
 
 def _parts(distribution: Any) -> dict[str, Any] | None:
@@ -106,20 +95,39 @@ def _uniform(like: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
     return torch.from_numpy(noise.uniform(like[0].numel()).reshape(like.shape)).to(like)
 
 
-def _categorical(distribution: Any, noise: NoiseSource) -> tuple[torch.Tensor, int]:
-    """Index by inverse CDF in float64, and how many there are."""
-    logits = distribution.logits.detach().cpu().to(torch.float64)
-    count = int(logits.shape[-1])
+def _numbers(distribution: Any, noise: NoiseSource) -> torch.Tensor:
+    """Sample independent numbers."""
+    if isinstance(distribution, dist_lib.Normal):
+        loc = distribution.loc
+        normal = noise.normal(loc[0].numel()).reshape(loc.shape)
+        return loc + distribution.scale * torch.from_numpy(normal).to(loc)
+    if isinstance(distribution, dist_lib.Bernoulli):
+        return (_uniform(distribution.probs, noise) < distribution.probs).to(distribution.probs.dtype)
+    if _names(distribution) & {"Delta", "TanhDelta"}:
+        certain: torch.Tensor = choose(distribution, "deterministic")
+        return certain
+    return _by_quantile(distribution, noise)
+
+
+def _names(distribution: Any) -> set[str]:
+    return {base.__name__ for base in type(distribution).__mro__}
+
+
+def _categorical(distribution: Any, noise: NoiseSource) -> torch.Tensor:
+    """Sample by inverse CDF in float64; one-hot if the distribution is."""
     if getattr(distribution, "_sparse_mask", False):
         raise ConfigError(
-            "the policy's MaskedCategorical has a sparse mask, whose samples rl_eval does not draw: give it a dense mask, "
-            "or set policy.deterministic to True"
+            "the policy's MaskedCategorical has a sparse mask, whose samples rl_eval does not draw: give it a dense "
+            "mask, or set policy.deterministic to True"
         )
-    weights = torch.exp(logits - logits.amax(-1, keepdim=True)).numpy()
-    cdf = weights.cumsum(-1)
+    logits = distribution.logits.detach().cpu().to(torch.float64)
+    count = int(logits.shape[-1])
+    cdf = torch.exp(logits - logits.amax(-1, keepdim=True)).numpy().cumsum(-1)
     uniform = noise.uniform(int(np.prod(cdf.shape[1:-1], dtype=int))).reshape(*cdf.shape[:-1], 1)
-    index = np.minimum((cdf < uniform * cdf[..., -1:]).sum(-1), count - 1)
-    return torch.from_numpy(index), count
+    index = torch.from_numpy(np.minimum((cdf < uniform * cdf[..., -1:]).sum(-1), count - 1))
+    if isinstance(distribution, dist_lib.OneHotCategorical) or _names(distribution) & _ONE_HOT:
+        return torch.nn.functional.one_hot(index, count)
+    return index
 
 
 def _by_quantile(distribution: Any, noise: NoiseSource) -> torch.Tensor:
@@ -128,8 +136,8 @@ def _by_quantile(distribution: Any, noise: NoiseSource) -> torch.Tensor:
         value: torch.Tensor = distribution.icdf(_uniform(like, noise))
     except (NotImplementedError, AttributeError) as error:
         raise ConfigError(
-            f"policy.deterministic is False, but the policy's distribution {type(distribution).__name__} can only be sampled "
-            "with torch's global generator, which belongs to the training: give it an icdf method, or set "
+            f"policy.deterministic is False, but the policy's distribution {type(distribution).__name__} can only be "
+            "sampled with torch's global generator, which belongs to the training: give it an icdf method, or set "
             "policy.deterministic to True"
         ) from error
     return value

@@ -12,8 +12,9 @@ truncated          the truncated key; without one, False
 normalizers        frozen, and an error when they have no statistics
 =================  =============================================================================================
 
-A ``GymEnv`` under bookkeeping transforms (and ``DoubleToFloat``) alone is not stepped through tensordicts at all: its gymnasium environment is
-stepped, with the same seeds, rewards rounded to the dtype of the reward spec, and the same ends.
+A ``GymEnv`` under bookkeeping transforms (and ``DoubleToFloat``) alone is not stepped through tensordicts at all: its
+gymnasium environment is stepped, with the same seeds, rewards rounded to the dtype of the reward spec, and the same
+ends.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def as_env(
     """
     if env.batch_size:
         raise ConfigError(
-            f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}; rl_eval runs each episode in an environment of "
-            "its own: give a factory of single ones (batch_size=[]), and set runners.num_envs_per_runner to how many"
+            f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}; rl_eval runs each episode in an "
+            "environment of its own: give a factory of single ones (batch_size=[]), and say how many step together "
+            "with runners.num_envs_per_runner"
         )
     freeze_normalizers(env)
     if check_normalizers:
@@ -91,14 +93,14 @@ class TorchRLEnv(gym.Env[Any, Any]):
         keys = _observation_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
         specs = {key: env.full_observation_spec[key] for key in keys}
         self._paths = [(key, key if isinstance(key, tuple) else (key,)) for key in specs]
-        spaces = {path: observation_space(specs[key]) for key, path in self._paths}
+        spaces: dict[tuple[str, ...], gym.Space[Any]] = {
+            path: observation_space(specs[key]) for key, path in self._paths
+        }
         self._only = next(iter(specs)) if len(specs) == 1 and isinstance(next(iter(specs)), str) else None
         self.observation_space = next(iter(spaces.values())) if self._only else _nested_space(spaces)
         self._action_keys = list(env.action_keys)
-        if len(self._action_keys) == 1:
-            spec = env.full_action_spec[self._action_keys[0]]
-        else:
-            spec = env.full_action_spec
+        actions = env.full_action_spec
+        spec = actions[self._action_keys[0]] if len(self._action_keys) == 1 else actions
         self.action_space = action_space(spec)
         self._write_action = action_writer(spec)
         self._reward_key = _single(env, "reward", env.reward_keys, reward_key)
@@ -284,14 +286,15 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
         raise ConfigError(
-            f"the TorchRL environment has the {what}s {list(keys)}, of which {given!r} is none: rl_eval evaluates a single "
-            f"agent here. Name the one that counts with {what}_key, or make an environment of one agent"
+            f"the TorchRL environment has the {what}s {list(keys)}, of which {given!r} is none: rl_eval evaluates a "
+            f"single agent here. Name the one that counts with {what}_key, or make an environment of one agent"
         )
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
         raise ConfigError(
-            f"{what} {key!r} of the TorchRL environment has shape {tuple(shape)}, one number per agent: rl_eval evaluates a "
-            "single agent here, and does not add agents together. Sum or select them in a transform of the environment"
+            f"{what} {key!r} of the TorchRL environment has shape {tuple(shape)}, one number per agent: rl_eval "
+            "evaluates a single agent here, and does not add agents together. Sum or select them in a transform of the "
+            "environment"
         )
     return key
 

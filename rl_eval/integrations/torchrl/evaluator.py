@@ -1,7 +1,8 @@
 """Decides how the calls of ``torchrl.collectors.Evaluator`` are answered by :class:`rl_eval.Evaluator`.
 
-The signature and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's: true
-returns over complete episodes that were chosen before they ran. What has no meaning here is an error that names it.
+The signature and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's:
+true returns over complete episodes that were chosen before they ran. What has no meaning here is an error that names
+it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Evaluator:
         device: torch.device | str | None = None,
         exploration_type: Any = "deterministic",
         metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
-        dump_video: bool = True,  # noqa: ARG002 - part of the signature that is taken over
+        dump_video: bool = True,
         on_result: Callable[[TensorDictBase], object] | None = None,
         busy_policy: str = "skip",
         backend: str = "thread",
@@ -328,7 +329,7 @@ def with_rules(
     policy = models.pop("policy", weights)
     if unknown := [name for name in models if not name.startswith("env.")]:
         raise WeightsError(
-            f"weights_dict has {unknown}: known are 'policy', and transforms of the environment such as 'env.transform[0]'"
+            f"weights_dict has {unknown}: known are 'policy', and transforms of the environment, as 'env.transform[0]'"
         )
     statistics = {name.removeprefix("env."): statistics_of(name, model) for name, model in models.items()}
     if policy is None and not statistics and max_steps is None and mode is None:
@@ -464,8 +465,8 @@ def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes
         return dict(metrics_fn(rows))
     except KeyError as error:
         raise ArgumentError(
-            f"metrics_fn reads {error}: it gets one row per episode, with the keys {[('next', name) for name in last]}. "
-            "Steps are not kept; what an environment reports per step comes through evaluation.info_keys of an EvalConfig"
+            f"metrics_fn reads {error}: it gets one row per episode, with the keys {[('next', name) for name in last]}."
+            " Steps are not kept; what an environment reports comes through evaluation.info_keys of an EvalConfig"
         ) from error
 
 

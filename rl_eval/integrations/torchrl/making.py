@@ -96,7 +96,9 @@ class ScopedPolicy:
         device: str,
     ) -> None:
         self._scope, self._mode = scope, mode
-        self._build = lambda how: TensorDictPolicy(policy, observation_space, action_space, how, device=device)
+        self._build: Callable[[str], TensorDictPolicy] = lambda how: TensorDictPolicy(
+            policy, observation_space, action_space, how, device=device
+        )
         self._inner = self._build(mode)
         self.module = _Received(
             policy if isinstance(policy, torch.nn.Module) else None, self._obey, lambda: scope.rules
@@ -216,6 +218,6 @@ def _refuse_recorders(env: Any) -> None:
     for transform in peel(env)[0]:
         if type(transform).__name__ in {"VideoRecorder", "TensorDictRecorder"}:
             raise ConfigError(
-                f"env has a {type(transform).__name__}, which would keep the frames of all episodes: take it out of the "
-                "evaluation environment, and pass videos=rl_eval.VideoSettings(...), which records chosen episodes"
+                f"env has a {type(transform).__name__}, which would keep the frames of all episodes: take it out of "
+                "the evaluation environment, and pass videos=rl_eval.VideoSettings(...), which records chosen episodes"
             )

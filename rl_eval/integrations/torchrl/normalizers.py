@@ -60,6 +60,6 @@ def check_initialized(module: torch.nn.Module, owner: str) -> None:
     for name, part in normalizers_of(module):
         if uninitialized(part):
             raise ConfigError(
-                f"{owner} has an uninitialized {type(part).__name__} ({name or 'itself'}): it would normalize by statistics "
-                "of nothing. Train first, load its statistics, or send them with the weights"
+                f"{owner} has an uninitialized {type(part).__name__} ({name or 'itself'}): it would normalize by "
+                "statistics of nothing. Train first, load its statistics, or send them with the weights"
             )

@@ -28,6 +28,7 @@ from tensordict.nn import TensorDictModuleBase
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
 from rl_eval.integrations.torchrl.stages import stages_of
+from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import NoiseSource
 from rl_eval.settings import PolicySection
 
@@ -109,8 +110,8 @@ class TensorDictPolicy:
             self._stages = tuple(stage.run for stage in stages_of(policy, mode))
         elif mode == "random":
             raise ConfigError(
-                "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "
-                "give it as a ProbabilisticActor, or set policy.deterministic to True"
+                "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot "
+                "see: give it as a ProbabilisticActor, or set policy.deterministic to True"
             )
         inputs = [unravel_key(key) for key in getattr(policy, "in_keys", ())]
         outputs = [unravel_key(key) for key in getattr(policy, "out_keys", ())]
@@ -132,7 +133,7 @@ class TensorDictPolicy:
         """Return every number that the module computes on the way to an action."""
         count = _count(observations)
         batch = self._batch(observations, self.initial_state(count))
-        output = self._run(batch, None, stop_at_chance=True)
+        output = self._run(batch, EpisodeNoise(np.zeros(count, np.int64), np.zeros(count, np.int64)))
         given = set(map(_path, batch.keys(include_nested=True, leaves_only=True)))
         return [
             _array(tensor)
@@ -164,8 +165,8 @@ class TensorDictPolicy:
                 wanted = [key for key in wanted if _path(key)[-1] == "observation"]
             if len(wanted) > 1 or (self._needed and not wanted):
                 raise ConfigError(
-                    f"the policy reads {self._needed}, but the observation space {space} is one array: use an environment "
-                    "with a Dict space of these keys"
+                    f"the policy reads {self._needed}, but the observation space {space} is one array: use an "
+                    "environment with a Dict space of these keys"
                 )
             return [(key, ()) for key in wanted]
         wanted = self._needed if known else [path if len(path) > 1 else path[0] for path in leaves]
@@ -200,18 +201,13 @@ class TensorDictPolicy:
 
     # ------------------------------------------------------------------ through
 
-    def _run(self, batch: TensorDictBase, noise: NoiseSource | None, *, stop_at_chance: bool = False) -> TensorDictBase:
-        if not self._stages and callable(self.module) and not isinstance(self.module, torch.nn.Module):
-            return self.module(batch.copy())  # type: ignore[no-any-return]
+    def _run(self, batch: TensorDictBase, noise: NoiseSource | None) -> TensorDictBase:
+        if not isinstance(self.module, TensorDictModuleBase):
+            written: TensorDictBase = self.module(batch.copy())
+            return written
         output = batch.copy()
         for run in self._stages:
-            try:
-                output = run(output, noise)
-            except ConfigError:
-                # The probe looks at what a distribution is made of; drawing needs noise, which it has not.
-                if stop_at_chance:
-                    break
-                raise
+            output = run(output, noise)
         return output
 
     # ------------------------------------------------------------------ out
@@ -242,7 +238,7 @@ class TensorDictPolicy:
         return _as_actions(array, space)
 
     def _next_state(self, output: TensorDictBase, name: str) -> torch.Tensor:
-        value = output.get(("next", *name.split(".")), None)
+        value: torch.Tensor | None = output.get(("next", *name.split(".")), None)
         if value is None:
             raise PolicyError(f"the policy wrote no ('next', {name!r}), although it is one of its out_keys")
         return value
@@ -267,7 +263,7 @@ def _run_step_by_step(policy: torch.nn.Module) -> None:
     """Let recurrent modules take one step per call, whatever their default is."""
     for part in policy.modules():
         if getattr(part, "_recurrent_mode", None):
-            part._recurrent_mode = False  # type: ignore[assignment]
+            vars(part)["_recurrent_mode"] = False
 
 
 def _action_keys(
@@ -286,7 +282,8 @@ def _action_keys(
         candidates = ["action"]
     if len(candidates) != 1:
         raise ConfigError(
-            f"the policy's action is not to be found: out_keys are {outputs}, and exactly one must be 'action' or end with it"
+            f"the policy's action is not to be found: out_keys are {outputs}, and exactly one must be 'action' or end "
+            "with it"
         )
     return [((), candidates[0], space)]
 

@@ -1,7 +1,7 @@
 """Decides how the calls of ``torchrl.collectors.distributed.RayEvalWorker`` are answered by :class:`rl_eval.Evaluator`.
 
-The calls and the keys ``reward`` and ``frames`` are TorchRL's. The number is not: ``reward`` is the mean return of complete
-episodes, where TorchRL's is the mean reward per step of one.
+The calls and the keys ``reward`` and ``frames`` are TorchRL's. The number is not: ``reward`` is the mean return of
+complete episodes, where TorchRL's is the mean reward per step of one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["RayEvalWorker"]
 
 _REWARD: Final = ("next", "reward")
+_NAMESPACE: Final = "rl_eval"
+"""Of the names of workers."""
 
 
 @final
@@ -87,8 +89,16 @@ class RayEvalWorker:
             .runners(num_envs_per_runner=num_envs or (1 if init_fn is not None else min(8, num_episodes)))
             .runners(**runner_settings(num_runners, num_gpus, init_fn, remote_kwargs))
         )
-        named = {} if name is None else {"name": name, "detached": True}
-        self._start(Evaluator(config, backend="ray", busy_policy="latest", videos=videos, **named))
+        evaluator = Evaluator(
+            config,
+            backend="ray",
+            busy_policy="latest",
+            videos=videos,
+            name=name,
+            namespace=_NAMESPACE,
+            detached=name is not None,
+        )
+        self._start(evaluator, name)
 
     @classmethod
     def from_name(cls, name: str, *, reward_keys: Key = _REWARD) -> RayEvalWorker:
@@ -99,15 +109,17 @@ class RayEvalWorker:
         """
         if reward_keys != _REWARD:
             raise ArgumentError(
-                f"reward_keys is {reward_keys!r}, but the worker {name!r} reads the reward that it was created with: leave it out"
+                f"reward_keys is {reward_keys!r}, but the worker {name!r} reads the reward that it was created with: "
+                "leave it out"
             )
         worker = object.__new__(cls)
         worker._token = ""
-        worker._start(Evaluator.from_name(name, busy_policy="latest"))
+        worker._start(Evaluator.from_name(name, namespace=_NAMESPACE, busy_policy="latest"), None)
         return worker
 
-    def _start(self, evaluator: Any) -> None:
-        self._evaluator = evaluator
+    def _start(self, evaluator: Evaluator, owned: str | None) -> None:
+        self._evaluator: Evaluator | None = evaluator
+        self._owned = owned
         self._handle: EvalHandle | None = None
 
     def submit(
@@ -116,7 +128,7 @@ class RayEvalWorker:
         max_steps: int | None,
         *,
         deterministic: bool = True,
-        break_when_any_done: bool = True,  # noqa: ARG002 - every episode runs to its own end, whatever others do
+        break_when_any_done: bool = True,
     ) -> None:
         """Start an evaluation; an earlier one that was not polled is cancelled.
 
@@ -143,8 +155,8 @@ class RayEvalWorker:
             timeout: Longest wait, in seconds; None waits for it.
 
         Returns:
-            ``reward`` (mean return per episode), ``reward_std``, ``length`` (mean steps per episode), ``count`` (episodes),
-            ``weights_version``, every metric of rl_eval, and ``frames``, which is None: ``videos`` records.
+            ``reward`` (mean return per episode), ``reward_std``, ``length`` (mean steps per episode), ``count``
+            (episodes), ``weights_version``, every metric of rl_eval, and ``frames``, which is None: ``videos`` records.
 
         Raises:
             EvaluationFailed: Too many episodes failed to give a number.
@@ -174,6 +186,10 @@ class RayEvalWorker:
         evaluator, self._evaluator, self._handle = self._evaluator, None, None
         if evaluator is not None:
             evaluator.shutdown()
+            if self._owned is not None:
+                from rl_eval.service.directory import end_service
+
+                end_service(self._owned, _NAMESPACE)
         forget_scope(self._token)
 
 

@@ -1,8 +1,9 @@
 """Decides what the environments and the policy of one evaluator share inside a runner's process.
 
-Normalizers of TorchRL live in environments, while weights are sent to policies. So what a trainer sends for an environment
-travels with the weights, and the policy hands it to the environments of its scope: those that the same evaluator made in the
-same process. The same way goes what a request may choose anew: its step limit, and how actions are taken.
+Normalizers of TorchRL live in environments, while weights are sent to policies. So what a trainer sends for an
+environment travels with the weights, and the policy hands it to the environments of its scope: those that the same
+evaluator made in the same process. The same way goes what a request may choose anew: its step limit, and how actions
+are taken.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
         for name, normalizer in normalizers_of(source):
             if uninitialized(normalizer):
                 raise WeightsError(
-                    f"weights_dict[{path!r}] holds an uninitialized {type(normalizer).__name__} {name}: it has seen nothing "
-                    "yet. Collect at least one batch before the first evaluation"
+                    f"weights_dict[{path!r}] holds an uninitialized {type(normalizer).__name__} {name}: it has seen "
+                    "nothing yet. Collect at least one batch before the first evaluation"
                 )
         source = source.state_dict()
     elif hasattr(source, "flatten_keys"):
@@ -126,18 +127,22 @@ def _copied(value: Any) -> Any:
 
 
 def _load(env: Any, path: str, state: Mapping[str, Any]) -> None:
-    found = env
     try:
-        for part in path.split("."):
-            match = _PART.fullmatch(part)
-            if match is None:
-                raise AttributeError(part)
-            found = getattr(found, match[1])
-            if match[2] is not None:
-                found = found[int(match[2])]
-        found.load_state_dict(state)
+        _part_of(env, path).load_state_dict(state)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
         raise WeightsError(
-            f"weights_dict['env.{path}'] does not fit the evaluation environment ({type(error).__name__}: {error}): give "
-            "the transform itself, under the path that it has there"
+            f"weights_dict['env.{path}'] does not fit the evaluation environment ({type(error).__name__}: {error}): "
+            "give the transform itself, under the path that it has there"
         ) from error
+
+
+def _part_of(env: Any, path: str) -> Any:
+    found = env
+    for name in path.split("."):
+        match = _PART.fullmatch(name)
+        if match is None:
+            raise AttributeError(name)
+        found = getattr(found, match[1])
+        if match[2] is not None:
+            found = found[int(match[2])]
+    return found

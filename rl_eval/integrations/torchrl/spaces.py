@@ -61,24 +61,29 @@ def action_space(spec: TensorSpec) -> gym.Space[Any]:
     """
     if isinstance(spec, Composite):
         return gym.spaces.Dict({key: action_space(part) for key, part in spec.items()})
-    if isinstance(spec, MultiOneHot):
-        return gym.spaces.MultiDiscrete(np.asarray(spec.nvec))
-    if isinstance(spec, MultiCategorical):
-        return gym.spaces.MultiDiscrete(np.asarray(spec.nvec.cpu()).reshape(tuple(spec.shape)))
     if isinstance(spec, Binary):
         return gym.spaces.MultiBinary(tuple(spec.shape))
-    if isinstance(spec, OneHot):
-        return gym.spaces.Discrete(int(spec.n))
-    if isinstance(spec, Categorical):
-        if spec.shape.numel() == 1:
-            return gym.spaces.Discrete(int(spec.n))
-        return gym.spaces.MultiDiscrete(np.full(tuple(spec.shape), int(spec.n)))
-    dtype = _numpy_dtype(spec.dtype)
+    if (sizes := _choices(spec)) is not None:
+        return gym.spaces.MultiDiscrete(sizes) if sizes.shape else gym.spaces.Discrete(int(sizes))
     if isinstance(spec, Bounded):
-        return _box(spec, dtype)
+        return _box(spec, _numpy_dtype(spec.dtype))
     if isinstance(spec, Unbounded):
+        dtype = _numpy_dtype(spec.dtype)
         return gym.spaces.Box(*_all_numbers(dtype), tuple(spec.shape), dtype)
     raise ConfigError(f"actions of the spec {type(spec).__name__} have no gymnasium space")
+
+
+def _choices(spec: TensorSpec) -> Any:
+    """Return how many values each part of a discrete action has; a scalar for a single one, None for other actions."""
+    if isinstance(spec, MultiOneHot):
+        return np.asarray(spec.nvec)
+    if isinstance(spec, MultiCategorical):
+        return np.asarray(spec.nvec.cpu()).reshape(tuple(spec.shape))
+    if isinstance(spec, OneHot):
+        return np.asarray(int(spec.n))
+    if isinstance(spec, Categorical):
+        return np.full(() if spec.shape.numel() == 1 else tuple(spec.shape), int(spec.n))
+    return None
 
 
 def action_writer(spec: TensorSpec) -> Callable[[Any], Any]:

@@ -65,8 +65,8 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
     if names & _EXPLORATION:
         if mode == "random":
             raise ConfigError(
-                f"policy.deterministic is False, but the policy explores with {type(module).__name__}, which draws from "
-                "torch's global generator: take it out of the policy, or set policy.deterministic to True"
+                f"policy.deterministic is False, but the policy explores with {type(module).__name__}, which draws "
+                "from torch's global generator: take it out of the policy, or set policy.deterministic to True"
             )
         inner = getattr(module, "td_module", None)
         if inner is not None:
@@ -160,18 +160,18 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
 def _check_switches(module: torch.nn.Module) -> None:
     """Refuse parts whose actions would depend on what the trainer's collectors do meanwhile."""
     for part in module.modules():
-        if getattr(part, "_use_exploration_type", None) is not None:
-            part._use_exploration_type = False  # NoisyLinear: then it goes by train() and eval().
+        if hasattr(part, "_use_exploration_type"):
+            vars(part)["_use_exploration_type"] = False  # NoisyLinear: then it goes by train() and eval().
         elif not isinstance(part, ProbabilisticTensorDictModule) and _reads_switch(type(part)):
             raise ConfigError(
                 f"the policy has a {type(part).__name__}, which reads TorchRL's process-global exploration type: the "
-                "training's collectors change it at any time, so the actions would depend on them. Give the policy as a "
-                "TensorDictSequential without it, or with a distribution in its place"
+                "training's collectors change it at any time, so the actions would depend on them. Give the policy as "
+                "a TensorDictSequential without it, or with a distribution in its place"
             )
         elif isinstance(part, ProbabilisticTensorDictModule):
             raise ConfigError(
-                f"the policy has a {type(part).__name__} inside a {type(module).__name__} with a forward() of its own, so "
-                "its samples cannot be replaced by the mode: give the policy as a TensorDictSequential"
+                f"the policy has a {type(part).__name__} inside a {type(module).__name__} with a forward() of its own, "
+                "so its samples cannot be replaced by the mode: give the policy as a TensorDictSequential"
             )
 
 
