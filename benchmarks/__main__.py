@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import faults, honesty, log_size, matrix, planning, safety, startup, table
+from benchmarks import beside, faults, honesty, log_size, matrix, planning, safety, startup, table
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
 _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
@@ -30,6 +30,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "faults": table.faults,
     "safety": table.safety,
     "log": table.log,
+    "beside": table.beside,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [log_size.measure(50_000 if args.quick else args.episodes)]
     elif args.name == "safety":
         rows = _safety(args)
+    elif args.name == "beside":
+        places, stretches = Interpreters(args.peers_python.absolute()), 4 if args.quick else args.stretches
+        rows = beside.measure(places, 2.0 if args.quick else args.stretch, stretches, _say)
     elif args.name == "honesty":
         rows = honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say)
     else:
@@ -105,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     safe.add_argument("--runners", type=_positive, default=2, help="Ray actors per contender (%(default)s)")
     safe.add_argument("--before", default=safety.BEFORE, metavar="COMMIT", help="the reference (%(default)s)")
     safe.add_argument("--episode-steps", type=int, default=10, help="length of short episodes; 0: none (%(default)s)")
+    train = add("beside", "training throughput with evaluation beside it", repeat=1)
+    train.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
+    train.add_argument("--stretch", type=float, default=10.0, help="seconds with or without evaluation (%(default)s)")
+    train.add_argument("--stretches", type=_positive, default=18, help="of both kinds together (%(default)s)")
     honest = add("honesty", "coverage when failing depends on the outcome", repeat=1)
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")

@@ -40,7 +40,7 @@ __all__ = [
 
 Row = dict[str, Any]
 
-NOT_INSTALLED: Final = "not installed: pip install -r benchmarks/requirements.txt"
+NOT_INSTALLED: Final = "not installed: pip install -c constraints-integrations.txt '.[integrations]'"
 TAG: Final = "RL_EVAL_BENCHMARK"
 _SWEEP_S: Final = 10.0
 _GRACE_S: Final = 5.0

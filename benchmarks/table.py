@@ -15,6 +15,7 @@ from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
 __all__ = [
+    "beside",
     "broadcast",
     "correctness",
     "faults",
@@ -250,6 +251,36 @@ def safety(rows: Sequence[Row]) -> list[Table]:
             )
         tables.append(table)
     return tables
+
+
+def beside(rows: Sequence[Row]) -> list[Table]:
+    """Training steps per second with evaluation beside it, as a share of those without, in alternating stretches."""
+    table = _table(
+        "beside: training on one core, one runner on the other, evaluated without a pause",
+        "training",
+        "steps/s without",
+        "share with",
+        "least to most",
+        "evaluations",
+        "complete",
+        "right version",
+        "final policy",
+    )
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["label"], _failure(row))
+            continue
+        table.add_row(
+            row["label"],
+            f"{row['steps_per_second']:,.0f}",
+            f"{row['ratio']:.1%}",
+            f"{min(row['ratios']):.1%} to {max(row['ratios']):.1%}",
+            str(row["evaluations"]),
+            str(row["complete"]),
+            str(row["right_version"]),
+            f"mean {row['final_mean']:.1f}" if row["final_complete"] else "[bold]MISSING[/bold]",
+        )
+    return [table]
 
 
 def startup(rows: Sequence[Row]) -> list[Table]:

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -177,7 +178,12 @@ class Evaluator:
         if name is None:
             self.settings = settings
             self._videos = videos
-            self._begin(_OwnGroup(EvalRunnerGroup(settings, policy, threaded=backend != "inline")), backend)
+            group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
+            if backend == "thread":
+                # A factory may draw from the global generators, which are set back behind it: not while training draws.
+                with suppress(Exception):  # Who asks for an evaluation is told.
+                    group.apply_to_one(lambda _: None)
+            self._begin(_OwnGroup(group), backend)
             return
         from rl_eval.service.client import ServiceEngine
 

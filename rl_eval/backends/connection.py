@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 import ray
@@ -34,16 +39,18 @@ def connect(section: RunnersSection) -> bool:
     try:
         if address:
             _knock(address)
-            ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
+            with _process_kept():
+                ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
             # Without "local", Ray would join a cluster that somebody else has started on this machine.
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                runtime_env=runtime_env,
-            )
+            with _process_kept():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    runtime_env=runtime_env,
+                )
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
             raise ConfigError(f"runners.runtime_env: Ray does not take it: {gist(error)}") from error
@@ -67,6 +74,25 @@ def gist(error: BaseException) -> str:
     """Return the first line of an error, and its last one, where Ray's have the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}"
+
+
+@contextlib.contextmanager
+def _process_kept() -> Iterator[None]:
+    """Take back what ``ray.init`` does to its process, which may be a trainer's.
+
+    It draws from the generator of ``random``, sets environment variables and handles SIGTERM. A local cluster ends
+    with its process all the same.
+    """
+    state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_connection(section: RunnersSection) -> None:

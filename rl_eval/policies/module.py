@@ -21,6 +21,7 @@ import torch
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.policies.sampling import bernoulli, categorical
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["ModulePolicy"]
@@ -104,16 +105,16 @@ class ModulePolicy:
         batch = len(output)
         if isinstance(space, gym.spaces.Discrete):
             logits = _expect(output, (batch, int(space.n)), "logits", space)
-            return _categorical(logits, live, noise) + int(space.start)
+            return categorical(logits, live, noise) + int(space.start)
         if isinstance(space, gym.spaces.MultiDiscrete):
             sizes = [int(n) for n in space.nvec.ravel()]
             logits = _expect(output, (batch, sum(sizes)), "logits", space)
             parts = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
-            chosen = np.stack([_categorical(part, live, noise) for part in parts], axis=1)
+            chosen = np.stack([categorical(part, live, noise) for part in parts], axis=1)
             return chosen.reshape(batch, *space.shape) + space.start
         if isinstance(space, gym.spaces.MultiBinary):
             logits = _expect(output.reshape(batch, -1), (batch, int(np.prod(space.shape))), "logits", space)
-            return _bernoulli(logits, noise).reshape(batch, *space.shape)
+            return bernoulli(logits, noise).reshape(batch, *space.shape)
         return self._read_box(output, log_std, noise)
 
     def _read_box(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
@@ -150,26 +151,3 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
     if output.shape != shape:
         raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}")
     return output
-
-
-def _categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
-    """Index per row: the first greatest logit, or where the CDF passes a uniform number."""
-    if noise is None:
-        return np.asarray(logits.argmax(1), np.int64)
-    wide = logits.astype(np.float64)
-    top = wide.max(1, keepdims=True)
-    if not np.isfinite(top[live]).all():
-        raise PolicyError(f"the module's logits are no distribution: {logits[live][~np.isfinite(top[live, 0])][0]}")
-    with np.errstate(invalid="ignore"):
-        weights = np.exp(wide - top)
-    cdf = weights.cumsum(1)
-    passed = (cdf < noise.uniform(1) * cdf[:, -1:]).sum(1)
-    return np.asarray(np.minimum(passed, logits.shape[1] - 1), np.int64)
-
-
-def _bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
-    if noise is None:
-        return (logits > 0).astype(np.int8)
-    with np.errstate(over="ignore"):
-        probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-    return (noise.uniform(logits.shape[1]) < probability).astype(np.int8)

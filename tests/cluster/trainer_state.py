@@ -45,10 +45,13 @@ def observe(module: nn.Module) -> dict[str, Any]:
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Fail with the names of what has changed, and how."""
-    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    if "environment" in changed:
-        old, new = changed["environment"]
-        changed["environment"] = tuple(sorted(set(old.items()) ^ set(new.items())))
+    changed: dict[str, Any] = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    for name in {"environment", "signals"} & changed.keys():
+        changed[name] = sorted(map(str, set(before[name].items()) ^ set(after[name].items())))
+    if "warnings" in changed:
+        changed["warnings"] = [one for one in after["warnings"] + before["warnings"] if one not in before["warnings"]]
+    for name in {"random", "numpy", "torch"} & changed.keys():
+        changed[name] = "other numbers would be drawn"
     assert not changed, changed
 
 

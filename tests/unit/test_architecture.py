@@ -96,6 +96,10 @@ RAY_LATER = ("cli", "backends", "loggers", "service")
 """Parts that may import Ray inside functions."""
 
 
+PEERS = ("integrations",)
+"""Parts that are loaded only when the framework that they are for is there, and import what that imports."""
+
+
 class Import(NamedTuple):
     """One import statement, outside of ``if TYPE_CHECKING``."""
 
@@ -185,6 +189,8 @@ def _above(name: str, part: str, statement: Import, root: Path) -> Iterator[str]
 
 def _outsiders(name: str, part: str, statement: Import) -> Iterator[str]:
     outsider = statement.module.split(".")[0]
+    if part in PEERS:
+        return
     if part in PURE and outsider in IMPURE_MODULES:
         yield f"imports {outsider}, but {part} is pure"
     if outsider == "ray" and name not in RAY and (part not in RAY_LATER or statement.at_once):

@@ -52,6 +52,9 @@ class Cue:
         self.weights.append(weights)
         return handle
 
+    def apply_to_one(self, function: Callable[[Any], object]) -> None:
+        """There is no runner."""
+
     def end(self, position: int, error: BaseException | None = None) -> None:
         if error is None:
             self.handles[position]._set_result(self.result)

@@ -19,7 +19,7 @@ from ray.rllib.core.distribution.torch import torch_distribution as distribution
 from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.module import _categorical
+from rl_eval.policies.sampling import categorical
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["Actions", "read_actions"]
@@ -122,7 +122,7 @@ def _sample(distribution: Any, live: Live, noise: NoiseSource) -> Any:
 
 def _draw_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
     logits = distribution.logits if distribution.logits is not None else distribution.probs.log()
-    return _categorical(_numpy(logits), live, noise)
+    return categorical(_numpy(logits), live, noise)
 
 
 def _draw_multi_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:

@@ -39,7 +39,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.live import portable
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
 from rl_eval.integrations.sb3.observations import Preprocessor, State
-from rl_eval.policies.module import _bernoulli, _categorical
+from rl_eval.policies.sampling import bernoulli, categorical
 from rl_eval.protocols import NoiseSource
 from rl_eval.settings import PolicySection
 
@@ -171,8 +171,8 @@ class SB3Policy:
             drawn: Array = mean + std * noise.normal(mean.shape[1])
             return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
         if isinstance(distribution, BernoulliDistribution):
-            return _bernoulli(parameters[0], noise)
-        chosen = [_categorical(logits, live, noise) for logits in parameters]
+            return bernoulli(parameters[0], noise)
+        chosen = [categorical(logits, live, noise) for logits in parameters]
         return np.stack(chosen, axis=1) if isinstance(distribution, MultiCategoricalDistribution) else chosen[0]
 
     def _parameters(self, prepared: Any) -> list[Array]:
