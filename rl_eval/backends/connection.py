@@ -17,7 +17,7 @@ from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.numerics import reproducible_environment
 from rl_eval.settings import RunnersSection
 
-__all__ = ["connect", "gist", "runtime_env_of"]
+__all__ = ["connect", "gist", "process_kept", "runtime_env_of"]
 
 _KNOCK_TIMEOUT_S: Final = 5.0
 _HOOK: Final = "worker_process_setup_hook"
@@ -39,11 +39,11 @@ def connect(section: RunnersSection) -> bool:
     try:
         if address:
             _knock(address)
-            with _process_kept():
+            with process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
             # Without "local", Ray would join a cluster that somebody else has started on this machine.
-            with _process_kept():
+            with process_kept():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -77,11 +77,11 @@ def gist(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _process_kept() -> Iterator[None]:
-    """Take back what ``ray.init`` does to its process, which may be a trainer's.
+def process_kept() -> Iterator[None]:
+    """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
 
-    It draws from the generator of ``random``, sets environment variables and handles SIGTERM. A local cluster ends
-    with its process all the same.
+    They draw from the generator of ``random``, set environment variables and handle SIGTERM. A local cluster ends with
+    its process all the same.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:

@@ -21,7 +21,7 @@ from ray.exceptions import (
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
-from rl_eval.backends.connection import connect, gist, runtime_env_of
+from rl_eval.backends.connection import connect, gist, process_kept, runtime_env_of
 from rl_eval.backends.node_agent import Deadlines
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.errors import ConfigError, RunnerLost
@@ -167,7 +167,8 @@ class RayBackend:
         self._agents.stop(_AGENT_STOP_TIMEOUT_S)
         del self._payload
         if self._owns_connection:
-            ray.shutdown()
+            with process_kept():
+                ray.shutdown()
 
     # ------------------------------------------------------------------ answers
 

@@ -128,13 +128,12 @@ def test_a_killed_runner_delays_a_result_and_changes_nothing(tmp_path: Path) -> 
 
 
 _ALONE = '''
-import random, sys
-import ray, torch
+import sys
 sys.path[:0] = {path!r}
+import aiohttp.web, ray, torch  # Ray imports the first late, which adds a filter for warnings of its own.
 import trainer_state
 from evaluator_modules import Scale
 from evaluator_world import config
-import rl_eval
 from rl_eval import Evaluator
 
 module = Scale(2.0)

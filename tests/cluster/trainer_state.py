@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict.nn import interaction_type
 from torch import nn
 
 
@@ -39,7 +40,7 @@ def observe(module: nn.Module) -> dict[str, Any]:
         "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "numpy errors": np.geterr(),
         "recursion": sys.getrecursionlimit(),
-        "exploration": _interaction_type(),
+        "exploration": interaction_type(),
     }
 
 
@@ -53,11 +54,3 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     for name in {"random", "numpy", "torch"} & changed.keys():
         changed[name] = "other numbers would be drawn"
     assert not changed, changed
-
-
-def _interaction_type() -> Any:
-    try:
-        from tensordict.nn import interaction_type
-    except ImportError:
-        return None
-    return interaction_type()

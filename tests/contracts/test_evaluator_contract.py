@@ -370,22 +370,19 @@ def test_many_threads_may_submit_and_each_gets_its_own(beside: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["environment", "policy"])
-def test_what_raises_for_ever_is_a_failed_result(backend: Any, what: str) -> None:
-    """Episodes fail, the evaluation does not: it has a point, whose status says so."""
+def test_what_raises_for_ever_hangs_nobody(backend: Any, what: str) -> None:
+    """Episodes whose environment fails are a failed result; a policy that cannot act at all is an error."""
     broken = config(raises=True) if what == "environment" else config("evaluator_world:make_refusing")
-    told: list[BaseException] = []
-    with Evaluator(broken, backend=backend, on_error=told.append) as ev:
+    with Evaluator(broken, backend=backend) as ev:
         ev.trigger_eval()
-        try:
-            point = ev.wait(LIMIT_S)
-        finally:
-            ev.shutdown()
-        if point is None:
-            (error,) = told
-            assert "no mood" in str(error) or "no day" in str(error)
+        if what == "policy":
+            with pytest.raises(Exception, match="no mood"):
+                ev.wait(LIMIT_S)
         else:
-            assert point.result.status in ("failed", "partial")
-            assert told == []
+            result = read(ev).result
+            assert (result.status, len(result.faults)) == ("failed", 6)
+        assert not ev.pending
+        assert ev.poll() is None
 
 
 def test_weights_that_do_not_fit_fail_their_own_evaluation(backend: Any) -> None:

@@ -564,5 +564,14 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
     before = config.build().identity()
     config.set("runners.num_gpus_per_runner", 1.0)
     after = config.set(f"{section}.{key}", EVERYTHING[section][key]).build().identity()
-    elsewhere = {"num_episodes", "seed", "first_index", "info_keys", "return_bounds", "purity_check", "weights", "device"}
+    elsewhere = {
+        "num_episodes",
+        "seed",
+        "first_index",
+        "info_keys",
+        "return_bounds",
+        "purity_check",
+        "weights",
+        "device",
+    }
     assert (before == after) == (section in LAYOUT or key in elsewhere)

@@ -244,14 +244,32 @@ class Evaluator:
         forget_scope(self._token)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a continued run needs to go on counting steps."""
+        """Return what a continued run needs to go on counting steps.
+
+        Raises:
+            EvaluationPending: A result is pending, or was neither read nor given to ``on_result``.
+        """
+        self._check_idle("saved")
         return dict(self._evaluator.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned, TorchRL's own included."""
+        """Go on from what :meth:`state_dict` returned, TorchRL's own included.
+
+        Raises:
+            EvaluationPending: As :meth:`state_dict`.
+        """
+        self._check_idle("replaced")
         if "step_counter" in state_dict:
             state_dict = {"step": state_dict["step_counter"], "weights_version": 0}
         self._evaluator.load_state_dict(state_dict)
+
+    def _check_idle(self, what: str) -> None:
+        unread = 0 if self._on_result is not None else len(self._outcomes)
+        if self.pending or unread:
+            raise EvaluationPending(
+                f"the state cannot be {what} while an evaluation is pending, or its result unread ({unread} are): "
+                "wait() first"
+            )
 
     @staticmethod
     def extract_weights(policy: torch.nn.Module) -> TensorDictBase:
