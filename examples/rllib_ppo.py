@@ -54,12 +54,12 @@ def main() -> None:
     started = time.perf_counter()
     while time.perf_counter() - started < arguments.seconds:
         algorithm.train()
-    print(f"\n{algorithm.iteration} iterations in {time.perf_counter() - started:.0f} s; the final policy:\n")  # noqa: T201
+    print(f"\n{algorithm.iteration} iterations in {time.perf_counter() - started:.0f} s; the final policy:\n")
     with tempfile.TemporaryDirectory() as folder:
         path = algorithm.save_to_path(folder)
         algorithm.stop()
         held_out = evaluate(evaluated.copy().runners(num_runners=0).evaluation(first_index=EPISODES), load_policy(path))
-    print(f"\nsaved and loaded: {held_out.mean_return:.1f} on {EPISODES} held-out episodes")  # noqa: T201
+    print(f"\nsaved and loaded: {held_out.mean_return:.1f} on {EPISODES} held-out episodes")
 
 
 def print_point(point: EvalPoint) -> None:
@@ -68,7 +68,7 @@ def print_point(point: EvalPoint) -> None:
     interval = f"[{result.interval.low:6.1f}, {result.interval.high:6.1f}]"
     bar = "#" * round(result.mean_return / 10)
     line = f"{point.step:>8}  weights {point.weights_version:>3}  {result.mean_return:6.1f}  {interval}  {bar}"
-    print(line, flush=True)  # noqa: T201
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

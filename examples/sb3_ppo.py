@@ -42,11 +42,11 @@ def main() -> None:
         )
         started = time.perf_counter()
         model.learn(arguments.steps, callback=callback)
-        print(f"\n{model.num_timesteps} steps of training in {time.perf_counter() - started:.0f} s\n")  # noqa: T201
+        print(f"\n{model.num_timesteps} steps of training in {time.perf_counter() - started:.0f} s\n")
         print_curve(callback)
         best = load_policy(Path(folder, "best_model.zip"), Path(folder, "best_model_vecnormalize.pkl"))
         held_out = evaluate(config.copy().evaluation(first_index=EPISODES), best)
-    print(  # noqa: T201
+    print(
         f"\nbest model: {callback.best_mean_reward:.1f} when it was chosen, "
         f"{held_out.mean_return:.1f} on {EPISODES} held-out episodes"
     )
@@ -57,7 +57,7 @@ def print_curve(callback: EvalCallback) -> None:
     for step, result in callback.results:
         low, high = result.interval.low, result.interval.high
         bar = "#" * round(50 + result.mean_return / 32)  # Returns go from about -1600 up to 0.
-        print(f"{step:>8}  {result.mean_return:6.1f}  [{low:6.1f}, {high:6.1f}]  {bar}")  # noqa: T201
+        print(f"{step:>8}  {result.mean_return:6.1f}  [{low:6.1f}, {high:6.1f}]  {bar}")
 
 
 if __name__ == "__main__":

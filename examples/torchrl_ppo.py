@@ -75,14 +75,14 @@ def main() -> None:
             due = trained + arguments.every
         if (result := evaluator.poll()) is not None:
             curve.append(result)
-    print(f"\n{trained} steps of training in {time.perf_counter() - started:.0f} s\n")  # noqa: T201
+    print(f"\n{trained} steps of training in {time.perf_counter() - started:.0f} s\n")
     while (result := evaluator.wait(timeout=120.0)) is not None:
         curve.append(result)
     curve.append(evaluator.evaluate(policy, step=trained))
     evaluator.shutdown()
     print_curve(curve)
     mine, theirs = curve[-1]["eval/reward"], rollout_mean(policy)
-    print(f"\nfinal policy: {mine:.2f} here, {theirs:.2f} by env.rollout on the same {EPISODES} seeds")  # noqa: T201
+    print(f"\nfinal policy: {mine:.2f} here, {theirs:.2f} by env.rollout on the same {EPISODES} seeds")
 
 
 def train(policy: ProbabilisticActor, steps: int) -> Any:
@@ -121,9 +121,7 @@ def print_curve(curve: list[dict[str, Any]]) -> None:
         low, high = point["eval/episode_return_ci_low"], point["eval/episode_return_ci_high"]
         bar = "#" * round(point["eval/reward"] / 10)
         version = point["eval/weights_version"]
-        print(  # noqa: T201
-            f"{point['eval/step']:>8}  {point['eval/reward']:6.1f}  [{low:6.1f}, {high:6.1f}]  v{version:<3} {bar}"
-        )
+        print(f"{point['eval/step']:>8}  {point['eval/reward']:6.1f}  [{low:6.1f}, {high:6.1f}]  v{version:<3} {bar}")
 
 
 def rollout_mean(policy: ProbabilisticActor) -> float:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from rl_eval.config import EvalConfig
     from rl_eval.episode import EpisodeRecord, Fault
     from rl_eval.errors import EvalError, EvaluatorBusy
+    from rl_eval.eval_schedule import EvalSchedule
     from rl_eval.evaluator import Evaluator
     from rl_eval.group import EvalRunnerGroup, evaluate
     from rl_eval.handle import EvalHandle, EvalProgress
+    from rl_eval.hooks import NewBest, StopOnThreshold
     from rl_eval.loading import load
     from rl_eval.plan import EpisodePlan
     from rl_eval.point import EvalPoint
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rl_eval.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
     from rl_eval.settings import EvalSettings
+    from rl_eval.video import VideoSettings
 
 __version__ = "0.1.0"
 
@@ -41,16 +44,20 @@ _HOME = {
     "EvalResult": "result",
     "EvalRunner": "runners",
     "EvalRunnerGroup": "group",
+    "EvalSchedule": "eval_schedule",
     "EvalSettings": "settings",
     "Evaluator": "evaluator",
     "EvaluatorBusy": "errors",
     "Fault": "episode",
+    "NewBest": "hooks",
     "NoiseSource": "protocols",
     "Policy": "protocols",
     "Purity": "purity",
     "Replay": "replaying",
     "SingleAgentEvalRunner": "runners",
+    "StopOnThreshold": "hooks",
     "VectorEvalRunner": "runners",
+    "VideoSettings": "video",
     "compare": "comparison",
     "evaluate": "group",
     "load": "loading",
@@ -70,16 +77,20 @@ __all__ = [
     "EvalResult",
     "EvalRunner",
     "EvalRunnerGroup",
+    "EvalSchedule",
     "EvalSettings",
     "Evaluator",
     "EvaluatorBusy",
     "Fault",
+    "NewBest",
     "NoiseSource",
     "Policy",
     "Purity",
     "Replay",
     "SingleAgentEvalRunner",
+    "StopOnThreshold",
     "VectorEvalRunner",
+    "VideoSettings",
     "__version__",
     "compare",
     "evaluate",

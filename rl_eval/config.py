@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -175,6 +176,16 @@ class EvalConfig:
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         return config
+
+    @classmethod
+    def from_algorithm_config(cls, config: Any) -> EvalConfig:
+        """Translate an RLlib ``AlgorithmConfig``; see :func:`rl_eval.integrations.rllib.eval_config_of`.
+
+        Raises:
+            ConfigError: A setting that concerns evaluation cannot be honoured.
+        """
+        translated: EvalConfig = importlib.import_module("rl_eval.integrations.rllib").eval_config_of(config)
+        return translated
 
     @classmethod
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:

@@ -135,6 +135,11 @@ class Driver:
         self._active = {tag: job for tag, job in self._active.items() if not job.done}
         self._waiting = deque(job for job in self._waiting if not job.done)
         self._waiting.extendleft(job for one in reversed(ended) for job in reversed(one.successors()))
+        # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.
+        followers = itertools.islice([*self._waiting, None], 1, None)
+        self._waiting = deque(
+            job for job, after in zip(self._waiting, followers, strict=True) if not _needless(job, after)
+        )
 
     def _read_inbox(self, block: bool) -> None:
         if block and not self._active:
@@ -252,3 +257,8 @@ class Driver:
                     job.fail(error)
         except queue.Empty:
             pass
+
+
+def _needless(job: Job, after: Job | None) -> bool:
+    """Whether weights are overwritten before anybody uses them."""
+    return isinstance(job, WeightsSync) and job.forsaken and isinstance(after, WeightsSync)

@@ -63,6 +63,8 @@ class EvalSchedule:
         """After :meth:`finish`: the steps whose evaluations it did not wait for to the end."""
         self._last: int | None = None
         """Step of the last evaluation that was accepted."""
+        self._final: int | None = None
+        """Step of the one that :meth:`finish` submitted."""
         self._settled: int | None = None
         """Step of the last one before which, and with which, all are finished."""
         self._handle: _Handle | None = None
@@ -103,8 +105,9 @@ class EvalSchedule:
     def finish(self, evaluator: _Submits, weights: Any, step: int, timeout_s: float = 60.0) -> EvalResult | None:
         """Evaluate the final policy, and wait for everything that this schedule submitted.
 
-        The policy of exactly the step that was accepted last is not evaluated again. Afterwards :attr:`unfinished` has
-        the steps whose evaluations are not finished, the final one included if it was refused to the end.
+        Also if the last step was evaluated already: an update of the weights may have followed it. Afterwards
+        :attr:`unfinished` has the steps whose evaluations are not finished, the final one included if it was refused
+        to the end.
 
         Args:
             evaluator: As in :meth:`update`.
@@ -119,7 +122,8 @@ class EvalSchedule:
             EvalError: The last evaluation could not run.
         """
         step, give_up = operator.index(step), time.monotonic() + timeout_s
-        refused = self.final and step != self._last and not self._insist(evaluator, weights, step, give_up)
+        refused = self.final and step != self._final and not self._insist(evaluator, weights, step, give_up)
+        self._final = self._final if refused else step
         for _, handle in list(self._open):
             _wait(handle, give_up)
         self._settle()
@@ -169,7 +173,7 @@ class EvalSchedule:
         if last is not None and not isinstance(last, int):
             raise UsageError(f"last_step is {last!r}: give what EvalSchedule.state_dict() returned")
         self._last = self._settled = last
-        self._handle = None
+        self._handle = self._final = None
         self._open.clear()
         self.unfinished = ()
 

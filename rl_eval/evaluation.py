@@ -214,6 +214,8 @@ class Evaluation(Job):
             return
         if self._fleet is None:
             if reason := self._cancelled or self._cancelled_while_waiting:
+                if self._sync is not None:
+                    self._sync.forsaken = True
                 self._finish(reason, now)
             return
         try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rl_eval.service.messages import FinishedEvaluation
     from rl_eval.video import Video, VideoSettings
 
-__all__ = ["Backend", "BusyPolicy", "Evaluator"]
+__all__ = ["Backend", "BusyPolicy", "Engine", "Evaluator"]
 
 Backend = Literal["inline", "thread", "ray"]
 BusyPolicy = Literal["error", "skip", "queue", "latest"]

@@ -286,7 +286,8 @@ class EvalRunnerGroup:
         with self._post_lock:
             sync = None if weights is None else self._weights_job(weights, version)
             next_tag = self._driver.next_tag
-            job = Evaluation(next_tag(), settings, plan, log, sync, follow_up and partial(follow_up.jobs, next_tag))
+            then = None if follow_up is None else partial(follow_up.jobs, next_tag)
+            job = Evaluation(next_tag(), settings, plan, log, sync, then)
             job.handle.weights_version = self._last_version
             if sync is not None:
                 self._driver.post(sync)

@@ -187,6 +187,8 @@ class WeightsSync(_Broadcast):
         super().__init__(tag, "set_weights", (weights.handle,))
         self._weights = weights
         self._former: PublishedWeights | None = None
+        self.forsaken = False
+        """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
 
     @property
     def version(self) -> int:
@@ -292,15 +294,19 @@ class FollowUp:
     def jobs(self, next_tag: Callable[[], int], result: EvalResult) -> list[Job]:
         """Return the jobs that do it."""
         try:
-            asks = [Ask(next_tag(), self.timeout_s, "apply", function) for function in self.choose(result)]
+            asks: list[Job] = []
+            futures: list[Future[Any]] = []
+            for function in self.choose(result):
+                ask: Ask = Ask(next_tag(), self.timeout_s, "apply", function)
+                asks.append(ask)
+                futures.append(ask.future)
         except Exception as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             self.done([failed])
             return []
-        futures = [ask.future for ask in asks]
         if not futures:
             self.done([])
         for future in futures:
             future.add_done_callback(lambda _: self.done(futures) if all(one.done() for one in futures) else None)
-        return list(asks)
+        return asks

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from rl_eval.errors import ConfigError
 from rl_eval.frameworks import integration_for
 from rl_eval.importing import import_attribute
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
 from rl_eval.settings import PolicySection
 
@@ -82,21 +79,7 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs
     }
     try:
-        with _random_state_kept():
+        with random_state_kept():
             return factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
         raise ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}") from error
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave the global generators as they were: initializing layers draws from them, and they may be a trainer's."""
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        if torch:
-            torch.random.set_rng_state(states[2])

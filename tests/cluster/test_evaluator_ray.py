@@ -15,7 +15,7 @@ import pytest
 from evaluator_world import LIMIT_S, config
 from machines import eventually, local_cluster
 
-from rl_eval import EvalConfig, Evaluator
+from rl_eval import Evaluator
 from rl_eval.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -127,7 +127,7 @@ def test_a_killed_runner_delays_a_result_and_changes_nothing(tmp_path: Path) -> 
         assert pids(ev) != [pid]
 
 
-_ALONE = '''
+_ALONE = """
 import sys
 sys.path[:0] = {path!r}
 import aiohttp.web, ray, torch  # Ray imports the first late, which adds a filter for warnings of its own.
@@ -145,9 +145,10 @@ with Evaluator(config(), module, backend="ray") as ev:
     trainer_state.compare(before, trainer_state.observe(module))
 trainer_state.compare(before, trainer_state.observe(module))
 print("untouched")
-'''
+"""
 
 
+@pytest.mark.slow
 def test_a_trainer_without_a_cluster_is_untouched_by_the_one_that_is_started_for_it() -> None:
     """In a fresh process, with a local cluster that begins and ends with the evaluator."""
     script = _ALONE.format(path=[str(HERE), str(ROOT)])
@@ -167,11 +168,3 @@ def test_numpy_policies_need_no_torch_in_the_runner() -> None:
             lambda runner: "torch" in __import__("sys").modules
         )
         assert not loaded
-
-
-def test_a_config_object_is_taken_as_it_is(tmp_path: Path) -> None:
-    """``EvalSettings`` with ``backend='ray'`` means one runner, as a builder does."""
-    settings = config().build()
-    assert isinstance(config(), EvalConfig)
-    with Evaluator(settings, backend="ray") as ev:
-        assert len(pids(ev)) == 1

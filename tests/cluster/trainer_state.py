@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def observe(module: nn.Module) -> dict[str, Any]:
         "gradients": [parameter.grad is None or float(parameter.grad.sum()) for parameter in module.parameters()],
         "requires_grad": [parameter.requires_grad for parameter in module.parameters()],
         "environment": dict(os.environ),
-        "folder": os.getcwd(),
+        "folder": str(Path.cwd()),
         "signals": {number: signal.getsignal(number) for number in sorted(signal.valid_signals())},
         "warnings": list(warnings.filters),
         "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),

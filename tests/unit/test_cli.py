@@ -38,7 +38,7 @@ from rl_eval.handle import EvalProgress
 from rl_eval.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
-COMMANDS = ("run", "supervise", "show", "export", "replay", "video", "compare", "doctor")
+COMMANDS = ("run", "supervise", "show", "export", "replay", "video", "watch", "service", "compare", "doctor")
 HEAVY = {"torch", "ray", "gymnasium", "scipy", "pyarrow"}
 
 

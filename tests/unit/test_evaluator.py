@@ -1,4 +1,4 @@
-"""What an evaluator decides by itself: who is refused, replaced, delivered and told, with evaluations that end on cue."""
+"""What an evaluator decides by itself: who is refused, replaced and told, with evaluations that end on cue."""
 
 from __future__ import annotations
 

@@ -129,6 +129,10 @@ def test_all_is_in_order_and_complete(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_listed_name_can_be_imported(module: str) -> None:
     """A name in ``__all__`` exists, and classes and functions among them say what they are."""
+    if module.startswith("rl_eval.integrations."):
+        pytest.importorskip(
+            {"sb3": "stable_baselines3", "rllib": "ormsgpack", "torchrl": "torchrl"}[module.split(".")[2]]
+        )
     loaded: Any = importlib.import_module(module)
     for name in getattr(loaded, "__all__", ()):
         value = getattr(loaded, name)

@@ -16,7 +16,7 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
-from rl_eval.policies import _random_state_kept as random_state_kept
+from rl_eval.policies.random_state import random_state_kept
 from rl_eval.settings import PolicySection
 
 __all__ = ["VersionedWeights", "as_policy", "as_weights", "portable", "versioned_weights"]

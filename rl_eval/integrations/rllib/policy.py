@@ -16,7 +16,7 @@ from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib.actions import Actions, read_actions
 from rl_eval.integrations.rllib.observations import FILTERS, Observations, filter_tensors
-from rl_eval.policies import _random_state_kept as random_state_kept
+from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["RLModulePolicy", "check_spaces"]

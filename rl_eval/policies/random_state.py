@@ -1,0 +1,26 @@
+"""What keeps the global random generators as they are while somebody else's code runs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+__all__ = ["random_state_kept"]
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave the global generators as they were: initializing layers draws from them, and they may be a trainer's."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if torch:
+            torch.random.set_rng_state(states[2])
