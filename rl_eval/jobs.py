@@ -297,7 +297,7 @@ class FollowUp:
             asks: list[Job] = []
             futures: list[Future[Any]] = []
             for function in self.choose(result):
-                ask: Ask = Ask(next_tag(), self.timeout_s, "apply", function)
+                ask: Ask[Any] = Ask(next_tag(), self.timeout_s, "apply", function)
                 asks.append(ask)
                 futures.append(ask.future)
         except Exception as error:

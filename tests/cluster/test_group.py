@@ -210,7 +210,7 @@ def test_one_actor_module_imports_no_torch() -> None:
 
             return "torch" in sys.modules
 
-    actor = ray.remote(num_cpus=1)(Probe).remote(b"", 0, "group", "0", 1)
+    actor = ray.remote(num_cpus=1)(Probe).remote(b"", b"", 0, "group", "0", 1)
     assert ray.get(actor.loaded.remote()) is False
     ray.kill(actor)
 

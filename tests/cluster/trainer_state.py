@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import interaction_type
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 

@@ -180,7 +180,7 @@ def test_the_wait_is_bounded_and_says_what_is_missing(capacity, unfinished, step
 
 
 def test_an_evaluation_that_failed_is_heard_of():
-    schedule, evaluator = EvalSchedule(every_steps=10), FakeEvaluator()
+    schedule, evaluator = EvalSchedule(every_steps=10, final=False), FakeEvaluator()
     schedule.update(evaluator, None, 10)
     evaluator.running[0].error = EvalError("no runner is left")
     evaluator.end_all()
@@ -239,14 +239,14 @@ def test_results_of_the_past_are_let_go():
     assert len(schedule._open) <= 1
 
 
-def test_a_final_policy_that_was_accepted_before_the_restart_is_not_evaluated_again():
+def test_a_restored_loop_evaluates_its_final_policy():
+    """Whatever was evaluated at this step before: a checkpoint does not tell what followed."""
     schedule, evaluator = EvalSchedule(every_steps=10), Eager()
     schedule.update(evaluator, None, 10)
     restored = EvalSchedule(every_steps=10)
     restored.load_state_dict(schedule.state_dict())
-    assert restored.finish(evaluator, None, 10) is None
-    assert restored.unfinished == ()
-    assert evaluator.steps == [10]
+    assert restored.finish(evaluator, None, 10) == "result of 10"
+    assert evaluator.steps == [10, 10]
 
 
 @pytest.mark.parametrize("state", [{}, {"last_step": "10"}, {"step": 3}])
@@ -322,7 +322,7 @@ def test_a_crash_loses_no_point_of_the_curve(strides, every, crash, kept, slow):
     run(schedule, evaluator, steps[: kept + 1])
     state = schedule.state_dict()
     run(schedule, evaluator, steps[kept + 1 : crash + 1])
-    restored, evaluator = EvalSchedule(every_steps=every), FakeEvaluator(capacity=100)
+    restored, evaluator = EvalSchedule(every_steps=every, final=False), FakeEvaluator(capacity=100)
     restored.load_state_dict(state)
     run(restored, evaluator, steps[kept:])
     finished.extend(handle.step for handle in evaluator.running)

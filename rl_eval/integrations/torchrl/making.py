@@ -22,7 +22,7 @@ from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
 from rl_eval.protocols import EnvContext, NoiseSource
 
-__all__ = ["EnvMaker", "PolicyMaker", "make_policy"]
+__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
 
 
 @dataclass(frozen=True)
