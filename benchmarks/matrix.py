@@ -50,7 +50,7 @@ def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
     cells.append(_rl_eval(sizes, _PEERS_LANES, peers=True))
     cells += [_rllib(sizes, envs) for envs in _RLLIB_ENVS]
     cells.append(_rllib(sizes, _RLLIB_BEST_ENVS, module="actions"))
-    cells.append(_worker(sizes))
+    cells += [_worker(sizes), _drop_in(sizes, 64), _drop_in(sizes, 128)]
     cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
     cells += [_sb3(sizes, 16), _sb3(sizes, 64)]
     if episode_steps:
@@ -92,6 +92,13 @@ def _rllib(sizes: Sizes, envs: int, module: str = "default") -> Cell:
 def _worker(sizes: Sizes) -> Cell:
     params = _params(sizes.episodes(sizes.runners), runners=sizes.runners)
     return Cell(f"TorchRL RayEvalWorker, {sizes.runners} workers", "torchrl_worker", params, _column(None), peers=True)
+
+
+def _drop_in(sizes: Sizes, lanes: int) -> Cell:
+    episodes = sizes.episodes(sizes.runners * lanes)
+    params = {**_params(episodes, runners=sizes.runners, envs=lanes), "scenario": "drop_in"}
+    label = f"rl_eval's RayEvalWorker, {sizes.runners} runners x {lanes}"
+    return Cell(label, "torchrl_worker", params, _column(None), peers=True)
 
 
 def _evaluator(sizes: Sizes, envs: int, batching: str = "serial") -> Cell:

@@ -2,6 +2,7 @@
 
 A worker reports the mean reward of a step and no length, so the length of an episode is taken from
 one rollout of the same policy in this process, which must last as long as the episode limit.
+rl_eval's class of the same name takes the same calls.
 """
 
 from __future__ import annotations
@@ -63,6 +64,37 @@ def throughput(params: base.Params) -> dict[str, Any]:
     return base.steps_row(length * len(rewards), seconds, len(rewards), sum(returns) / len(returns))
 
 
+def drop_in(params: base.Params) -> dict[str, Any]:
+    """The same calls on rl_eval's class of that name: one request warms up, one is measured."""
+    from rl_eval.integrations.torchrl import RayEvalWorker
+
+    make_env = functools.partial(torchrl_parts.one_env, "throughput", params)
+    make_policy = functools.partial(torchrl_parts.policy_maker, "throughput")
+    with base.ray_cluster(num_cpus=params["runners"]):
+        worker = RayEvalWorker(
+            None,
+            make_env,
+            make_policy,
+            num_cpus=1,
+            num_episodes=params["episodes"],
+            num_envs=params["envs"],
+            num_runners=params["runners"],
+        )
+
+        def evaluate() -> dict[str, Any]:
+            worker.submit(None, max_steps=_LIMIT)
+            result = worker.poll(timeout=None)
+            assert result is not None
+            return result
+
+        evaluate()
+        result, seconds = base.timed(evaluate)
+        worker.shutdown()
+    if result["length"] != _LIMIT:
+        raise RuntimeError(f"an episode lasted {result['length']} steps on average instead of {_LIMIT}")
+    return base.steps_row(_LIMIT * result["count"], seconds, result["count"], result["reward"])
+
+
 def _seeded_env(params: base.Params) -> Any:
     env = torchrl_parts.one_env("faults", params)
     env.set_seed(0)
@@ -89,4 +121,4 @@ def faults(params: base.Params) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "faults": faults})
+    base.run({"throughput": throughput, "drop_in": drop_in, "faults": faults})
