@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.contenders.beside import EVERY
 from benchmarks.faults import UNDISTURBED, verdict
 from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
@@ -256,7 +257,7 @@ def safety(rows: Sequence[Row]) -> list[Table]:
 def beside(rows: Sequence[Row]) -> list[Table]:
     """Training steps per second with evaluation beside it, as a share of those without, in alternating stretches."""
     table = _table(
-        "beside: training on one core, one runner on the other, evaluated without a pause",
+        f"beside: training on one core, one runner on the other, 100 episodes every {EVERY:,} steps",
         "training",
         "steps/s without",
         "share with",

@@ -243,6 +243,7 @@ class Driver:
         self._fail_all(self._fatal)
 
     def _fail_all(self, error: BaseException) -> None:
+        self._retire()  # What was to follow a job that is done fails too, and whoever waits for it hears of that.
         for job in [*self._active.values(), *self._waiting]:
             with suppress(Exception):  # Whoever waits for the others must hear of it too.
                 job.fail(error)

@@ -1,9 +1,9 @@
 """Training with and without evaluation beside it, in turns within one process, each on a core of its own.
 
 The main thread, with all that it starts, keeps to the first core; Ray, the runners and the evaluator's own threads to
-the second. Evaluation is asked for at every opportunity of the stretches in which it is on, so the second core is
-never idle in them; before a stretch without it, the last one is waited for. What remains is what evaluation costs the
-training loop: the copy of the weights, and a share of the interpreter's lock.
+the second. In the stretches in which evaluation is on, it is asked for every :data:`EVERY` training steps, and
+refused while one runs; before a stretch without it, the last one is waited for. What remains is what evaluation costs
+the training loop: the copy of the weights, and a share of the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any, Final, final
 
 from benchmarks.contenders import base
 
-__all__ = ["Beside", "beside", "second_core"]
+__all__ = ["EVERY", "Beside", "beside", "second_core"]
 
+EVERY: Final = 10_000
+"""Training steps between two evaluations."""
 _SKIPPED: Final = 2
 """Stretches at the start, with and without, that warm up."""
 
@@ -72,6 +74,7 @@ class Beside:
         self._left = stretches
         self._handles: list[Any] = []
         self._refused = 0
+        self._asked = -EVERY
         self._asking_s = 0.0
         self._speeds: dict[bool, list[float]] = {True: [], False: []}
         self._on = False
@@ -98,7 +101,7 @@ class Beside:
             self._began = None
         if self._began is None:
             self._began = time.perf_counter(), steps
-        if self._on:
+        if self._on and steps - self._asked >= EVERY:
             self._ask(weights, steps)
 
     def finish(self, weights: Any, steps: int) -> dict[str, Any]:
@@ -133,7 +136,7 @@ class Beside:
     def _ask(self, weights: Any, steps: int) -> None:
         from rl_eval import EvaluatorBusy
 
-        began = time.perf_counter()
+        began, self._asked = time.perf_counter(), steps
         try:
             self._handles.append(self._evaluator.submit(weights, steps))
         except EvaluatorBusy:

@@ -10,11 +10,13 @@ from benchmarks.contenders.beside import beside, second_core
 
 def training(params: base.Params) -> dict[str, Any]:
     """PPO on CartPole, asking for an evaluation after every iteration."""
+    import torch
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     from rl_eval.integrations.rllib import eval_config_of
 
+    torch.set_num_threads(1)
     algorithm_config = (
         PPOConfig()
         .environment("CartPole-v1")
