@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import operator
 import os
@@ -91,6 +92,9 @@ class EvalRunnerGroup:
         if weights is not None:
             self._fleet.weights = PublishedWeights(*self._backend.publish(weights))
         self._driver.start()
+        if settings.runners.num_runners:
+            # Before Ray goes down with the process: its driver must not call it then.
+            atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
         self._driver.post(Do(self._driver.next_tag(), lambda fleet, now: fleet.grow(count, now)))
 
@@ -263,6 +267,7 @@ class EvalRunnerGroup:
         """End everything that this group started, within about ten seconds; may be called again."""
         with self._lock:
             self._driver.stop()
+        atexit.unregister(self.stop)
 
     def __enter__(self) -> EvalRunnerGroup:
         return self

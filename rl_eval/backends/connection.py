@@ -80,8 +80,8 @@ def gist(error: BaseException) -> str:
 def process_kept() -> Iterator[None]:
     """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
 
-    They draw from the generator of ``random``, set environment variables and handle SIGTERM. A local cluster ends with
-    its process all the same.
+    They draw from the generator of ``random``, set environment variables and replace the handler of SIGTERM. Where
+    there was none, theirs stays: without it, daemons of a local cluster would outlive a process that is told to end.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
@@ -91,7 +91,7 @@ def process_kept() -> Iterator[None]:
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)
-        if threading.current_thread() is threading.main_thread() and handler is not None:
+        if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 

@@ -24,7 +24,7 @@ from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import connect, gist, process_kept, runtime_env_of
 from rl_eval.backends.node_agent import Deadlines
 from rl_eval.backends.runner_actor import RunnerActor
-from rl_eval.errors import ConfigError, RunnerLost
+from rl_eval.errors import ClusterError, ConfigError, RunnerLost
 from rl_eval.settings import EvalSettings, RunnersSection
 
 __all__ = ["RayBackend"]
@@ -110,6 +110,9 @@ class RayBackend:
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See :class:`Backend`."""
+        if not ray.is_initialized():
+            # Any call would start a cluster of its own.
+            raise ClusterError("Ray was shut down while this group was working: stop the group first")
         pending = [*self._calls, *self._postmortems, *self._agents.refs]
         ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
         if ready and len(pending) > 1:

@@ -1,10 +1,17 @@
 """Where the cluster is, and who may shut it down."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
 
 import pytest
 import ray
 import torch
+from machines import eventually
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError, RunnerStartError
@@ -42,3 +49,45 @@ def test_a_cluster_of_the_caller_is_left_running() -> None:
             evaluate(config.runners(address="127.0.0.1:9"), policy=torch.nn.Linear(4, 2))
     finally:
         ray.shutdown()
+
+
+_FORGETFUL = """
+import time
+import torch
+from rl_eval import EvalConfig, EvalRunnerGroup
+config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=10**8).runners(num_runners=1)
+handle = EvalRunnerGroup(config, torch.nn.Linear(4, 2)).submit()
+while not handle.progress().num_finished:
+    time.sleep(0.05)
+print("working", flush=True)
+if {waits}:
+    handle.result()
+"""
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["SIGTERM", "forgotten"])
+def test_a_process_that_ends_without_stopping_its_group_leaves_nothing(told: bool) -> None:
+    """Neither runners nor Ray's daemons, whether it is told to end or just ends."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-c", _FORGETFUL.format(waits=told)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "RL_EVAL_TEST": mark}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"working\n"
+        if told:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert eventually(lambda: not _marked(mark))
+
+
+def _marked(mark: str) -> list[str]:
+    """Processes that inherited a mark."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found

@@ -131,6 +131,7 @@ _ALONE = """
 import sys
 sys.path[:0] = {path!r}
 import aiohttp.web, ray, torch  # Ray imports the first late, which adds a filter for warnings of its own.
+import signal
 import trainer_state
 from evaluator_modules import Scale
 from evaluator_world import config
@@ -138,6 +139,7 @@ from rl_eval import Evaluator
 
 module = Scale(2.0)
 torch.manual_seed(1)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A trainer's own; where there is none, Ray's ends the cluster.
 before = trainer_state.observe(module)
 with Evaluator(config(), module, backend="ray") as ev:
     trainer_state.compare(before, trainer_state.observe(module))

@@ -174,7 +174,8 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         self.torchrl_env = env
         self._max_steps = max_steps or 0
         self._steps = 0
-        self._round: Callable[[float], float] = _numpy_scalar(env.reward_spec.dtype)
+        self._step = inner.step  # Bound once: this is the loop that counts.
+        self._reward_type = _scalar_type(env.reward_spec.dtype)
         key = next(iter(_observation_keys(env)))
         space = observation_space(env.full_observation_spec[key])
         self._cast: Any = None if space.dtype == inner.observation_space.dtype else space.dtype
@@ -190,12 +191,13 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         return observation if self._cast is None else observation.astype(self._cast), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self._step(action)
         self._steps += 1
-        truncated = truncated or self._steps == self._max_steps
+        if self._steps == self._max_steps:
+            truncated = True
         if self._cast is not None:
             observation = observation.astype(self._cast)
-        return observation, self._round(float(reward)), terminated, truncated, info
+        return observation, self._reward_type(reward), terminated, truncated, info
 
     def close(self) -> None:
         self.torchrl_env.close(raise_if_closed=False)
@@ -323,9 +325,8 @@ def _leaf(key: Key) -> str:
     return key[-1] if isinstance(key, tuple) else key
 
 
-def _numpy_scalar(dtype: torch.dtype) -> Callable[[float], float]:
-    kind = torch.empty((), dtype=dtype).numpy().dtype.type
-    return lambda value: float(kind(value))
+def _scalar_type(dtype: torch.dtype) -> type[np.generic]:
+    return torch.empty((), dtype=dtype).numpy().dtype.type
 
 
 def _array(tensor: torch.Tensor) -> Any:
