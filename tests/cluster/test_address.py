@@ -55,7 +55,7 @@ _FORGETFUL = """
 import time
 import torch
 from rl_eval import EvalConfig, EvalRunnerGroup
-config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=10**8).runners(num_runners=1)
+config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1_000_000).runners(num_runners=1)
 handle = EvalRunnerGroup(config, torch.nn.Linear(4, 2)).submit()
 while not handle.progress().num_finished:
     time.sleep(0.05)
