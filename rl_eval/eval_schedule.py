@@ -27,6 +27,7 @@ _RETRY_S: Final = 0.05
 
 class _Handle(Protocol):
     def done(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
     def result(self, timeout_s: float | None = None) -> EvalResult: ...
 
 
@@ -154,7 +155,9 @@ class EvalSchedule:
 
     def _settle(self) -> None:
         while self._open and self._open[0][1].done():
-            self._settled, _ = self._open.popleft()
+            step, handle = self._open.popleft()
+            if handle.exception() is None:
+                self._settled = step
 
     # ------------------------------------------------------------------ checkpoints
 

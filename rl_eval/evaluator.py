@@ -478,10 +478,10 @@ class Evaluator:
                 self._open.append(request)
             self._next_step = request.step + 1
             self._version = self._version if version is None else handle.weights_version
+            self._await(request)
             if replaced is not None:
                 replaced.replaced = True
                 replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
-            self._await(request)
         return request
 
     def _await(self, request: _Request) -> None:

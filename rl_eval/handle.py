@@ -82,7 +82,7 @@ class EvalHandle:
         """
         wait([self._future], timeout_s)
         if not self.done():
-            raise TimeoutError(f"the evaluation is not done after {timeout_s} s: {self.progress()}")
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on: see progress()")
         return self._future.result()
 
     def exception(self) -> BaseException | None:

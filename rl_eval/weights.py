@@ -183,11 +183,11 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, holder.get_extra_state()
     elif isinstance(value, Mapping) or hasattr(value, "flatten_keys"):
         for name, item in value.items():
-            key = prefix + str(name).replace(_COMPILED, "")
+            key = f"{prefix}{name}".replace(_COMPILED, "")
             if isinstance(item, torch.Tensor) or _is_extra_state(key):
                 yield key, item
             else:
-                yield from _flatten(item, f"{key}.")
+                yield from _flatten(item, f"{key}.".replace(_COMPILED, ""))
     elif (extract := integration_for(value, "as_weights")) is not None:
         yield from _flatten(extract(value), prefix)
     elif prefix:

@@ -20,6 +20,9 @@ class FakeHandle:
     def done(self):
         return self.finished.is_set()
 
+    def exception(self):
+        return self.error
+
     def result(self, timeout_s=None):
         assert self.finished.wait(timeout_s)
         if self.error is not None:
@@ -205,6 +208,17 @@ def test_a_restored_loop_repeats_what_had_not_finished():
     restored.load_state_dict(state)
     assert not restored.due(19)
     assert restored.due(20)
+
+
+def test_what_a_shutdown_ended_is_due_again():
+    """A handler of SIGTERM shuts down, writes the checkpoint, and the loop is restored later."""
+    schedule, evaluator = EvalSchedule(every_steps=10), FakeEvaluator()
+    schedule.update(evaluator, None, 10)
+    evaluator.running[0].error = EvalError("the group was stopped before this was done")
+    evaluator.end_all()
+    restored = EvalSchedule(every_steps=10)
+    restored.load_state_dict(schedule.state_dict())
+    assert restored.due(10)
 
 
 def test_going_back_with_the_schedule_evaluates_the_way_again():

@@ -179,6 +179,7 @@ FORMS = {
     "state dict of DataParallel": lambda module: nn.DataParallel(module).state_dict(),
     "compiled": lambda module: torch.compile(module, backend="eager"),
     "state dict of compiled": lambda module: torch.compile(module, backend="eager").state_dict(),
+    "TensorDict of compiled": lambda module: tensordict.from_module(torch.compile(module, backend="eager")),
     "compiled DataParallel": lambda module: torch.compile(nn.DataParallel(module), backend="eager").state_dict(),
     "DataParallel of compiled": lambda module: nn.DataParallel(torch.compile(module, backend="eager")).state_dict(),
     "module in inference mode": lambda module: module.eval().requires_grad_(False),
