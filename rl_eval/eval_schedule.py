@@ -55,10 +55,13 @@ class EvalSchedule:
     """
 
     def __init__(self, every_steps: int = 10_000, final: bool = True) -> None:
-        every_steps = operator.index(every_steps)
-        if every_steps < 1:
-            raise UsageError(f"every_steps is {every_steps}: give at least 1")
-        self.every_steps = every_steps
+        try:
+            whole = int(every_steps)  # 1e4 is a way to write it.
+        except (TypeError, ValueError, OverflowError):
+            whole = 0
+        if whole < 1 or whole != every_steps:
+            raise UsageError(f"every_steps is {every_steps!r}: give an int, at least 1")
+        self.every_steps = whole
         self.final = final
         self.unfinished: tuple[int, ...] = ()
         """After :meth:`finish`: the steps whose evaluations it did not wait for to the end."""

@@ -127,7 +127,7 @@ class Evaluator:
             ``wait`` raise it, and what nobody can be given is logged.
         metrics_fn: Called with the finished episodes, a sequence of ``EpisodeRecord``; returns more metrics by name.
         log_prefix: Put before the names of all metrics, with a slash.
-        loggers: Where points are logged; closed by ``shutdown``.
+        loggers: One or more places where points are logged; closed by ``shutdown``.
         videos: Which episodes to record after each evaluation, and where.
         name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
             Videos are saved on its machine.
@@ -164,7 +164,7 @@ class Evaluator:
         on_error: Callable[[BaseException], object] | None = None,
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None = None,
         log_prefix: str = "eval",
-        loggers: Iterable[Logger] = (),
+        loggers: Logger | Iterable[Logger] = (),
         videos: VideoSettings | None = None,
         name: str | None = None,
         namespace: str = _NAMESPACE,
@@ -173,6 +173,8 @@ class Evaluator:
         client: str | None = None,
     ) -> None:
         _check_service(name, backend, namespace, detached, idle_timeout_s, client)
+        if videos is not None and not hasattr(videos, "max_videos"):
+            raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
         settings, backend = _with_backend(config, "ray" if name is not None else backend)
         self._prepare(busy_policy, max_queue, on_result, on_error, metrics_fn, log_prefix, loggers)
         if name is None:
@@ -214,7 +216,7 @@ class Evaluator:
         on_error: Callable[[BaseException], object] | None = None,
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None = None,
         log_prefix: str = "eval",
-        loggers: Iterable[Logger] = (),
+        loggers: Logger | Iterable[Logger] = (),
     ) -> Evaluator:
         """Reach a service that ``Evaluator(..., name=name)`` has started, from any process of its cluster.
 
@@ -244,7 +246,15 @@ class Evaluator:
         from rl_eval.service.client import ServiceEngine
 
         evaluator = object.__new__(cls)
-        evaluator._prepare(busy_policy, max_queue or 1, on_result, on_error, metrics_fn, log_prefix, loggers)
+        evaluator._prepare(
+            busy_policy,
+            1 if max_queue is None else max_queue,
+            on_result,
+            on_error,
+            metrics_fn,
+            log_prefix,
+            loggers,
+        )
         evaluator._join(ServiceEngine.reach(name, namespace, address, client), max_queue)
         return evaluator
 
@@ -256,7 +266,7 @@ class Evaluator:
         on_error: Callable[[BaseException], object] | None,
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
         log_prefix: str,
-        loggers: Iterable[Logger],
+        loggers: Logger | Iterable[Logger],
     ) -> None:
         """Keep what concerns this process."""
         if busy_policy not in get_args(BusyPolicy):
@@ -265,11 +275,11 @@ class Evaluator:
             raise ConfigError(f"max_queue is {max_queue}: give at least 1")
         self._busy_policy = busy_policy
         self._max_queue = max_queue
-        self._listeners = [on_result] if callable(on_result) else list(on_result)
+        self._listeners = _several("on_result", on_result, callable)
         self._on_error = on_error
         self._metrics_fn = metrics_fn
         self._prefix = log_prefix
-        self._loggers = list(loggers)
+        self._loggers = _several("loggers", loggers, lambda one: hasattr(one, "log"))
         self._videos = None
         self._service = None
         self._submitting = threading.RLock()
@@ -444,6 +454,13 @@ class Evaluator:
             with self._changed:
                 for request in self._open:
                     request.abandoned = not request.handle.done()
+                ended = [request.step for request in self._open if request.abandoned]
+            if ended and self._service is None:
+                _logger.warning(
+                    "shut down before the evaluations of steps %s were done: they have no result; wait() for them "
+                    "first, or end with evaluate() or EvalSchedule.finish()",
+                    ", ".join(map(str, ended)),
+                )
         self._engine.stop()
         self._post(self._close_loggers)
         if self._deliverer is not None:
@@ -715,6 +732,17 @@ def _check_service(
     for key, meant in given.items():
         if meant:
             raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")
+
+
+def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
+    """Return one or more objects as a list."""
+    try:
+        found = [given] if fits(given) else list(given)
+    except TypeError:
+        found = [None]
+    if not all(map(fits, found)):
+        raise ConfigError(f"{key} is {given!r}: give one, or a list of them")
+    return found
 
 
 def _log_error(error: BaseException) -> None:

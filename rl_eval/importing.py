@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 from rl_eval.errors import ConfigError
 
 __all__ = ["import_attribute"]
+
+_EXTRAS: Final = {"stable_baselines3": "sb3", "torchrl": "torchrl"}
+"""Which extra brings a package."""
 
 
 def import_attribute(key: str, path: str) -> Any:
@@ -24,5 +27,7 @@ def import_attribute(key: str, path: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}") from error
+        extra = _EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
+        hint = f". Install it: pip install 'rl-eval[{extra}]'" if extra and isinstance(error, ImportError) else ""
+        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error
     return found

@@ -36,7 +36,8 @@ _DEADLINES: Final = ("reset_timeout_s", "step_timeout_s", "runner_timeout_s")
 """Limits that only another process can enforce."""
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
-    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...)"
+    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
+    "or rl_eval.video.record_videos(DIR, ..., config=..., policy=...)"
 )
 _BUDGET_S: Final = 1.0
 

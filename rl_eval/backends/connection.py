@@ -97,7 +97,7 @@ def process_kept() -> Iterator[None]:
 
 def _check_connection(section: RunnersSection) -> None:
     connected = ray.get_runtime_context().gcs_address
-    if section.address not in (None, "auto", connected):
+    if section.address not in (None, "auto", connected) and not _is_same(section.address, connected):
         raise ConfigError(
             f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
             "leave the address out, or call ray.shutdown() first"
@@ -107,6 +107,17 @@ def _check_connection(section: RunnersSection) -> None:
             f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is connected already: give it "
             "to ray.init(runtime_env=...), or call ray.shutdown() first"
         )
+
+
+def _is_same(address: str, connected: str) -> bool:
+    """Whether an address is another way to write the one that Ray says it is connected to."""
+    host, _, port = address.rpartition(":")
+    there, _, other = connected.rpartition(":")
+    try:
+        ip = socket.gethostbyname(host)
+    except OSError:
+        return False
+    return port == other and (ip == there or (ip.startswith("127.") and there == ray.util.get_node_ip_address()))
 
 
 def _knock(address: str) -> None:

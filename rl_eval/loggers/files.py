@@ -1,7 +1,7 @@
 """Files with one line per step, that a kill leaves readable and a resumed training continues.
 
-A point is appended in one write. A line that was cut short, by a kill in the middle of it, is taken away when the file
-is opened again. Only what appending cannot express rewrites the file, under another name first: a step that is there
+A point is appended in one write; where the disk is full, what was written of it is taken away at once. A last line that
+was cut short, by a kill in the middle of it, is taken away when the file is opened again. Only what appending cannot express rewrites the file, under another name first: a step that is there
 already is replaced where it stands, and a CSV file gets the columns that it lacks.
 """
 
@@ -42,13 +42,20 @@ class _StepFile(Logger):
         self._steps = {_step(row) for row in self._read()}
 
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
+        """See :class:`Logger`.
+
+        Raises:
+            OSError: The point cannot be written; the file is as it was.
+        """
         row = row_of(point)
-        if point.step in self._steps or not self._fits(row):
-            rows = {_step(other): other for other in self._read()}
-            write_text(self.path, self._format([*(rows | {point.step: row}).values()]))
-        else:
-            self._append(self._line(row))
+        try:
+            if point.step in self._steps or not self._fits(row):
+                self._rewrite(point.step, row)
+            else:
+                self._append(self._line(row))
+        except OSError as error:
+            reason = f"{error.strerror}: step {point.step} was not written"
+            raise OSError(error.errno, reason, os.fspath(self.path)) from error
         self._steps.add(point.step)
 
     @abc.abstractmethod
@@ -57,11 +64,11 @@ class _StepFile(Logger):
 
     @abc.abstractmethod
     def _format(self, rows: list[Row]) -> str:
-        """Write a whole file."""
+        """Return the text of a whole file."""
 
     @abc.abstractmethod
     def _line(self, row: Row) -> str:
-        """Write one row."""
+        """Return the text of one row."""
 
     @abc.abstractmethod
     def _fits(self, row: Row) -> bool:
@@ -75,21 +82,45 @@ class _StepFile(Logger):
             return []
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            rows = self._parse(whole.decode())
-            _ = [_step(row) for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): give "
-                "another path, or remove it"
-            ) from error
+            rows = self._checked(whole)
+        except _UNREADABLE as error:
+            # The last line may be torn and have an end nevertheless: that of something that was appended to it.
+            whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
+            with suppress(*_UNREADABLE):
+                rows = self._checked(whole)
+            if not rows:
+                raise UsageError(
+                    f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): give "
+                    "another path, or remove it"
+                ) from error
         if len(whole) < len(content):
             os.truncate(self.path, len(whole))
         return rows
 
+    def _checked(self, content: bytes) -> list[Row]:
+        rows = self._parse(content.decode())
+        _ = [_step(row) for row in rows]
+        return rows
+
+    def _rewrite(self, step: int, row: Row) -> None:
+        rows = {_step(other): other for other in self._read()}
+        text = self._format([*(rows | {step: row}).values()])
+        write_text(self.path, text)
+        self._parse(text)
+
     def _append(self, line: str) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:
-            file.write(line.encode())
+            size, rest = os.fstat(file.fileno()).st_size, memoryview(line.encode())
+            try:
+                # A disk that becomes full takes a part and says nothing: it is the next write that says why.
+                while rest:
+                    if not (count := file.write(rest)):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    rest = rest[count:]
+            except OSError:
+                file.truncate(size)
+                raise
 
 
 @final

@@ -20,16 +20,20 @@ _BINS: Final = 30
 
 @final
 class TensorBoardLogger(Logger):
-    """Writes event files.
+    """Writes event files, in a folder of their own inside ``log_dir``.
+
+    It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of the
+    training which writes to ``log_dir``.
 
     Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
     Scalars". Films become animated pictures, since TensorBoard shows no other.
 
     A step that is not greater than the last one, as when a training goes on from an earlier checkpoint, hides what was
-    written from that step on. So does the first point of a logger that continues a folder.
+    written from that step on. So does the first point of a logger that continues a folder. This concerns the folder of
+    evaluation alone, and with it every logger that has the same ``log_dir`` and prefix: have one.
 
     Args:
-        log_dir: Folder of the event files; other loggers may write there too.
+        log_dir: The folder that TensorBoard is started with, or one inside it; the trainer may write there too.
 
     Raises:
         ConfigError: tensorboard is not installed.
@@ -85,7 +89,9 @@ class TensorBoardLogger(Logger):
         from torch.utils.tensorboard import SummaryWriter
 
         prefix = prefix_of(point)
-        writer: Any = SummaryWriter(self._log_dir, purge_step=point.step)
+        name = prefix.strip("/") or "eval"
+        # A purge hides every tag of its folder from that step on, and training is ahead of its evaluation.
+        writer: Any = SummaryWriter(os.path.join(self._log_dir, name), purge_step=point.step)  # noqa: PTH118 - a URL too.
         band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
-        writer.add_custom_scalars({prefix.rstrip("/") or "eval": {"episode return": ["Margin", band]}})
+        writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})
         return writer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -52,6 +53,8 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
 
         _to_device(candidate, section.device)
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
+    if isinstance(candidate, Mapping):
+        raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
     if not callable(candidate):
         raise ConfigError(f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy")
     if not section.deterministic:

@@ -27,7 +27,8 @@ def construct_env(
     """Build one environment.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them.
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them, or
+    without an argument if it takes none.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -41,12 +42,17 @@ def construct_env(
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
+    if hasattr(factory, "step") and not inspect.isclass(factory):
+        raise ConfigError(
+            f"environment.env is a live {type(factory).__name__}, but every lane needs one of its own: give a function "
+            "that builds it"
+        )
     if not callable(factory):
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
     context = EnvContext(kwargs, runner_index, lane_index, num_runners)
-    built: gym.Env[Any, Any] = factory(**kwargs) if _is_env_class(factory) else factory(context)
+    built: gym.Env[Any, Any] = _call(factory, kwargs, context)
     if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
         built = adapt(built)
     if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
@@ -55,6 +61,21 @@ def construct_env(
             f"it lacks {', '.join(lacking)}"
         )
     return built
+
+
+def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
+    if _is_env_class(factory):
+        return factory(**kwargs)
+    try:
+        takes_none = not inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # Some callables hide their signature.
+        takes_none = False
+    if takes_none and kwargs:
+        raise ConfigError(
+            f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "
+            "which they are"
+        )
+    return factory() if takes_none else factory(context)
 
 
 def _is_env_class(factory: Any) -> bool:

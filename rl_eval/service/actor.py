@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote
 
 from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.service.clients import Client, ClientBook, Request
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["EvalService"]
 
 _OPENING_S: Final = 180.0
+_MAX_UNSENT: Final = 256
+"""Answers that a client may leave with the service; requests that ``latest`` has replaced are answered at once."""
 _HISTORY: Final = 200
 _HISTORY_BYTES: Final = 256 * 2**20
 _STOPPED: Final = "the service was stopped"
@@ -161,7 +164,7 @@ class EvalService:
             with self._changed:
                 weights = client.weights if sent is None else sent
                 version = 0 if weights is None else weights.snapshot.version
-                accepted = Request(client, Ticket(request, step, version), weights, former=client.weights)
+                accepted = Request(client, Ticket(request, step, version), weights)
                 client.accept(accepted)
                 self._queue.push(name, accepted)
                 self._dispatch()
@@ -289,11 +292,18 @@ class EvalService:
         Raises:
             EvaluatorBusy: There is no room.
         """
-        held = self._queue.waiting(client.name) + len(client.unsent)
-        if held > self._max_queue:  # One more than that, since ``latest`` sends a request before it cancels another.
+        waiting, unsent = self._queue.waiting(client.name), len(client.unsent)
+        # Two more than that: what its client takes for the running one may wait for another client's, and ``latest``
+        # sends a request before it cancels another.
+        if waiting > self._max_queue + 1:
             raise EvaluatorBusy(
-                f"evaluation service {self._name!r} holds {held} requests of client {client.name!r} that wait, and was "
-                f"started with max_queue={self._max_queue}: wait for results, or start it with a longer queue"
+                f"evaluation service {self._name!r} holds {waiting} requests of client {client.name!r} that wait, and "
+                f"was started with max_queue={self._max_queue}: wait for results, or start it with a longer queue"
+            )
+        if unsent > _MAX_UNSENT:
+            raise EvaluatorBusy(
+                f"evaluation service {self._name!r} holds {unsent} results that client {client.name!r} has not "
+                "fetched: submit again once it has"
             )
 
     def _dispatch(self) -> None:
@@ -320,17 +330,20 @@ class EvalService:
         """A request has its result; called in the thread that drives the runners."""
         with self._changed:
             error, client = handle.exception(), request.client
-            if isinstance(error, WeightsError) and client.weights is request.weights:
-                client.weights = request.former
+            outcome: Any = error or handle.result()
+            if isinstance(error, WeightsError):
+                client.fall_back(request.weights)
+            elif error is None and len(outcome.records):  # One that was cancelled may have had no use for its weights.
+                client.proven = request.weights
             self._num_filming += self._videos is not None and error is None
-            self._conclude(request, error or handle.result(), handle.weights_version)
+            self._conclude(request, outcome, handle.weights_version)
             self._running, self._busy = None, time.monotonic()
             self._dispatch()
 
     def _conclude(self, request: Request, outcome: Any, version: int) -> None:
         """Keep an answer for its client, and in the history."""
         answer = Answer(request.ticket.request, version, _pickled(outcome))
-        request.answer, request.weights, request.former, request.handle = answer, None, None, None
+        request.answer, request.weights, request.handle = answer, None, None
         self._num_finished += 1
         self._past.append(Past(request.client.name, request.ticket.step, time.time(), answer))
         size = sum(len(one.answer.outcome) for one in self._past)
@@ -353,7 +366,9 @@ class EvalService:
             return None
         from rl_eval.video.recording import filming
 
-        folder = Path(self._videos.folder, f"step_{request.ticket.step}")
+        # Clients count steps of their own, and have names that need not be those of folders.
+        client = f"client_{quote(request.client.name, safe='')}"
+        folder = Path(self._videos.folder, client, f"step_{request.ticket.step}")
 
         def done(films: Sequence[Future[Video]]) -> None:
             with suppress(RuntimeError):  # The service ends.

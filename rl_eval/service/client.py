@@ -79,11 +79,13 @@ class ServiceEngine:
             raise
         self._who = self.client, self.welcome.session
         self._lock = threading.Lock()
-        """Guards the next three."""
+        """Guards the next four."""
         self._handles: dict[str, EvalHandle] = {}
         """Of requests without an answer."""
         self._unread: dict[EvalHandle, str] = {}
         """Requests with an answer that the service keeps for this client."""
+        self._reading: list[Any] = []
+        """Calls that tell the service what was read, and may not have reached it."""
         self._gone: BaseException | None = None
         """Why nothing more can be asked."""
         self._ended = threading.Event()
@@ -185,11 +187,12 @@ class ServiceEngine:
 
     def acknowledge(self, handle: EvalHandle) -> None:
         """The result of a handle has reached whoever wants it, so the service need not keep it for this client."""
-        with self._lock:
+        with self._lock, suppress(Exception):  # At worst it is read twice.
             request = self._unread.pop(handle, None)
-        if request is not None and not self._ended.is_set():
-            with suppress(Exception):  # At worst it is read twice.
-                self._actor.read.remote(*self._who, [request])
+            if request is not None and not self._ended.is_set():
+                self._check_connection()
+                self._reading.append(self._actor.read.remote(*self._who, [request]))
+                self._reading = ray.wait(self._reading, num_returns=len(self._reading), timeout=0)[1]
 
     def history(self) -> list[FinishedEvaluation]:
         """Return the last evaluations of all clients, the oldest first.
@@ -205,13 +208,14 @@ class ServiceEngine:
         if self._done.is_set():
             return
         self._done.set()
-        self._ended.set()
+        with self._lock:  # Nothing is read after this.
+            self._ended.set()
         if ray.is_initialized():
             with suppress(EvalError):
                 if self._owner:
                     end_service(self._name, self._namespace)
                 else:
-                    ask(self._actor.leave.remote(*self._who), _GOODBYE_S, self._name)
+                    self._leave()
         if self._thread is not threading.current_thread():
             self._thread.join(_GOODBYE_S)
         self._give_up(
@@ -223,6 +227,13 @@ class ServiceEngine:
         self._disconnect()
 
     # ------------------------------------------------------------------ plumbing
+
+    def _leave(self) -> None:
+        """End the session, once the service knows what was read in it: calls may overtake each other."""
+        deadline = time.monotonic() + _GOODBYE_S
+        if self._reading:
+            ray.wait(self._reading, num_returns=len(self._reading), timeout=_GOODBYE_S)
+        ask(self._actor.leave.remote(*self._who), max(0.0, deadline - time.monotonic()), self._name)
 
     def _insist(self, call: Any) -> Any:
         """Make a call until it is answered; the service knows when it has heard it before.

@@ -37,8 +37,6 @@ class Request:
     ticket: Ticket
     weights: PublishedWeights | None
     """To be evaluated; None for those that the policy was built with."""
-    former: PublishedWeights | None
-    """Those of the client before these, in case that these do not fit."""
     handle: EvalHandle | None = None
     """Once it runs."""
     answer: Answer | None = None
@@ -63,6 +61,8 @@ class Client:
     known: dict[str, Ticket] = field(default_factory=dict)
     weights: PublishedWeights | None = None
     """Those that were sent last."""
+    proven: PublishedWeights | None = None
+    """Those that episodes were last run with, in case that later ones do not fit; None for those of the policy."""
     next_step: int = 0
 
     @property
@@ -89,6 +89,11 @@ class Client:
             del self.known[next(iter(self.known))]
         self.weights = request.weights
         self.next_step = ticket.step + 1
+
+    def fall_back(self, misfits: PublishedWeights | None) -> None:
+        """These weights do not fit the policy: go on from the last that did, unless newer ones were sent."""
+        if self.weights is misfits:
+            self.weights = self.proven
 
     def receive(self, requests: list[str]) -> None:
         """The present session has these answers; the oldest of very many need not be read."""

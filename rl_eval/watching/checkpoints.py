@@ -205,23 +205,28 @@ class Staging:
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def take(self, path: Path, seen: Sighting) -> Staged | None:
-        """Copy a checkpoint; None if it changed since it was seen, or while it was copied.
+        """Copy a checkpoint; None if it is not as it was seen any more: it changed or went, maybe during the copy.
 
         A copy that is there was completed: it appears under its name with a rename.
 
         Raises:
-            FileNotFoundError: It is gone.
-            OSError: It cannot be copied.
+            OSError: It is as it was seen, and cannot be copied.
         """
         incoming = self._folder / _INCOMING
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
         copied = incoming / path.name
-        if path.is_dir():
-            shutil.copytree(path, copied)
-        else:
-            shutil.copyfile(path, copied)
-        if stamp_of(path)[0] != seen.stamp:
+        try:
+            if path.is_dir():
+                shutil.copytree(path, copied)
+            else:
+                shutil.copyfile(path, copied)
+        except OSError:
+            # A trainer that removes a folder makes copytree collect one error per file: only a second look tells why.
+            if _is_as_seen(path, seen):
+                raise
+            return None
+        if not _is_as_seen(path, seen):
             return None
         digest = digest_of(copied)
         (incoming / _ORIGIN).write_text(json.dumps({"seen": asdict(seen), "digest": digest}))
@@ -245,6 +250,13 @@ class Staging:
             shutil.rmtree(outgoing, ignore_errors=True)
             home.rename(outgoing)
             shutil.rmtree(outgoing, ignore_errors=True)
+
+
+def _is_as_seen(path: Path, seen: Sighting) -> bool:
+    try:
+        return stamp_of(path)[0] == seen.stamp
+    except OSError:
+        return False
 
 
 def _read_origin(home: Path) -> Staged | None:

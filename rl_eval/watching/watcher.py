@@ -214,12 +214,17 @@ class Watcher:
         """Copy a checkpoint; None if there is nothing to evaluate."""
         try:
             staged = self._staging.take(self._folder.path(seen), seen)
-        except FileNotFoundError:
-            self._say(f"{seen.name} was removed before it was evaluated")
-            return None
         except OSError as error:
             raise ConfigError(f"{seen.name} cannot be copied to {self._output}: {error}") from error
-        if staged is not None and staged.id in self._journal.entries:
+        if staged is None:
+            gone = not self._folder.path(seen).exists()
+            self._say(
+                f"{seen.name} was removed before it was evaluated"
+                if gone
+                else f"{seen.name} changed while it was copied: the next look decides"
+            )
+            return None
+        if staged.id in self._journal.entries:
             self._journal.touch(staged)
             self._tidy()
             return None

@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 from rl_eval import EvalConfig, Evaluator, EvaluatorBusy
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
+from rl_eval.service import directory
+from rl_eval.service.actor import EvalService
 from rl_eval.service.directory import end_service, find_service, list_services
 from rl_eval.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file, snapshot_weights
@@ -174,6 +176,33 @@ time.sleep(1000)
         end_service("survivor", "rl_eval")
 
 
+def test_what_was_read_before_a_shutdown_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(EvalService):
+        """So that a goodbye which does not wait for the calls before it overtakes them."""
+
+        def read(self, name: str, session: int, requests: list[str]) -> None:
+            import time
+
+            time.sleep(1.0)
+            super().read(name, session, requests)
+
+    monkeypatch.setattr(directory, "EvalService", Slow)
+    with own_service(tmp_path, "slow") as (_, gate):
+        gate.open()
+        with Evaluator.from_name("slow", client="reader") as ev:
+            assert ev.trigger_eval(weights(1), 1)
+            point = ev.wait(60)
+            assert point is not None
+            assert point.step == 1
+            assert ev.trigger_eval(weights(2), 2)
+            assert eventually(lambda: not ev.pending)
+        with Evaluator.from_name("slow", client="reader") as ev:
+            point = ev.wait(60)
+            assert point is not None
+            assert point.step == 2, "what was not read comes, and nothing else"
+            assert ev.wait(60) is None
+
+
 @pytest.mark.slow
 def test_a_service_that_is_not_detached_ends_with_its_driver(tmp_path: Path) -> None:
     driver = """
@@ -298,6 +327,31 @@ def test_weights_that_do_not_fit_are_their_clients_error_alone(service: Gate) ->
         assert one.evaluate().mean_return == 3.0, "it falls back to the weights before"
 
 
+def test_weights_that_do_not_fit_twice_in_a_row_fall_back_to_the_last_that_did(gate: Gate) -> None:
+    misfits = {"value": torch.zeros(2)}
+    with reach() as one:
+        good = one.submit(weights(3))
+        bad = [one.submit(misfits) for _ in range(2)]
+        gate.open()
+        assert good.result(60).mean_return == 3.0
+        for handle in bad:
+            with pytest.raises(WeightsError, match="shape"):
+                handle.result(60)
+        assert one.evaluate().mean_return == 3.0
+
+
+def test_weights_that_do_not_fit_and_were_cancelled_fail_once_when_they_are_asked_for_again(gate: Gate) -> None:
+    with reach() as one:
+        good = one.submit(weights(4))
+        bad = one.submit({"value": torch.zeros(2)})
+        bad.cancel("not needed")
+        gate.open()
+        assert (good.result(60).mean_return, len(bad.result(60).records)) == (4.0, 0)
+        with pytest.raises(WeightsError, match="shape"):
+            one.evaluate()
+        assert one.evaluate().mean_return == 4.0
+
+
 def test_a_name_belongs_to_who_connected_last(gate: Gate) -> None:
     with reach("twin") as first:
         handle = first.submit(weights(8), step=8)
@@ -361,9 +415,15 @@ def test_videos_are_made_by_the_service(tmp_path: Path) -> None:
         .runners(num_runners=1, runtime_env={"env_vars": {"SDL_VIDEODRIVER": "dummy"}})
         .evaluation(num_episodes=4)
     )
-    with Evaluator(config, name="cinema", videos=VideoSettings("first:2", tmp_path)) as ev:
-        assert ev.evaluate(step=3).status == "complete"
-        assert eventually(lambda: len(list((tmp_path / "step_3").glob("*.mp4"))) == 2)
+    with (
+        Evaluator(config, name="cinema", client="a", videos=VideoSettings("first:2", tmp_path)) as ev,
+        Evaluator.from_name("cinema", client="../b") as other,
+    ):
+        for one in (ev, other):
+            assert one.evaluate(step=3).status == "complete"
+        folders = [tmp_path / client / "step_3" for client in ("client_a", "client_..%2Fb")]
+        assert eventually(lambda: [len(list(folder.glob("*.mp4"))) for folder in folders] == [2, 2])
+        assert len(list(tmp_path.rglob("*.mp4"))) == 4
 
 
 def test_callbacks_and_metrics_are_the_clients(service: Gate) -> None:
@@ -412,6 +472,36 @@ def test_the_latest_request_replaces_the_one_that_waits(gate: Gate) -> None:
     assert [(point.step, point.result.mean_return) for point in points] == [(0, 0.0), (4, 4.0)]
 
 
+def test_the_latest_request_of_a_client_replaces_although_that_of_another_runs(tmp_path: Path) -> None:
+    with (
+        own_service(tmp_path, "narrow", max_queue=1) as (ev, gate),
+        Evaluator.from_name("narrow", busy_policy="latest") as other,
+    ):
+        first = ev.submit(weights(9))
+        assert all([other.trigger_eval(weights(step), step) for step in range(6)])
+        gate.open()
+        assert first.result(60).mean_return == 9.0
+        points = [other.wait(60) for _ in range(2)]
+        assert [point and (point.step, point.result.mean_return) for point in points] == [(0, 0.0), (5, 5.0)]
+        assert other.wait(60) is None
+
+
+def test_answers_that_a_client_has_not_fetched_take_no_room_until_they_are_very_many(tmp_path: Path) -> None:
+    with own_service(tmp_path, "narrow", max_queue=1) as (ev, _):
+        ev.submit(weights(9))
+        actor = find_service("narrow", "rl_eval")
+        me = "hasty", ray.get(actor.connect.remote("hasty", True)).session
+        for number in range(257):
+            ray.get(actor.submit.remote(*me, str(number), number, 0, None))
+            ray.get(actor.cancel.remote(*me, str(number), "replaced", True))
+        with pytest.raises(EvaluatorBusy, match="holds 257 results that client 'hasty' has not fetched"):
+            ray.get(actor.submit.remote(*me, "more", 0, 0, None))
+        answers = ray.get(actor.collect.remote(*me, [], 10.0))
+        assert len(answers) == 257
+        ray.get(actor.collect.remote(*me, [answer.request for answer in answers], 0.0))
+        assert ray.get(actor.submit.remote(*me, "more", 0, 0, None)).request == "more"
+
+
 def test_a_handle_can_be_awaited(service: Gate) -> None:
     import asyncio
 
@@ -454,11 +544,11 @@ def test_a_full_service_refuses_and_is_listed_and_stopped_by_command(tmp_path: P
             ev.submit(weights(2))
         mine = other.submit(weights(50))  # The other client has room of its own.
         found: list[float] = []
-        waiting = [Thread(target=lambda: found.append(ev.evaluate(weights(4)).mean_return)) for _ in range(2)]
+        waiting = [Thread(target=lambda: found.append(ev.evaluate(weights(4)).mean_return)) for _ in range(3)]
         for one in waiting:
             one.start()
-        assert eventually(lambda: len(ev._open) == 3)
-        with pytest.raises(EvaluatorBusy, match=r"holds 2 requests of client 'trainer' .* max_queue=1"):
+        assert eventually(lambda: len(ev._open) == 4)
+        with pytest.raises(EvaluatorBusy, match=r"holds 3 requests of client 'trainer' .* max_queue=1"):
             ev._engine.submit(weights=weights(3), version=None, step=3, follow_up=None)
 
         listed = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval"])
@@ -468,8 +558,8 @@ def test_a_full_service_refuses_and_is_listed_and_stopped_by_command(tmp_path: P
             "service full +running",
             f"process {pid} on",
             "running +trainer, step 12",
-            "queue +3 +waiting, 0 finished",
-            "client +trainer +2 waiting, 0 unread",
+            "queue +4 +waiting, 0 finished",
+            "client +trainer +3 waiting, 0 unread",
         ):
             assert re.search(pattern, listed.output), listed.output
         assert max(map(len, listed.output.splitlines())) <= 80
@@ -477,11 +567,13 @@ def test_a_full_service_refuses_and_is_listed_and_stopped_by_command(tmp_path: P
         gate.open()
         for one in waiting:
             one.join(60)
-        assert found == [4.0, 4.0], "evaluate waits for room"
+        assert found == [4.0, 4.0, 4.0], "evaluate waits for room"
         assert [handle.result(60).mean_return for handle in (*handles, mine)] == [0.0, 1.0, 50.0]
         assert ev.weights_version == max(one.weights_version for one in ev.history())
         with pytest.raises(ConfigError, match="max_queue is 3, but the service was started with 1"):
             Evaluator.from_name("full", max_queue=3)
+        with pytest.raises(ConfigError, match="max_queue is 0"):
+            Evaluator.from_name("full", max_queue=0)
 
         gate.close()
         handle = ev.submit(weights(1))

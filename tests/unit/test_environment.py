@@ -196,3 +196,17 @@ def test_wrong_kwargs_are_the_constructors_error() -> None:
     """A keyword that the environment does not know is told in Python's own words."""
     with pytest.raises(TypeError, match="no_such_argument"):
         build(Corridor, {"no_such_argument": 1})
+
+
+def test_a_factory_without_arguments_is_called_without() -> None:
+    """``lambda: gym.make(...)`` is what many write first; kwargs that it could not see are refused."""
+    section = EnvironmentSection(env=lambda: gym.make("CartPole-v1"))
+    assert construct_env(section, 0, 0, 1).spec.id == "CartPole-v1"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="env_kwargs"):
+        construct_env(section.model_copy(update={"env_kwargs": {"a": 1}}), 0, 0, 1)
+
+
+def test_a_live_environment_is_refused() -> None:
+    """Each lane needs one of its own."""
+    with pytest.raises(ConfigError, match="give a function that builds it"):
+        construct_env(EnvironmentSection(env=gym.make("CartPole-v1")), 0, 0, 1)

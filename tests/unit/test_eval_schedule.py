@@ -263,6 +263,16 @@ def test_a_restored_loop_evaluates_its_final_policy():
     assert evaluator.steps == [10, 10]
 
 
+@pytest.mark.parametrize("every", [0, -1, 0.5, float("nan"), "10", None])
+def test_an_interval_that_is_none_is_refused(every):
+    with pytest.raises(UsageError, match="every_steps"):
+        EvalSchedule(every_steps=every)
+
+
+def test_a_whole_float_is_an_interval():
+    assert EvalSchedule(every_steps=1e4).every_steps == 10_000
+
+
 @pytest.mark.parametrize("state", [{}, {"last_step": "10"}, {"step": 3}])
 def test_a_strange_state_is_refused(state):
     with pytest.raises(UsageError, match=r"EvalSchedule\.state_dict"):

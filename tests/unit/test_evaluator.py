@@ -606,3 +606,43 @@ def test_what_is_no_state_is_refused_and_changes_nothing(cue: Cue, state: Any) -
         with pytest.raises(UsageError, match="is not the state of an Evaluator"):
             ev.load_state_dict(state)
         assert ev.state_dict() == {"step": 5, "weights_version": 3}
+
+
+# ------------------------------------------------------------------------------ what is said
+
+
+def test_what_a_shutdown_ends_is_said(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever leaves the block with a request open is told that it has no result."""
+    with caplog.at_level(logging.WARNING), Evaluator(config(), busy_policy="queue") as ev:
+        ev.trigger_eval("weights", 10)
+        ev.trigger_eval("weights", 20)
+    assert "steps 10, 20" in caplog.text
+    assert "wait() for them first" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"loggers": 3}, "loggers is 3"), ({"on_result": 3}, "on_result is 3"), ({"videos": "best"}, "VideoSettings")],
+)
+def test_a_wrong_argument_is_named(cue: Cue, wrong: dict[str, Any], named: str) -> None:
+    """At once, and not at the first result."""
+    with pytest.raises(ConfigError, match=named):
+        Evaluator(config(), **wrong)
+
+
+def test_one_logger_need_not_be_a_list(cue: Cue) -> None:
+    """As one callback need not be."""
+    logger = _Notes()
+    with Evaluator(config(), loggers=logger) as ev:
+        ev.trigger_eval("weights", 10)
+        cue.end(0)
+        settled(ev)
+    assert [point.step for point in logger.points] == [10]
+
+
+class _Notes(Logger):
+    def __init__(self) -> None:
+        self.points: list[EvalPoint] = []
+
+    def log(self, point: EvalPoint) -> None:
+        self.points.append(point)

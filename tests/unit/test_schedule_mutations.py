@@ -123,8 +123,8 @@ SAFETY = [
     Mutant(
         "seeds by root + index",
         "plan",
-        "episode_seeds(self.seed, np.arange(self.num_episodes))",
-        "self.seed + np.arange(self.num_episodes)",
+        "episode_seeds(self.seed, np.arange(self.first_index, self.first_index + self.num_episodes))",
+        "self.seed + np.arange(self.first_index, self.first_index + self.num_episodes)",
     ),
     Mutant("seeds by an even factor", "plan", "(factor >> 33) | 1", "(factor >> 33) & ~1"),
 ]

@@ -7,8 +7,8 @@ from rl_eval.service.clients import ClientBook, Request
 from rl_eval.service.messages import Answer, Ticket
 
 
-def ask(client, name, step=0):
-    request = Request(client, Ticket(name, step, 0), weights=None, former=None)
+def ask(client, name, step=0, weights=None):
+    request = Request(client, Ticket(name, step, 0), weights)
     client.accept(request)
     return request
 
@@ -92,3 +92,15 @@ def test_the_number_of_clients_is_bounded_and_none_that_lives_or_waits_is_forgot
     # All were silent for long: made-up names go, chosen ones are remembered.
     assert {one.name for one in book} >= {"waiting", "new", "client2", "client62"}
     assert "client1" not in {one.name for one in book}
+
+
+def test_a_client_falls_back_to_the_last_weights_that_fitted_unless_it_has_sent_newer_ones():
+    client = ClientBook().connect("a", lasting=True, now=0.0)
+    good, bad, worse = object(), object(), object()
+    for name, sent in (("x", good), ("y", bad), ("z", worse)):
+        ask(client, name, weights=sent)
+    client.proven = good
+    client.fall_back(bad)
+    assert client.weights is worse
+    client.fall_back(worse)
+    assert client.weights is good

@@ -90,6 +90,11 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         final_timeout_s: float = 3600.0,
     ) -> None:
         super().__init__(callback_after_eval, verbose=verbose)
+        if not isinstance(evaluator, (EvalConfig, EvalSettings, Evaluator)):
+            raise ConfigError(
+                f"the first argument is a {type(evaluator).__name__}: give an EvalConfig, such as "
+                "EvalConfig().environment(ID), or an Evaluator; environments are built from it"
+            )
         if eval_freq is not None and every_steps is not None:
             raise ConfigError(f"eval_freq is {eval_freq} and every_steps is {every_steps}: give one of them")
         for key, value in (("eval_freq", eval_freq), ("every_steps", every_steps)):
