@@ -1,21 +1,25 @@
 """Files with one line per step, that a kill leaves readable and a resumed training continues.
 
 A point is appended in one write; where the disk is full, what was written of it is taken away at once. A last line that
-was cut short, by a kill in the middle of it, is taken away when the file is opened again. Only what appending cannot express rewrites the file, under another name first: a step that is there
-already is replaced where it stands, and a CSV file gets the columns that it lacks.
+was cut short, by a kill in the middle of it, is taken away when the file is opened again. Only what appending cannot
+express rewrites the file, under another name first: a step that is there already is replaced where it stands, and a CSV
+file gets the columns that it lacks.
 """
 
 from __future__ import annotations
 
 import abc
 import csv
+import errno
 import io
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, Final, final
 
 from rl_eval.errors import UsageError
 from rl_eval.loggers.base import Logger, row_of
@@ -25,6 +29,8 @@ from rl_eval.report.files import plain, write_text
 __all__ = ["CSVLogger", "JSONLinesLogger"]
 
 Row = Mapping[str, Any]
+
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, csv.Error)
 
 
 class _StepFile(Logger):
@@ -36,6 +42,9 @@ class _StepFile(Logger):
     Raises:
         UsageError: It is there and something else.
     """
+
+    _start: ClassVar[bytes]
+    """What every file of this logger begins with."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -60,7 +69,7 @@ class _StepFile(Logger):
 
     @abc.abstractmethod
     def _parse(self, text: str) -> list[Row]:
-        """Read whole lines; raise ``ValueError`` or ``KeyError`` for what this logger has not written."""
+        """Read whole lines; raise one of ``_UNREADABLE`` for what this logger has not written."""
 
     @abc.abstractmethod
     def _format(self, rows: list[Row]) -> str:
@@ -80,22 +89,28 @@ class _StepFile(Logger):
             content = self.path.read_bytes()
         except FileNotFoundError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        try:
-            rows = self._checked(whole)
-        except _UNREADABLE as error:
-            # The last line may be torn and have an end nevertheless: that of something that was appended to it.
-            whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
-            with suppress(*_UNREADABLE):
-                rows = self._checked(whole)
-            if not rows:
-                raise UsageError(
-                    f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): give "
-                    "another path, or remove it"
-                ) from error
-        if len(whole) < len(content):
-            os.truncate(self.path, len(whole))
+        rows, size = self._whole_rows(content)
+        if size < len(content):
+            os.truncate(self.path, size)
         return rows
+
+    def _whole_rows(self, content: bytes) -> tuple[list[Row], int]:
+        """Return the rows before a torn last line, and how many bytes they take."""
+        size = content.rfind(b"\n") + 1
+        try:
+            if not size and content[: len(self._start)] != self._start[: len(content)]:
+                raise ValueError(f"it does not begin with {self._start.decode()}")
+            return self._checked(content[:size]), size
+        except _UNREADABLE as error:
+            # A torn line may have an end nevertheless: that of something that was appended to it.
+            size = content.rfind(b"\n", 0, max(size - 1, 0)) + 1
+            with suppress(*_UNREADABLE):
+                if rows := self._checked(content[:size]):
+                    return rows, size
+            raise UsageError(
+                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): give "
+                "another path, or remove it"
+            ) from error
 
     def _checked(self, content: bytes) -> list[Row]:
         rows = self._parse(content.decode())
@@ -106,18 +121,14 @@ class _StepFile(Logger):
         rows = {_step(other): other for other in self._read()}
         text = self._format([*(rows | {step: row}).values()])
         write_text(self.path, text)
-        self._parse(text)
+        self._parse(text)  # A CSV file has these columns from now on, and not before.
 
     def _append(self, line: str) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:
-            size, rest = os.fstat(file.fileno()).st_size, memoryview(line.encode())
+            size = os.fstat(file.fileno()).st_size
             try:
-                # A disk that becomes full takes a part and says nothing: it is the next write that says why.
-                while rest:
-                    if not (count := file.write(rest)):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    rest = rest[count:]
+                _write_all(file, line.encode())
             except OSError:
                 file.truncate(size)
                 raise
@@ -133,6 +144,8 @@ class JSONLinesLogger(_StepFile):
     Raises:
         UsageError: It is there and something else.
     """
+
+    _start = b'{"step": '
 
     def _parse(self, text: str) -> list[Row]:
         return [json.loads(line) for line in text.splitlines()]
@@ -161,6 +174,8 @@ class CSVLogger(_StepFile):
         UsageError: It is there and something else.
     """
 
+    _start = b"step,"
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._columns: list[str] = []
         super().__init__(path)
@@ -176,20 +191,34 @@ class CSVLogger(_StepFile):
         return rows
 
     def _format(self, rows: list[Row]) -> str:
-        self._columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
-        return _csv_line(self._columns) + "".join(map(self._line, rows))
+        columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
+        return _csv_line(columns) + "".join(_cells(row, columns) for row in rows)
 
     def _line(self, row: Row) -> str:
-        return _csv_line(_cell(row.get(name)) for name in self._columns)
+        return _cells(row, self._columns)
 
     def _fits(self, row: Row) -> bool:
         return row.keys() <= set(self._columns)
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    """Write everything: a disk that becomes full takes a part and says nothing, and it is the next write that fails."""
+    rest = memoryview(content)
+    while rest:
+        count = file.write(rest)
+        if not count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rest = rest[count:]
 
 
 def _csv_line(cells: Iterable[Any]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
+
+
+def _cells(row: Row, columns: Iterable[str]) -> str:
+    return _csv_line(_cell(row.get(name)) for name in columns)
 
 
 def _cell(value: Any) -> Any:

@@ -22,8 +22,8 @@ _BINS: Final = 30
 class TensorBoardLogger(Logger):
     """Writes event files, in a folder of their own inside ``log_dir``.
 
-    It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of the
-    training which writes to ``log_dir``.
+    It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of
+    the training which writes to ``log_dir``.
 
     Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
     Scalars". Films become animated pictures, since TensorBoard shows no other.

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, final
@@ -24,6 +25,7 @@ __all__ = ["CheckpointFolder", "Sighting", "Staged", "Staging", "compile_step_pa
 
 _LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
 _CHUNK: Final = 2**20
+_GLOBS: Final = 20
 _ORIGIN: Final = "origin.json"
 _INCOMING: Final = ".incoming"
 _OUTGOING: Final = ".outgoing"
@@ -138,11 +140,7 @@ class CheckpointFolder:
         return self._folder / sighting.name
 
     def _find(self) -> Iterator[Sighting]:
-        try:
-            paths = sorted(self._folder.glob(self._pattern))
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f"--pattern {self._pattern!r} cannot be used: {error}") from None
-        for path in paths:
+        for path in self._paths():
             name = path.relative_to(self._folder)
             if any(part.startswith(".") for part in name.parts) or path.is_relative_to(self._exclude):
                 continue
@@ -151,6 +149,16 @@ class CheckpointFolder:
             except OSError:
                 continue  # It went while we looked.
             yield Sighting(name.as_posix(), self._step(path), modified, stamp)
+
+    def _paths(self) -> list[Path]:
+        for _ in range(_GLOBS):
+            # A folder that goes between its listing and its own turn ends the whole search.
+            with suppress(FileNotFoundError):
+                try:
+                    return sorted(self._folder.glob(self._pattern))
+                except (ValueError, NotImplementedError) as error:
+                    raise ConfigError(f"--pattern {self._pattern!r} cannot be used: {error}") from None
+        return []
 
     def _step(self, path: Path) -> int | None:
         found = self._step_pattern.search(path.stem)

@@ -478,7 +478,7 @@ def test_the_latest_request_of_a_client_replaces_although_that_of_another_runs(t
         Evaluator.from_name("narrow", busy_policy="latest") as other,
     ):
         first = ev.submit(weights(9))
-        assert all([other.trigger_eval(weights(step), step) for step in range(6)])
+        assert all(other.trigger_eval(weights(step), step) for step in range(6))
         gate.open()
         assert first.result(60).mean_return == 9.0
         points = [other.wait(60) for _ in range(2)]

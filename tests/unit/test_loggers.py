@@ -1,16 +1,19 @@
 """Loggers: what they write is read back by the readers people use, also after a kill and after a resume."""
 
 import csv
+import errno
 import importlib.util
 import io
 import json
 import math
 import os
+import resource
 import signal
 import struct
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import cloudpickle
@@ -165,7 +168,8 @@ def test_a_line_that_was_cut_anywhere_is_dropped(tmp_path_factory, logger, rows,
 def test_a_header_that_was_cut_is_no_obstacle(tmp_path, logger, rows):
     """The kill came in the first write."""
     path = tmp_path / "curve"
-    for torn in (b"", b"st", b'{"step": 1'):
+    starts = {JSONLinesLogger: (b"", b'{"st', b'{"step": 1'), CSVLogger: (b"", b"st", b"step,weights_v")}
+    for torn in starts[logger]:
         path.write_bytes(torn)
         logger(path).log(point(10))
         assert [int(row["step"]) for row in rows(path)] == [10]
@@ -220,7 +224,9 @@ def test_names_with_commas_and_quotes_survive(tmp_path):
 
 
 @both
-@pytest.mark.parametrize("content", ["hello\nworld\n", '{"a": 1}\n', "step,b\n1\n", "[1]\n", "step\nx\n"])
+@pytest.mark.parametrize(
+    "content", ["hello\nworld\n", "hello", '"a\n', '{"a": 1}\n', "step,b\n1\n", "[1]\n", "step\nx\n"]
+)
 def test_a_file_of_something_else_is_refused(tmp_path, logger, rows, content):
     """It is not overwritten."""
     path = tmp_path / "curve"
@@ -228,6 +234,80 @@ def test_a_file_of_something_else_is_refused(tmp_path, logger, rows, content):
     with pytest.raises(UsageError, match="no file of this logger"):
         logger(path)
     assert path.read_text() == content
+
+
+@contextmanager
+def disk_with(room, path):
+    """Let a file grow by so many bytes and no further, as on a disk that becomes full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@both
+@pytest.mark.parametrize("room", [0, 1, 100])
+def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(tmp_path, logger, rows, room):
+    """The error names file and step; the same logger goes on when there is space again."""
+    path = tmp_path / "curve"
+    log = logger(path)
+    log.log(point(10))
+    before = path.read_bytes()
+    with disk_with(room, path), pytest.raises(OSError, match="step 20 was not written") as caught:
+        log.log(point(20))
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+    log.log(point(20))
+    log.log(point(30))
+    logger(path).log(point(40))
+    assert [int(row["step"]) for row in rows(path)] == [10, 20, 30, 40]
+
+
+@both
+def test_a_disk_that_takes_a_part_and_then_nothing_is_full(tmp_path, logger, rows, monkeypatch):
+    """Some file systems give no reason."""
+
+    class Full(io.FileIO):
+        def write(self, data):
+            return super().write(data[:7]) if len(data) > 100 and self.tell() == before else 0
+
+    path = tmp_path / "curve"
+    log = logger(path)
+    log.log(point(10))
+    before = path.stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda self, *_args, **_more: Full(self, "ab"))
+        with pytest.raises(OSError, match="No space") as caught:
+            log.log(point(20))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert [int(row["step"]) for row in rows(path)] == [10]
+
+
+def test_a_column_that_could_not_be_added_is_added_later(tmp_path):
+    """The file stays one table."""
+    path = tmp_path / "curve.csv"
+    log = CSVLogger(path)
+    log.log(point(10))
+    with disk_with(0, path), pytest.raises(OSError, match="step 20 was not written"):
+        log.log(point(20, goals=2.0))
+    log.log(point(30, goals=3.0))
+    assert [(row["step"], row["eval/goals"]) for row in csv_rows(path)] == [("10", ""), ("30", "3.0")]
+
+
+@both
+def test_a_torn_last_line_with_an_end_is_dropped(tmp_path, logger, rows):
+    """Something was appended to what a kill had left."""
+    path = tmp_path / "curve"
+    log = logger(path)
+    log.log(point(10))
+    whole = path.stat().st_size
+    log.log(point(20))
+    line = path.read_bytes()[whole:]
+    path.write_bytes(path.read_bytes()[: whole + 50] + line)
+    logger(path).log(point(30))
+    assert [int(row["step"]) for row in rows(path)] == [10, 30]
 
 
 # ------------------------------------------------------------------------------ console
@@ -274,11 +354,11 @@ def test_the_console_names_films(tmp_path):
 # ------------------------------------------------------------------------------ TensorBoard
 
 
-def events(folder):
+def events(folder, run="eval"):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     everything = dict.fromkeys(("scalars", "histograms", "images", "tensors"), 0)
-    return EventAccumulator(str(folder), size_guidance=everything).Reload()
+    return EventAccumulator(str(Path(folder, run)), size_guidance=everything).Reload()
 
 
 def scalars(folder, tag="eval/episode_return_mean"):
@@ -322,7 +402,7 @@ def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
 
     with TensorBoardLogger(tmp_path) as log:
         log.log(point(10, prefix="held_out"))
-    content = events(tmp_path).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    content = events(tmp_path, "held_out").Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     (category,) = layout_pb2.Layout.FromString(content).category
     assert category.title == "held_out"
     (series,) = category.chart[0].margin.series
@@ -354,6 +434,23 @@ def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path):
         log.log(point(20, returns=(1.0, 2.0)))
         log.log(point(30))
     assert scalars(tmp_path) == [(10, mean), (20, 1.5), (30, mean)]
+
+
+def test_tensorboard_hides_nothing_of_the_training(tmp_path):
+    """Training is ahead of its evaluation, and a step may be evaluated again."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as training, TensorBoardLogger(tmp_path) as log:
+        for step in range(40):
+            training.add_scalar("train/loss", 1.0, step)
+        training.flush()
+        time.sleep(1.1)  # Files are ordered by the second in their names.
+        log.log(point(10))
+        log.log(point(10))
+        for step in range(40, 60):
+            training.add_scalar("train/loss", 1.0, step)
+    assert [event.step for event in events(tmp_path, ".").Scalars("train/loss")] == list(range(60))
+    assert [step for step, _ in scalars(tmp_path)] == [10]
 
 
 def test_names_without_a_prefix(tmp_path):

@@ -374,10 +374,92 @@ def test_one_that_is_removed_in_time_is_no_error(folder):
     assert steps() == [1]
 
 
+@pytest.fixture
+def folders(folder, monkeypatch):
+    """Two checkpoints that are folders of some files."""
+    monkeypatch.syspath_prepend(folder)
+    for step in (1, 2):
+        Path(f"run/model_{step}").mkdir()
+        save(step, folder=f"run/model_{step}", name="weights.safetensors")
+        for part in range(5):
+            Path(f"run/model_{step}/part{part}").touch()
+
+
+def watch_folders(said, disturb):
+    """Watch folders, with something that happens after the first file of the first one was copied."""
+    policy = {"policy": "watch_factories:from_safetensors"}
+    watching = make_watcher(said, CONFIG | {"policy": policy}, pattern="model_*", key="policy.policy_kwargs.path")
+    real, copied = shutil.copy2, []
+
+    def copy2(source, target, **more):
+        done = real(source, target, **more)
+        copied.append(source)
+        if len(copied) == 1:
+            disturb(target)
+        return done
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil.copytree, "__defaults__", (False, None, copy2, False, False))
+            watching.run_once(0.0)
+            watching.run_once(0.0)
+    finally:
+        watching.close()
+    assert copied
+
+
+def test_a_folder_that_is_removed_while_it_is_copied_is_no_error(folders):
+    """The trainer keeps its last one; the watch goes on with that."""
+    said = []
+    watch_folders(said, lambda target: shutil.rmtree("run/model_1"))
+    assert said.count("model_1 was removed before it was evaluated") == 1
+    assert steps() == [2]
+
+
+def test_a_folder_that_loses_a_file_while_it_is_copied_is_looked_at_again(folders):
+    """Its next look decides: it holds still then, and is evaluated as it is."""
+    said = []
+    watch_folders(said, lambda target: [part.unlink() for part in Path("run/model_1").glob("part*")])
+    assert said.count("model_1 changed while it was copied: the next look decides") == 1
+    assert steps() == [1, 2]
+
+
+def test_a_folder_that_cannot_be_copied_though_nobody_touched_it_ends_the_watch(folders, monkeypatch):
+    """The output folder is at fault, and it will be at the next look too."""
+
+    def full(target):
+        raise OSError(28, "No space left on device", target)
+
+    with pytest.raises(ConfigError, match=r"model_1 cannot be copied to .*No space left"):
+        watch_folders([], full)
+
+
+def test_a_folder_that_goes_while_checkpoints_are_searched_is_no_error(tmp_path, monkeypatch):
+    """The others are found."""
+    real, gone = Path.glob, []
+
+    def glob(path, pattern):
+        found = list(real(path, pattern))
+        yield from found[:1]
+        if not gone:
+            gone.append(path)
+            raise FileNotFoundError(path)
+        yield from found[1:]
+
+    for step in (1, 2):
+        (tmp_path / f"m{step}").touch()
+    folder = CheckpointFolder(tmp_path, "**/m*", compile_step_pattern(None), tmp_path / "eval")
+    folder.look()
+    monkeypatch.setattr(Path, "glob", glob)
+    assert [seen.step for seen in folder.look()] == [1, 2]
+    assert gone
+
+
 def test_one_that_changes_while_it_is_copied_is_taken_later(folder):
     """What is evaluated is never a mixture."""
     save(1)
-    watching = make_watcher()
+    said = []
+    watching = make_watcher(said)
     try:
         real = watcher.Staging.take.__globals__["shutil"].copyfile
 
@@ -389,6 +471,7 @@ def test_one_that_changes_while_it_is_copied_is_taken_later(folder):
             patch.setattr(shutil, "copyfile", slow)
             watching.run_once(0.0)
         assert not Path("run/eval/curve.csv").exists()
+        assert "model_1.safetensors changed while it was copied: the next look decides" in said
         watching.run_once(0.0)
     finally:
         watching.close()

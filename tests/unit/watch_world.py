@@ -24,8 +24,16 @@ FACTORIES = '''
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from rl_eval.policies.mlp import MLPActor
+
+
+def from_safetensors(path):
+    """A folder with weights among other files."""
+    module = MLPActor(4, 2)
+    module.load_state_dict(load_file(Path(path) / "weights.safetensors"))
+    return module
 
 
 def from_path(path, scale=1.0):
