@@ -461,6 +461,10 @@ class Evaluator:
                     "first, or end with evaluate() or EvalSchedule.finish()",
                     ", ".join(map(str, ended)),
                 )
+        if self._service is not None and self._deliverer is not threading.current_thread():
+            delivered = threading.Event()  # What was read is told to the service, so before the goodbye.
+            self._post(delivered.set)
+            delivered.wait(timeout_s)
         self._engine.stop()
         self._post(self._close_loggers)
         if self._deliverer is not None:
