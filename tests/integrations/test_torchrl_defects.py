@@ -731,7 +731,7 @@ def test_e23_actors_share_the_work(made: Any, ray_cluster: None) -> None:
     assert results[0]["eval/reward"] == results[1]["eval/reward"]
 
 
-def test_e24_a_recorder_in_the_environment_is_refused(made: Any) -> None:
+def test_e24_a_recorder_in_the_environment_is_refused(made: Any, tmp_path: Path) -> None:
     """It would keep every frame; the message says what records instead."""
     from torchrl.record import CSVLogger, VideoRecorder
 
@@ -742,7 +742,7 @@ def test_e24_a_recorder_in_the_environment_is_refused(made: Any) -> None:
         )
 
     with pytest.raises(ConfigError, match=r"VideoRecorder.*videos="):
-        made(lambda: recording("unused"), constant(), num_trajectories=1).evaluate()
+        made(lambda: recording(str(tmp_path)), constant(), num_trajectories=1).evaluate()
 
 
 def test_e25_nothing_warns(made: Any) -> None:
