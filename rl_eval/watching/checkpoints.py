@@ -117,6 +117,13 @@ class CheckpointFolder:
         self.unsettled: tuple[str, ...] = ()
         """Names of those that were new or had changed."""
 
+    @property
+    def absence(self) -> str:
+        """Say that nothing is there, and where."""
+        if not self._folder.is_dir():
+            return f"there is no folder {str(self._folder)!r} yet"
+        return f"nothing in {str(self._folder)!r} matches {self._pattern!r}"
+
     def look(self) -> list[Sighting]:
         """Return the checkpoints that have not changed since the last look, in order.
 

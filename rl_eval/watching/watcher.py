@@ -185,10 +185,10 @@ class Watcher:
             ConfigError: There is nothing.
         """
         self._folder.look()
-        if not self._folder.seen and not self._journal.entries:
-            if not empty:
-                raise ConfigError("no checkpoint is there: check the folder and --pattern")
-            self._say(f"waiting for checkpoints in {self._folder.label}")
+        if not self._folder.seen:
+            if not empty and not self._journal.entries:
+                raise ConfigError(f"no checkpoint is there: {self._folder.absence}")
+            self._say(f"{self._folder.absence}; {len(self._journal.entries)} were evaluated earlier")
         self._resume()
         self._sleep(poll_s)
 
