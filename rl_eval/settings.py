@@ -283,14 +283,7 @@ def _check_together(settings: EvalSettings) -> None:
                 f"fault_tolerance.{key} is {limit}, but with runners.num_runners=0 the environment runs in this "
                 "process, where nothing can interrupt it: use runners.num_runners=1 or more"
             )
-    for key in (
-        "init_fn",
-        "num_gpus_per_runner",
-        "custom_resources_per_runner",
-        "label_selector",
-        "runtime_env",
-        "address",
-    ):
+    for key in _ACTORS_ONLY:
         if value := getattr(runners, key):
             raise ConfigError(
                 f"runners.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
