@@ -26,6 +26,9 @@ _ROUND_S: Final = 0.1
 _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
+_PARTING_S: Final = 0.5
+"""What Ray ends by itself, it ends within milliseconds; killed first, it makes Ray print that a worker was lost."""
+_PARTING_POLL_S: Final = 0.005
 _FATAL: Final = "Fatal Python error: "
 
 
@@ -113,21 +116,26 @@ class NodeAgent:
         return ward.autopsy
 
     def end(self, runner: int) -> None:
-        """End a runner and what it had started."""
-        ward = self._wards.get(runner)
-        if ward is not None:
-            with ward.lock:
-                end_runner(ward.residence)
-                self._forget(runner)
+        """End a runner that Ray was told to end, and what it had started."""
+        self._end(runner, time.perf_counter() + _PARTING_S)
 
     def stop(self) -> None:
         """End every runner that is left, and remove what they recorded."""
+        deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
-            self.end(runner)
+            self._end(runner, deadline)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._undertaker.dismiss()
         self._stopped.set()
+
+    def _end(self, runner: int, deadline: float) -> None:
+        ward = self._wards.get(runner)
+        if ward is not None:
+            with ward.lock:
+                _await_end(ward.residence, deadline)
+                end_runner(ward.residence)
+                self._forget(runner)
 
     def _forget(self, runner: int) -> None:
         ward = self._wards.pop(runner, None)
@@ -162,6 +170,12 @@ class NodeAgent:
         # A reading may fall between the two stores of a step.
         time.sleep(_CONFIRM_S)
         return passed if read_moment(residence.recorder) == moment else ""
+
+
+def _await_end(residence: Residence, deadline: float) -> None:
+    """Let a process go by itself, unless it is stopped and cannot."""
+    while (status := living(residence)) and not status.stopped and time.perf_counter() < deadline:
+        time.sleep(_PARTING_POLL_S)
 
 
 def _examine(residence: Residence, overdue: str) -> Autopsy:

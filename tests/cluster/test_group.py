@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import ray
 import torch
 from machines import eventually
 from workloads import MLP, cartpole
@@ -198,10 +199,28 @@ def test_stop_is_bounded_idempotent_and_leaves_no_process() -> None:
     assert eventually(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_an_evaluation_that_ends_as_it_should_makes_ray_report_no_lost_worker(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ray warns of memory and crashes where it cannot tell a runner's end from a death."""
+    for _ in range(5):
+        assert evaluate(config().evaluation(num_episodes=4)).status == "complete"
+
+    @ray.remote(num_cpus=0)
+    class Victim:
+        def pid(self) -> int:
+            return os.getpid()
+
+    victim = Victim.remote()
+    os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
+    printed: list[str] = []
+    # Ray's warnings come in order: before this one, all others have come.
+    assert eventually(lambda: printed.append(capsys.readouterr().out) or "(raylet)" in "".join(printed))
+    assert "".join(printed).count("(raylet)") == 1
+
+
 def test_one_actor_module_imports_no_torch() -> None:
     """The process of a runner starts without torch: users' code decides what is imported first."""
-    import ray
-
     from rl_eval.backends.runner_actor import RunnerActor
 
     class Probe(RunnerActor):
