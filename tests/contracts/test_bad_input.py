@@ -120,14 +120,16 @@ def test_module_of_wrong_shape(config: EvalConfig) -> None:
 
 
 class _DivergesLater(torch.nn.Module):
-    """Returns NaN for observations beyond what the probe makes up."""
+    """Pushes the cart one way until the pole falls; returns NaN for angles beyond what the probe makes up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
+        # A random layer may happen to balance the pole.
+        self.layer.load_state_dict({"weight": torch.zeros(2, 4), "bias": torch.tensor([100.0, 0.0])})
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return self.layer(observations) + torch.where(observations[:, 2:3].abs() > 0.15, torch.nan, 0.0)
+        return self.layer(observations) + torch.where(observations[:, 2:3].abs() > 0.1, torch.nan, 0.0)
 
 
 def test_policy_that_returns_nan(config: EvalConfig) -> None:
