@@ -377,11 +377,13 @@ class EvalService:
         return filming(self._videos, done)
 
     def _save(self, films: Sequence[Future[Video]], folder: Path) -> None:
-        for film in films:
-            try:
-                film.result().save(folder)
-            except Exception:  # noqa: PERF203  # Each film fails alone.
-                _logger.exception("an episode could not be filmed into %s", folder)
+        from rl_eval.video.recording import saved
+
+        def complain(error: Exception) -> None:
+            _logger.error("an episode could not be filmed into %s", folder, exc_info=error)
+
+        for _ in saved((film.result for film in films), folder, complain):
+            pass
         with self._changed:
             self._num_filming -= 1
             self._busy = time.monotonic()

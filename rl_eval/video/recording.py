@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config import EvalConfig
-from rl_eval.errors import ConfigError, EnvError, EvalError, UsageError
+from rl_eval.errors import ConfigError, EnvError, UsageError
 from rl_eval.group import EvalRunnerGroup
 from rl_eval.jobs import FollowUp
 from rl_eval.loading import load
@@ -24,7 +24,7 @@ from rl_eval.settings import EvalSettings
 from rl_eval.video.filming import Video, record_episode
 from rl_eval.video.selection import VideoSettings, select_episodes
 
-__all__ = ["filming", "record_videos", "record_with_group"]
+__all__ = ["filming", "record_videos", "record_with_group", "saved"]
 
 Task = Callable[[EvalRunner], Video]
 
@@ -72,18 +72,34 @@ def record_with_group(
         WeightsError: The runners have other weights by now.
         ClusterError: The runner was lost meanwhile.
     """
-    folder = Path(settings.folder, f"step_{step}")
-    films: list[Video] = []
-    for task in _tasks(result, settings):
+    limit_s = settings.timeout_s + _GRACE_S
+    films = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
+    return list(saved(films, Path(settings.folder, f"step_{step}"), _raised if on_error is None else on_error))
+
+
+def saved(
+    films: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object]
+) -> Iterator[Video]:
+    """Save films, and go on after one that failed.
+
+    Args:
+        films: What makes each, or waits for it.
+        folder: Where the files go.
+        on_error: Called with what went wrong with a film; what is wrong with all of them is told once.
+    """
+    for film in films:
         try:
-            films.append(group.apply_to_one(task, settings.timeout_s + _GRACE_S).save(folder))
-        except (EvalError, OSError) as error:  # noqa: PERF203  # Each film fails alone.
-            if on_error is None:
-                raise
+            video = film().save(folder)
+        except Exception as error:
             on_error(error)
             if isinstance(error, ConfigError):
-                break  # The others would fail in the same way.
-    return films
+                return
+            continue
+        yield video
+
+
+def _raised(error: Exception) -> None:
+    raise error
 
 
 def record_videos(

@@ -547,7 +547,7 @@ def test_a_full_service_refuses_and_is_listed_and_stopped_by_command(tmp_path: P
         waiting = [Thread(target=lambda: found.append(ev.evaluate(weights(4)).mean_return)) for _ in range(3)]
         for one in waiting:
             one.start()
-        assert eventually(lambda: len(ev._open) == 4)
+        assert eventually(lambda: len(ev._delivery.open) == 4)
         with pytest.raises(EvaluatorBusy, match=r"holds 3 requests of client 'trainer' .* max_queue=1"):
             ev._engine.submit(weights=weights(3), version=None, step=3, follow_up=None)
 

@@ -490,7 +490,7 @@ def test_a_shutdown_ends_what_runs_and_what_waits(beside: Any) -> None:
     waited: list[Any] = []
     waiting = threading.Thread(target=lambda: waited.append(ev.wait()))
     waiting.start()
-    assert eventually(lambda: ev._open[0].handle.progress().num_runners == 1)
+    assert eventually(lambda: ev._delivery.open[0].handle.progress().num_runners == 1)
     ev.shutdown()
     waiting.join(LIMIT_S)
     assert waited == [None]

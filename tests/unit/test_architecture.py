@@ -57,6 +57,7 @@ LAYERS = (
     "video",
     "loggers",
     "service",
+    "delivery",
     "evaluator",
     "integrations",
     "testing",

@@ -99,8 +99,8 @@ def _no_thread_stays() -> Iterator[None]:
 
 def settled(evaluator: Evaluator) -> None:
     """Wait until everything is delivered."""
-    with evaluator._changed:
-        assert evaluator._changed.wait_for(lambda: not evaluator._open, LIMIT_S)
+    with evaluator._delivery._changed:
+        assert evaluator._delivery._changed.wait_for(lambda: not evaluator.pending, LIMIT_S)
 
 
 def drained(evaluator: Evaluator) -> list[int]:
@@ -314,7 +314,7 @@ def test_without_on_error_a_callbacks_error_is_read_before_the_result(cue: Cue, 
 
 def test_an_error_surfaces_once_where_it_is_documented(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
     """``poll`` raises that of ``trigger_eval``; a handle raises its own, which is logged too; ``evaluate`` raises."""
-    with Evaluator(config()) as ev, caplog.at_level(logging.ERROR, "rl_eval.evaluator"):
+    with Evaluator(config()) as ev, caplog.at_level(logging.ERROR, "rl_eval.delivery"):
         ev.trigger_eval()
         cue.end(0, ClusterError("first"))
         with pytest.raises(ClusterError, match="first"):
@@ -453,7 +453,7 @@ class _Counting(Logger):
 
 def test_progress_that_cannot_be_told_ends_nothing(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluator's thread survives it."""
-    monkeypatch.setattr("rl_eval.evaluator._PROGRESS_S", 0.01)
+    monkeypatch.setattr("rl_eval.delivery._PROGRESS_S", 0.01)
     asked = threading.Event()
     told: list[BaseException] = []
 
@@ -491,7 +491,7 @@ def test_what_callbacks_have_had_is_kept_for_poll_within_limits(
     cue: Cue, failing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when every callback raises: errors that nobody reads do not pile up, but go to the log."""
-    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 5)
+    monkeypatch.setattr("rl_eval.delivery._UNREAD", 5)
 
     def receive(point: EvalPoint) -> None:
         if failing:
@@ -502,7 +502,7 @@ def test_what_callbacks_have_had_is_kept_for_poll_within_limits(
             ev.trigger_eval()
             cue.end(-1)
             settled(ev)
-            assert len(ev._unread) <= 5
+            assert len(ev._delivery._unread) <= 5
         if not failing:
             assert drained(ev) == [15, 16, 17, 18, 19]
 
@@ -511,7 +511,7 @@ def test_an_error_that_nobody_reads_is_logged_at_last(
     cue: Cue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception never disappears."""
-    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 1)
+    monkeypatch.setattr("rl_eval.delivery._UNREAD", 1)
     with Evaluator(config(), on_result=lambda point: None) as ev:
         for number in range(3):
             ev.trigger_eval()
@@ -524,7 +524,7 @@ def test_an_error_that_nobody_reads_is_logged_at_last(
 
 def test_without_callbacks_every_result_is_kept(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has had them."""
-    monkeypatch.setattr("rl_eval.evaluator._UNREAD", 5)
+    monkeypatch.setattr("rl_eval.delivery._UNREAD", 5)
     with Evaluator(config()) as ev:
         for _ in range(20):
             ev.trigger_eval()

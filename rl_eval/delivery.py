@@ -1,0 +1,379 @@
+"""How results reach whoever wants them: loggers, callbacks and who polls; one after the other, in order.
+
+A request is *open* from its acceptance until its result is *delivered*: written to the loggers, given to the callbacks,
+and ready to be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import ConfigError, UsageError
+from rl_eval.handle import EvalHandle
+from rl_eval.jobs import FollowUp
+from rl_eval.loggers import Logger
+from rl_eval.point import EvalPoint
+
+if TYPE_CHECKING:
+    from rl_eval.result import EpisodeSequence
+    from rl_eval.video import Video, VideoSettings
+
+__all__ = ["Delivery", "Listener", "Request"]
+
+Listener = Callable[[EvalPoint], object]
+
+_logger = logging.getLogger(__name__)
+
+_PROGRESS_S: Final = 2.0
+"""How often loggers hear of an evaluation that runs."""
+_UNREAD: Final = 1000
+"""Results that are kept to be read when callbacks or loggers have had them anyway."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, from its acceptance until its result is delivered."""
+
+    step: int
+    polled: bool
+    """Whether its result is for :meth:`Delivery.read`, and not only for who has the handle."""
+    replaceable: bool
+    handle: EvalHandle = field(init=False)
+    replaced: bool = False
+    abandoned: bool = False
+    """Whether a shutdown ended it: its error says nothing else."""
+    concluded: bool = False
+    """Whether its result is delivered."""
+    point: EvalPoint | None = None
+    films: list[Future[Video]] | None = None
+    """None as long as they are being made."""
+
+
+@final
+class Delivery:
+    """The open requests of an evaluator, and where their results go.
+
+    Args:
+        on_result: One or more callbacks for points.
+        on_error: Callback for errors, which are kept to be read or logged without it.
+        metrics_fn: Measures the finished episodes.
+        log_prefix: Of the names of metrics.
+        loggers: One or more loggers.
+
+    Raises:
+        ConfigError: One of these is something else.
+    """
+
+    def __init__(
+        self,
+        on_result: Listener | Sequence[Listener],
+        on_error: Callable[[BaseException], object] | None,
+        metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
+        log_prefix: str,
+        loggers: Logger | Iterable[Logger],
+    ) -> None:
+        self._listeners: list[Listener] = _several("on_result", on_result, callable)
+        self._on_error = on_error
+        self._metrics_fn = metrics_fn
+        self._prefix = log_prefix
+        self._loggers: list[Logger] = _several("loggers", loggers, lambda one: hasattr(one, "log"))
+        self._acknowledge: Callable[[EvalHandle], object]
+        self._videos: VideoSettings | None = None
+        self._changed = threading.Condition()
+        """Guards the next two, and is notified when a result is delivered."""
+        self.open: list[Request] = []
+        self._unread: deque[tuple[EvalPoint | BaseException, EvalHandle | None]] = deque()
+        """The handle is there if reading the result is what acknowledges it."""
+        self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._delivering: threading.Thread | None = None
+        """The thread that calls back, while it does."""
+
+    def begin(
+        self, acknowledge: Callable[[EvalHandle], object], videos: VideoSettings | None, *, threaded: bool
+    ) -> None:
+        """Start to deliver.
+
+        Args:
+            acknowledge: Called when a result has reached whoever wants it.
+            videos: Which episodes to film, and where the films go.
+            threaded: Whether in a thread of its own, or else in that which finds a request done.
+        """
+        self._acknowledge, self._videos = acknowledge, videos
+        if threaded:
+            self._thread = threading.Thread(target=self._deliver_all, name="rl_eval evaluator", daemon=True)
+            self._thread.start()
+
+    def expect(self, *requests: Request) -> None:
+        """Requests were accepted, in this order; deliver their results when there are any."""
+        with self._changed:
+            self.open += requests
+        for request in requests:
+            request.handle.add_done_callback(partial(self._done, request))
+
+    def announce(self, step: int) -> None:
+        """Tell the loggers that training has reached a step, before they hear of it."""
+        if self._loggers:
+            self._post(partial(self._reach, step))
+
+    def filming(self, request: Request) -> FollowUp | None:
+        """Return what has the episodes of a request filmed, if any."""
+        if self._videos is None:
+            return None
+        from rl_eval.video.recording import filming
+
+        def done(films: list[Future[Video]]) -> None:
+            self._post(partial(self._filmed, request, films))
+
+        return filming(self._videos, done)
+
+    # ------------------------------------------------------------------ asking
+
+    def unfinished(self) -> list[Request]:
+        """Return the requests that run or wait."""
+        with self._changed:
+            return [request for request in self.open if not request.handle.done()]
+
+    def outstanding(self) -> tuple[int, int]:
+        """Return how many requests are open, and how many results nobody has had."""
+        with self._changed:
+            return len(self.open), 0 if self._listeners or self._loggers else len(self._unread)
+
+    def read(self, timeout_s: float) -> EvalPoint | None:
+        """Take the oldest result that was not read; None if there is none in time.
+
+        Raises:
+            Exception: It is an error.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._unread, timeout_s)
+            return self._read()
+
+    def read_next(self, timeout_s: float | None) -> EvalPoint | None:
+        """Take the next result; None if none will come, or not in time.
+
+        Raises:
+            Exception: It is an error.
+            UsageError: This is a callback, which results are waiting for.
+        """
+        if threading.current_thread() is self._delivering:
+            raise UsageError("wait() in a callback would wait for that callback: use poll(), or on_result")
+        with self._changed:
+            self._changed.wait_for(lambda: self._unread or not any(one.polled for one in self.open), timeout_s)
+            return self._read()
+
+    def await_delivery(self, request: Request) -> None:
+        """Wait until a request is not open any more, unless this is a callback, which it would wait for."""
+        if threading.current_thread() is not self._delivering:
+            with self._changed:
+                self._changed.wait_for(lambda: request not in self.open)
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until something is delivered."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    # ------------------------------------------------------------------ the end
+
+    def abandon(self) -> list[int]:
+        """What is not done will have no result; return the steps."""
+        with self._changed:
+            for request in self.open:
+                request.abandoned = not request.handle.done()
+            return [request.step for request in self.open if request.abandoned]
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for what is done to be delivered, unless this is a callback, which it would wait for."""
+        if self._thread is not threading.current_thread():
+            delivered = threading.Event()
+            self._post(delivered.set)
+            delivered.wait(timeout_s)
+
+    def end(self, timeout_s: float) -> None:
+        """Deliver what is done, close the loggers, and let nobody wait for the rest."""
+        self._post(self._close_loggers)
+        if self._thread is not None:
+            self._deliveries.put(None)
+            if self._thread is threading.current_thread():
+                return
+            self._thread.join(timeout_s)
+        with self._changed:
+            self.open.clear()  # What a callback that hangs has kept open must keep nobody waiting.
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ delivering
+
+    def _done(self, request: Request, handle: EvalHandle) -> None:
+        self._post(partial(self._conclude, request))
+
+    def _post(self, delivery: Callable[[], None]) -> None:
+        """Have something delivered, in order."""
+        if self._thread is None:
+            delivery()
+        else:
+            self._deliveries.put(delivery)
+
+    def _deliver_all(self) -> None:
+        while True:
+            try:
+                delivery = self._deliveries.get(timeout=_PROGRESS_S if self._loggers else None)
+            except queue.Empty:
+                delivery = self._log_progress
+            if delivery is None:
+                return
+            self._attempt(delivery, polled=False)
+
+    def _conclude(self, request: Request) -> None:
+        """Deliver the result of a request that is done."""
+        former, self._delivering = self._delivering, threading.current_thread()
+        try:
+            self._deliver(request)
+        finally:
+            self._delivering = former
+            if self._videos is None or request.handle.exception() is not None:
+                request.films = []
+            request.concluded = True
+            self._close(request)
+
+    def _deliver(self, request: Request) -> None:
+        request.point = point = self._point(request)
+        told = point is None or not request.polled or bool(self._listeners or self._loggers)
+        try:
+            if point is not None:
+                for receive in [*(logger.log for logger in self._loggers), *self._listeners]:
+                    self._attempt(partial(receive, point), request.polled)
+        finally:
+            if point is not None and request.polled:
+                self._keep(point, None if told else request.handle)
+            if told:
+                self._acknowledge(request.handle)
+
+    def _read(self) -> EvalPoint | None:
+        if not self._unread:
+            return None
+        item, unacknowledged = self._unread.popleft()
+        if unacknowledged is not None:
+            self._acknowledge(unacknowledged)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def _keep(self, item: EvalPoint | BaseException, unacknowledged: EvalHandle | None = None) -> None:
+        """Keep something for :meth:`read`; forget the oldest of what others have had, but no error in silence."""
+        dropped = None
+        with self._changed:
+            self._unread.append((item, unacknowledged))
+            if len(self._unread) > _UNREAD and (self._listeners or self._loggers):
+                dropped, _ = self._unread.popleft()
+            self._changed.notify_all()
+        if isinstance(dropped, BaseException):
+            _log_error(dropped)
+
+    def _close(self, request: Request) -> None:
+        """Deliver the films of a request, as soon as there are its result and they; it is over then."""
+        if request.films is None or not request.concluded:
+            return
+        if request.films and request.point is not None:
+            self._log_films(request.films, request.point)
+        with self._changed:
+            if request in self.open:
+                self.open.remove(request)
+            self._changed.notify_all()
+
+    def _point(self, request: Request) -> EvalPoint | None:
+        """Return what to deliver: nothing for a request that failed, or was replaced before it began."""
+        handle = request.handle
+        if (error := handle.exception()) is not None:
+            raised = not (request.polled or request.replaceable) and self._on_error is None
+            if not (request.abandoned or raised):  # What evaluate() raises needs no other way out.
+                self._complain(error, request.polled)
+            return None
+        result = handle.result()
+        if request.replaced and not len(result.records):
+            return None
+        metrics = dict(result.metrics)
+        if self._metrics_fn is not None:
+            measure = self._metrics_fn
+            self._attempt(lambda: metrics.update(measure(result.records)), request.polled)
+        prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
+        return EvalPoint(request.step, handle.weights_version, result, prefixed)
+
+    def _attempt(self, function: Callable[[], object], polled: bool) -> None:
+        """Call what the user gave; its error is reported, and nothing else."""
+        try:
+            function()
+        except BaseException as error:
+            self._pass_interruptions(error)
+            self._complain(error, polled)
+
+    def _complain(self, error: BaseException, polled: bool) -> None:
+        if self._on_error is not None:
+            try:
+                self._on_error(error)
+            except BaseException as another:
+                _logger.exception("on_error of the evaluator raised, for %r", error)
+                self._pass_interruptions(another)
+        elif polled:
+            self._keep(error)
+        else:
+            _log_error(error)
+
+    def _pass_interruptions(self, error: BaseException) -> None:
+        """Raise what is meant for the caller's thread; in ours ``SystemExit`` would end only the deliveries."""
+        if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+            raise error
+
+    # ------------------------------------------------------------------ loggers and films
+
+    def _filmed(self, request: Request, films: list[Future[Video]]) -> None:
+        request.films = films
+        self._close(request)
+
+    def _log_films(self, films: list[Future[Video]], point: EvalPoint) -> None:
+        """Save films and give them to the loggers."""
+        assert self._videos is not None
+        from rl_eval.video.recording import saved
+
+        folder = Path(self._videos.folder, f"step_{point.step}")
+        for video in saved((film.result for film in films), folder, partial(self._complain, polled=False)):
+            for logger in self._loggers:
+                self._attempt(partial(logger.log_video, video, point), polled=False)
+
+    def _reach(self, step: int) -> None:
+        for logger in self._loggers:
+            self._attempt(partial(logger.reached, step), polled=False)
+
+    def _close_loggers(self) -> None:
+        loggers, self._loggers = self._loggers, []
+        for logger in reversed(loggers):
+            self._attempt(logger.close, polled=False)
+
+    def _log_progress(self) -> None:
+        if unfinished := self.unfinished():
+            progress = unfinished[0].handle.progress()
+            for logger in self._loggers:
+                self._attempt(partial(logger.progress, progress), polled=False)
+
+
+def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
+    """Return one or more objects as a list."""
+    try:
+        found = [given] if fits(given) else list(given)
+    except TypeError:
+        found = [None]
+    if not all(map(fits, found)):
+        raise ConfigError(f"{key} is {given!r}: give one, or a list of them")
+    return found
+
+
+def _log_error(error: BaseException) -> None:
+    _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
