@@ -145,7 +145,7 @@ class Evaluator:
         if videos is not None and not hasattr(videos, "max_videos"):
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
         settings, backend = _with_backend(config, "ray" if name is not None else backend)
-        self._prepare(busy_policy, max_queue, on_result, on_error, metrics_fn, log_prefix, loggers)
+        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
         if name is None:
             self.settings = settings
             group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
@@ -214,28 +214,12 @@ class Evaluator:
         from rl_eval.service.client import ServiceEngine
 
         evaluator = object.__new__(cls)
-        evaluator._prepare(
-            busy_policy,
-            1 if max_queue is None else max_queue,
-            on_result,
-            on_error,
-            metrics_fn,
-            log_prefix,
-            loggers,
-        )
+        delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
+        evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
         evaluator._join(ServiceEngine.reach(name, namespace, address, client), max_queue)
         return evaluator
 
-    def _prepare(
-        self,
-        busy_policy: BusyPolicy,
-        max_queue: int,
-        on_result: Listener | Sequence[Listener],
-        on_error: Callable[[BaseException], object] | None,
-        metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
-        log_prefix: str,
-        loggers: Logger | Iterable[Logger],
-    ) -> None:
+    def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
         """Keep what concerns this process."""
         if busy_policy not in get_args(BusyPolicy):
             raise ConfigError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), get_args(BusyPolicy))}")
@@ -243,7 +227,7 @@ class Evaluator:
             raise ConfigError(f"max_queue is {max_queue}: give at least 1")
         self._busy_policy = busy_policy
         self._max_queue = max_queue
-        self._delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
+        self._delivery = delivery
         self._service = None
         self._submitting = threading.RLock()
         """Held while a request is decided on and submitted, so that steps and weights keep their order."""
