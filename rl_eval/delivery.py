@@ -70,7 +70,7 @@ class Delivery:
         loggers: One or more loggers.
 
     Raises:
-        ConfigError: One of these is something else.
+        ConfigError: ``on_result`` or ``loggers`` is something else.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Delivery:
         self._thread: threading.Thread | None = None
         self._delivering: threading.Thread | None = None
         """The thread that calls back, while it does."""
+        self._ended = False
 
     def begin(
         self, acknowledge: Callable[[EvalHandle], object], videos: VideoSettings | None, *, threaded: bool
@@ -185,21 +186,22 @@ class Delivery:
     # ------------------------------------------------------------------ the end
 
     def abandon(self) -> list[int]:
-        """What is not done will have no result; return the steps."""
-        with self._changed:
-            for request in self.open:
-                request.abandoned = not request.handle.done()
-            return [request.step for request in self.open if request.abandoned]
+        """Note that what is not done will have no result; return the steps."""
+        unfinished = self.unfinished()
+        for request in unfinished:
+            request.abandoned = True
+        return [request.step for request in unfinished]
 
     def flush(self, timeout_s: float) -> None:
         """Wait for what is done to be delivered, unless this is a callback, which it would wait for."""
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and not self._ended:
             delivered = threading.Event()
             self._post(delivered.set)
             delivered.wait(timeout_s)
 
     def end(self, timeout_s: float) -> None:
         """Deliver what is done, close the loggers, and let nobody wait for the rest."""
+        self._ended = True
         self._post(self._close_loggers)
         if self._thread is not None:
             self._deliveries.put(None)

@@ -321,7 +321,7 @@ class Evaluator:
     @property
     def pending(self) -> bool:
         """Whether a request was accepted and its result not yet delivered; once False, ``poll`` has what there is."""
-        return bool(self._delivery.open)
+        return self._delivery.outstanding()[0] > 0
 
     @property
     def weights_version(self) -> int:

@@ -26,7 +26,7 @@ _ROUND_S: Final = 0.1
 _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
-_PARTING_S: Final = 0.5
+_PARTING_S: Final = 0.25
 """What Ray ends by itself, it ends within milliseconds; killed first, it makes Ray print that a worker was lost."""
 _PARTING_POLL_S: Final = 0.005
 _FATAL: Final = "Fatal Python error: "
@@ -132,8 +132,8 @@ class NodeAgent:
     def _end(self, runner: int, deadline: float) -> None:
         ward = self._wards.get(runner)
         if ward is not None:
+            _await_end(ward.residence, deadline)
             with ward.lock:
-                _await_end(ward.residence, deadline)
                 end_runner(ward.residence)
                 self._forget(runner)
 

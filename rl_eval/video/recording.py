@@ -74,32 +74,31 @@ def record_with_group(
     """
     limit_s = settings.timeout_s + _GRACE_S
     films = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
-    return list(saved(films, Path(settings.folder, f"step_{step}"), _raised if on_error is None else on_error))
+    return list(saved(films, Path(settings.folder, f"step_{step}"), on_error))
 
 
 def saved(
-    films: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object]
+    films: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
 ) -> Iterator[Video]:
     """Save films, and go on after one that failed.
 
     Args:
         films: What makes each, or waits for it.
         folder: Where the files go.
-        on_error: Called with what went wrong with a film; what is wrong with all of them is told once.
+        on_error: Called with what went wrong with a film; what is wrong with all of them is told once. Without it,
+            that is raised.
     """
     for film in films:
         try:
             video = film().save(folder)
         except Exception as error:
+            if on_error is None:
+                raise
             on_error(error)
             if isinstance(error, ConfigError):
                 return
             continue
         yield video
-
-
-def _raised(error: Exception) -> None:
-    raise error
 
 
 def record_videos(

@@ -227,6 +227,7 @@ def test_what_a_client_submitted_is_evaluated_although_it_shut_down(gate: Gate) 
     guest = reach("leaving")
     handles = [guest.submit(weights(value), step=value) for value in (1, 2)]
     guest.shutdown()
+    guest.shutdown(timeout_s=3600)  # Nothing is left to wait for.
     for handle in handles:
         with pytest.raises(ClusterError, match="'shared' goes on with it"):
             handle.result(10)

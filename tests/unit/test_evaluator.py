@@ -390,6 +390,27 @@ def test_a_callback_may_shut_down(cue: Cue) -> None:
         ev.submit()
 
 
+def test_a_second_shutdown_does_not_take_what_the_first_ended_for_an_error(cue: Cue) -> None:
+    """The end of the ``with`` comes while the callback that shut down still runs."""
+    told: list[BaseException] = []
+    ended, go = threading.Event(), threading.Event()
+
+    def stop(point: EvalPoint) -> None:
+        ev.shutdown()
+        ended.set()
+        go.wait(LIMIT_S)
+
+    ev = Evaluator(config(), busy_policy="queue", on_result=stop, on_error=told.append)
+    ev.submit()
+    ev.submit()
+    cue.end(0)
+    assert ended.wait(LIMIT_S)
+    ev.shutdown(timeout_s=0.01)
+    go.set()
+    ev.shutdown()
+    assert told == []
+
+
 def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:
     """The next request may come from ``on_result``; to wait there could never end."""
     told: list[BaseException] = []
