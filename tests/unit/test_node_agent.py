@@ -52,8 +52,13 @@ class Runner:
 
 
 @pytest.fixture
-def agent() -> Iterator[NodeAgent]:
-    agent = NodeAgent(Deadlines(reset_s=0.5, step_s=0.3, runner_s=1.5))
+def deadlines() -> Deadlines:
+    return Deadlines(reset_s=0.5, step_s=0.3, runner_s=1.5)
+
+
+@pytest.fixture
+def agent(deadlines: Deadlines) -> Iterator[NodeAgent]:
+    agent = NodeAgent(deadlines)
     yield agent
     agent.stop()
 
@@ -109,7 +114,7 @@ def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
     runner: Callable[[str], Runner], agent: NodeAgent, phase: str, hang: str
 ) -> None:
     """Whether it holds the interpreter's lock or not, the process is gone and its stack names the place."""
-    hung = runner(f"def guilty():\n    {hang}\nrecorder.enter({phase}, 1, 17)\ntell()\nguilty()")
+    hung = runner(f"def guilty():\n    tell()\n    {hang}\nrecorder.enter({phase}, 1, 17)\nguilty()")
     assert eventually(hung.gone)
     assert hung.process.returncode == -signal.SIGKILL
     found = agent.autopsy(1, hung.residence)
@@ -161,16 +166,18 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
     assert found.moment.current.index == 37
 
 
+# Long enough for a machine that is busy itself.
+@pytest.mark.parametrize("deadlines", [Deadlines(reset_s=2.0, step_s=2.0, runner_s=2.0)])
 def test_a_busy_runner_is_left_alone(runner: Callable[[str], Runner]) -> None:
     """Steps that are each within the limit, and idleness, are no hang, however long they last together."""
     script = """
 tell()
-until = time.perf_counter() + 2.0
+until = time.perf_counter() + 2.5
 while time.perf_counter() < until:
     recorder.enter(STEP, 1, 1)
     time.sleep(0.05)
 recorder.idle()
-time.sleep(2.0)
+time.sleep(2.5)
 os._exit(42)
 """
     busy = runner(script)
@@ -179,7 +186,7 @@ os._exit(42)
 
 def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """A driver that gives a runner up learns what it was doing."""
-    silent = runner("def idling():\n    time.sleep(600)\nrecorder.idle()\ntell()\nidling()")
+    silent = runner("def idling():\n    tell()\n    time.sleep(600)\nrecorder.idle()\nidling()")
     found = agent.autopsy(1, silent.residence)
     assert eventually(silent.gone)
     assert found.moment is not None
