@@ -41,6 +41,7 @@ __all__ = [
     "read_folder",
     "write_episodes",
     "write_text",
+    "write_whole",
 ]
 
 FORMAT: Final = 1
@@ -108,7 +109,7 @@ def check_fingerprint(what: str, stored: str, actual: str) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole or not at all."""
-    _write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
@@ -116,7 +117,7 @@ def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
     import pyarrow.parquet as pq
 
     episodes = episode_table(table)
-    _write_whole(Path(path), lambda temporary: pq.write_table(episodes, temporary))
+    write_whole(Path(path), lambda temporary: pq.write_table(episodes, temporary))
 
 
 def episode_frame(table: EpisodeTable) -> pd.DataFrame:
@@ -159,7 +160,8 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
     return data, table
 
 
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written under another name, and give it its own when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from rl_eval.episode import Lease, Outcome
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.replaying import different_columns, run_lease
+from rl_eval.report.files import write_whole
 from rl_eval.runners import EvalRunner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
@@ -76,13 +77,7 @@ class Video:
     def save(self, folder: str | os.PathLike[str]) -> Video:
         """Write the file, whole or not at all; return the video with its path."""
         path = Path(folder, self.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(self.content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, lambda temporary: temporary.write_bytes(self.content))
         return replace(self, path=path)
 
 

@@ -23,6 +23,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.eval_schedule import EvalSchedule
 from rl_eval.evaluator import Evaluator
 from rl_eval.handle import EvalHandle
+from rl_eval.report.files import write_whole
 from rl_eval.result import EvalResult
 from rl_eval.settings import EvalSettings
 
@@ -310,10 +311,12 @@ def _save_arrays(file: Path, results: list[tuple[int, EvalResult]]) -> None:
     }
     if all(result.success_rate is not None for _, result in results):
         arrays["successes"] = np.array([_column(result, "success_at_end") > 0 for _, result in results])
-    part = file.with_name(f".{file.name}.part")
-    with part.open("wb") as stream:
-        np.savez(stream, **arrays)
-    part.replace(file)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as stream:  # To a path, numpy would add a suffix.
+            np.savez(stream, **arrays)
+
+    write_whole(file, write)
 
 
 def _column(result: EvalResult, name: str) -> Any:
