@@ -238,6 +238,8 @@ class RunReport:
     weights_version: int
     numerics: dict[str, Any] = field(default_factory=dict)
     """The runner's numerics key; empty before its first episode."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a reader of the result needs; equal ones of all runners are one note of the result."""
 
 
 def _tristate(value: int) -> bool | None:

@@ -383,7 +383,12 @@ class Evaluation(Job):
             reason=reason,
             timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
             provenance=provenance(self._settings, self._weights, ledger.numerics)
-            | {"runners_lost": lost, "losses": self._losses, "runners_refused": self._refused},
+            | {
+                "runners_lost": lost,
+                "losses": self._losses,
+                "runners_refused": self._refused,
+                "notes": list(ledger.notes),
+            },
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             purity=self._purity and self._purity.result,

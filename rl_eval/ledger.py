@@ -43,10 +43,13 @@ class Ledger:
         """Sums over everything that is committed: steps, and seconds by activity."""
         self.numerics: dict[str, Any] = {}
         """The key that all records share; empty before the first."""
+        self.notes: dict[str, None] = {}
+        """Notes of the result, each once."""
         self._log = log
         self._late: list[npt.NDArray[np.void]] = []
         self._mismatches: set[int] = set()
         self._unwritten: dict[str, float] = defaultdict(float)
+        self._unwritten_notes: list[str] = []
         self._clock: float | None = None
         self._settling = threading.Lock()
 
@@ -72,7 +75,14 @@ class Ledger:
         found = self._log.begin(manifest())
         self._commit(found)
         self.numerics = dict(found.numerics)
+        self.notes = dict.fromkeys(found.notes)
         self._mismatches.update(found.mismatches)
+
+    def note(self, text: str) -> None:
+        """Add a note to the result; the log gets it with the next rows."""
+        if text not in self.notes:
+            self.notes[text] = None
+            self._unwritten_notes.append(text)
 
     def start_clock(self, now: float) -> None:
         """From now on the evaluation takes time."""
@@ -82,6 +92,8 @@ class Ledger:
         """Take the rows of a report that count, all its faults, and its times."""
         whole = len(positions) == len(report.rows)
         chosen = slice(None) if whole else list(positions)
+        for note in report.notes:
+            self.note(note)
         for name in _TIMES:
             self._unwritten[name] += getattr(report, name)
         self._enter(report.rows[chosen], report.infos[chosen], report.faults)
@@ -144,8 +156,9 @@ class Ledger:
         if self._clock is not None:
             self._unwritten["wall_seconds"] += now - self._clock
             self._clock = now
-        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics)
+        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics, tuple(self._unwritten_notes))
         self._unwritten.clear()
+        self._unwritten_notes.clear()
         if self._log is None:
             self._commit(batch)
         else:

@@ -87,6 +87,7 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
         "weights": manifest.weights,
         **described,
         "numerics": contents.numerics,
+        "notes": contents.notes,
     }
 
 

@@ -48,6 +48,8 @@ class LogContents:
     """Numerics key of the first session that had one."""
     totals: dict[str, float]
     """What all sessions spent, as far as they committed it."""
+    notes: tuple[str, ...]
+    """Notes of the result, each once, in order of writing."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     damaged: tuple[str, ...]
@@ -170,6 +172,7 @@ def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
+        notes=tuple(dict.fromkeys(note for _, segment in found.segments for note in segment.header.notes)),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
     )

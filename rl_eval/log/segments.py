@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -64,6 +64,8 @@ class Batch:
     """What was spent since the batch before, by name."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """Numerics key; empty while unknown."""
+    notes: tuple[str, ...] = ()
+    """Notes of the result that the batches before do not have."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Header:
     numerics: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
     """What was spent since the flush before."""
+    notes: list[str] = field(default_factory=list)
+    """Notes of the result since the flush before."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
     rows = np.concatenate([batch.rows for batch in batches])
     infos = np.concatenate([batch.infos for batch in batches])
     numerics = next((batch.numerics for batch in reversed(batches) if batch.numerics), {})
-    header = Header(session, numerics, sum_totals(batch.totals for batch in batches))
+    notes = list(dict.fromkeys(note for batch in batches for note in batch.notes))
+    header = Header(session, numerics, sum_totals(batch.totals for batch in batches), notes)
     files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
     if faults:
         files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))
@@ -141,7 +146,7 @@ def _encode(columns: Mapping[str, pa.Array], header: Header) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    described = {"format": FORMAT, "session": header.session, "numerics": header.numerics, "totals": header.totals}
+    described = {"format": FORMAT} | asdict(header)
     table = pa.table(dict(columns), metadata={_METADATA: json.dumps(described, default=str)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)

@@ -64,6 +64,7 @@ class EvalRunner(abc.ABC):
         self._infos: list[list[float]] = []
         self._faults: list[Fault] = []
         self._returned: list[int] = []
+        self._notes: dict[str, None] = {}
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
         self._renewing = settings.environment.env_reuse == "episode"
@@ -344,6 +345,10 @@ class EvalRunner(abc.ABC):
             self._queue.appendleft(lane.lease._replace(attempt=lane.attempt + 1))
             self._free(lane)
 
+    def _note(self, text: str) -> None:
+        """Add a note to the result."""
+        self._notes[text] = None
+
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
         """Charge the lane that the policy failed on."""
         # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
@@ -415,9 +420,11 @@ class EvalRunner(abc.ABC):
             inference_seconds=totals["inference_seconds"],
             weights_version=self._weights_version,
             numerics=self._inference.numerics,
+            notes=tuple(self._notes),
         )
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
+        self._notes = {}
         self._totals = dict.fromkeys(totals, 0)
         self._under_way = under_way
         return report
