@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rl_eval.comparison import Comparison, compare
     from rl_eval.config import EvalConfig
+    from rl_eval.determinism import Determinism
     from rl_eval.episode import EpisodeRecord, Fault
     from rl_eval.errors import EvalError, EvaluatorBusy
     from rl_eval.eval_schedule import EvalSchedule
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from rl_eval.plan import EpisodePlan
     from rl_eval.point import EvalPoint
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
-    from rl_eval.purity import Purity
     from rl_eval.replaying import Replay, replay
     from rl_eval.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Comparison": "comparison",
+    "Determinism": "determinism",
     "EnvContext": "protocols",
     "EpisodePlan": "plan",
     "EpisodeRecord": "episode",
@@ -52,7 +53,6 @@ _HOME = {
     "NewBest": "hooks",
     "NoiseSource": "protocols",
     "Policy": "protocols",
-    "Purity": "purity",
     "Replay": "replaying",
     "SingleAgentEvalRunner": "runners",
     "StopOnThreshold": "hooks",
@@ -66,6 +66,7 @@ _HOME = {
 
 __all__ = [
     "Comparison",
+    "Determinism",
     "EnvContext",
     "EpisodePlan",
     "EpisodeRecord",
@@ -85,7 +86,6 @@ __all__ = [
     "NewBest",
     "NoiseSource",
     "Policy",
-    "Purity",
     "Replay",
     "SingleAgentEvalRunner",
     "StopOnThreshold",

@@ -45,6 +45,8 @@ class Side:
     """Mean over the pairs, which may be fewer than the result's own episodes."""
     num_failed: int
     """Failed episodes among those that could have been pairs."""
+    deterministic: bool | None
+    """Whether the determinism check passed; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,22 @@ class Comparison:
         return rich_page(comparison_page(self))
 
 
-def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95) -> Comparison:
+def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
     """Compare two results of the same plan, episode by episode.
 
     Args:
         a: The result to compare against.
         b: The result whose advantage over ``a`` is asked for.
         confidence: Coverage of the interval, and one minus the level of the test.
+        force: Compare also results that failed the determinism check; a note says so.
 
     Raises:
-        ComparisonError: The results are not about the same episodes; the message names what differs.
+        ComparisonError: The results are not about the same episodes, or one is not a function of its seeds; the
+            message names what differs.
     """
     _check_plans(a, b)
+    if not force:
+        _check_determinism(a, b)
     _check_identities(a, b)
     reached = a.scope & b.scope
     paired = a.counted & b.counted
@@ -134,6 +140,15 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
         "the results are not about the same episodes: "
         + ("; ".join(differences) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
     )
+
+
+def _check_determinism(a: EvalResult, b: EvalResult) -> None:
+    for name, side in (("a", a), ("b", b)):
+        if side.determinism.passed is False:
+            raise ComparisonError(
+                f"result {name} is {side.determinism}; a difference between such results may be one of their layouts. "
+                "Cure it and evaluate again, or compare all the same with force=True (--force)"
+            )
 
 
 def _check_identities(a: EvalResult, b: EvalResult) -> None:
@@ -173,6 +188,7 @@ def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArra
         fingerprint=result.fingerprint,
         mean_return=exact_mean(result.table.rows["episode_return"][paired]),
         num_failed=int((reached & ~result.counted).sum()),
+        deterministic=result.determinism.passed,
     )
 
 
@@ -204,6 +220,11 @@ def _verdict(difference: PairedDifference, confidence: float) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     a, b, found = comparison.a, comparison.b, []
+    found += [
+        f"{name} is not a function of its seeds, and compared all the same: the difference may be one of the layouts"
+        for name, side in (("a", a), ("b", b))
+        if side.deterministic is False
+    ]
     if comparison.num_dropped:
         found.append(
             f"pairs dropped because a side failed: {comparison.num_dropped} "

@@ -113,7 +113,7 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
-        purity_check: float = _UNSET,
+        purity_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
         """Choose the episodes; see :class:`EvaluationSection`."""
         return self._update(
@@ -137,6 +137,7 @@ class EvalConfig:
         step_timeout_s: float | None = _UNSET,
         runner_timeout_s: float | None = _UNSET,
         max_runner_restarts: int = _UNSET,
+        fail_fast: bool = _UNSET,
         max_failed_episodes: float | None = _UNSET,
     ) -> EvalConfig:
         """Choose how faults are met; see :class:`FaultToleranceSection`."""
@@ -148,6 +149,7 @@ class EvalConfig:
             step_timeout_s=step_timeout_s,
             runner_timeout_s=runner_timeout_s,
             max_runner_restarts=max_runner_restarts,
+            fail_fast=fail_fast,
             max_failed_episodes=max_failed_episodes,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -69,7 +69,7 @@ class Lease(NamedTuple):
 
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
-    environment that has served no other episode.
+    environment that has served no other episode, ``traced`` for a trace in the report.
     """
 
     index: int  # type: ignore[assignment]
@@ -77,6 +77,7 @@ class Lease(NamedTuple):
     attempt: int
     runner: int
     fresh: bool = False
+    traced: bool = False
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
@@ -238,6 +239,10 @@ class RunReport:
     weights_version: int
     numerics: dict[str, Any] = field(default_factory=dict)
     """The runner's numerics key; empty before its first episode."""
+    traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
+    """Traces, arrays of :data:`rl_eval.trace.TRACE`, of the completed episodes whose leases asked for one, by index."""
+    construct_seconds: float | None = None
+    """Shortest construction of an environment so far; None before one that imported no module."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; equal ones of all runners are one note of the result."""
 

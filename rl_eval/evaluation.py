@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from rl_eval.blame import assign_blame
-from rl_eval.episode import Lease, Outcome, RunReport, charged_attempts, failed_row
+from rl_eval.check_candidates import CheckCandidates
+from rl_eval.determinism import Determinism
+from rl_eval.determinism_check import DeterminismCheck
+from rl_eval.episode import Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
+from rl_eval.fail_fast import FailFast
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.jobs import Job, WeightsSync
 from rl_eval.ledger import Ledger
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
-from rl_eval.purity import PurityCheck
 from rl_eval.recorder import Autopsy
 from rl_eval.result import EvalResult, Timing, decide_status
 from rl_eval.schedule import (
@@ -100,7 +104,15 @@ class Evaluation(Job):
         self._fleet_size = 1
         self._most_runners = 0
         self._refused: list[str] = []
-        self._purity: PurityCheck | None = None
+        self._keys: dict[int, dict[str, Any]] = {}
+        """Numerics key of each runner that has reported, by incarnation."""
+        self._fail_fast: FailFast | None = None
+        self._failure = ""
+        self._candidates = CheckCandidates(len(plan), settings.evaluation.purity_check, plan.seed)
+        self._check: DeterminismCheck | None = None
+        self._check_ends = math.inf
+        self._unchecked = ""
+        """Why there is no check."""
         self._losses_before = 0
         self._losses: list[str] = []
 
@@ -125,6 +137,9 @@ class Evaluation(Job):
             self.fail(error)
             return
         table, faults = self._ledger.table, self._settings.fault_tolerance
+        self._candidates.begin(table.filled)
+        if faults.fail_fast and not table.completed.any():
+            self._fail_fast = FailFast(self._fleet_size * self._settings.runners.lanes)
         self._schedule = Schedule(
             self._plan,
             self._fleet_size,
@@ -146,7 +161,7 @@ class Evaluation(Job):
         self._started = self._started or now
         self._ledger.start_clock(now)
         self._most_runners = max(self._most_runners, len(self._fleet.ready()))
-        if self._purity is not None:
+        if self._check is not None:
             self._pump(member, now)
             return
         self._obey(self._schedule.handle(RunnerJoined(member.incarnation, self._settings.runners.lanes)), None, now)
@@ -161,16 +176,17 @@ class Evaluation(Job):
         if autopsy is not None and len(self._losses) < _LOSSES_TOLD:
             self._losses.append(f"runner {member.index}: {autopsy}")
         now = time.monotonic()
-        if self._purity is not None:
-            self._purity.lost(member.incarnation)
-            self._check_purity(self._purity, now)
+        self._keys.pop(member.incarnation, None)
+        if self._check is not None:
+            self._check.lost(member.incarnation)
+            self._go_on_checking(self._check, now)
             return False
         blame = assign_blame(autopsy, member.index).within(self._plan)
         commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
         charges = {(command.index, command.attempt) for command in commands if isinstance(command, Charge)}
-        self._ledger.add_faults(
-            tuple(replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
-        )
+        faults = tuple(replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
+        self._ledger.add_faults(faults)
+        self._note_failures(faults)
         self._obey(commands, None, now)
         self._check_complete(now)
         return bool(charges)
@@ -186,9 +202,9 @@ class Evaluation(Job):
             return  # The result is out, and with it the table.
         report: RunReport = value
         self._check_origin(member, report)
-        if self._purity is not None:
-            self._purity.finished(member.incarnation, report.rows)
-            self._check_purity(self._purity, now)
+        if self._check is not None:
+            self._check.reported(member.incarnation, member.index, report)
+            self._go_on_checking(self._check, now)
             return
         event = RunnerReported(
             member.incarnation,
@@ -203,6 +219,8 @@ class Evaluation(Job):
         if counted:
             assert self._fleet is not None
             self._fleet.progressed()
+        self._note_completed(report, counted)
+        self._note_failures(report.faults)
         self._obey(commands, report, now)
         self._check_complete(now)
         if not self.done:
@@ -223,9 +241,13 @@ class Evaluation(Job):
         except EvalError as error:
             self.fail(error)
             return
-        if self._cancelled:
+        if reason := self._cancelled or self._failure:
             self._abandon(now)
-            self._finish(self._cancelled, now)
+            self._finish(reason, now)
+        elif self._check is not None and now > self._check_ends:
+            self._check.give_up("it took more than 20 times as long as the first time")
+            self._abandon(now)
+            self._finish("", now)
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
         elif (expected := self._fleet.expected()) != self._fleet_size:
@@ -262,7 +284,7 @@ class Evaluation(Job):
         for command in commands:
             match command:
                 case Grant(runner, leases):
-                    self._leases[runner] += leases
+                    self._leases[runner] += self._candidates.mark(leases)
                     touched[runner] = None
                 case Reclaim(runner, indices):
                     self._reclaims[runner] += indices
@@ -283,11 +305,11 @@ class Evaluation(Job):
     def _pump(self, member: Member, now: float) -> None:
         """Keep two calls in flight; new leases go with the next one."""
         assert self._fleet is not None
-        if self._purity is not None:
+        if self._check is not None:
             positions = [other.index for other in self._fleet.ready()]
             lanes = self._settings.runners.lanes
-            self._leases[member.incarnation] += self._purity.take(member.incarnation, member.index, lanes, positions)
-        holds = (self._purity or self._schedule).holds
+            self._leases[member.incarnation] += self._check.take(member.incarnation, member.index, lanes, positions)
+        holds = (self._check or self._schedule).holds
         while member.calls[self.tag] < _CALLS_IN_FLIGHT and holds(member.incarnation):
             leases = tuple(self._leases.pop(member.incarnation, ()))
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
@@ -297,8 +319,8 @@ class Evaluation(Job):
         """Have everything dropped: episodes that live on would report into the next evaluation."""
         assert self._fleet is not None
         self._obey(self._schedule.handle(Cancelled()), None, now)
-        if self._purity is not None:
-            for runner in filter(self._purity.holds, list(self._fleet.members)):
+        if self._check is not None:
+            for runner in filter(self._check.holds, list(self._fleet.members)):
                 self._abort(runner, now)
 
     def _abort(self, runner: int, now: float) -> None:
@@ -307,47 +329,71 @@ class Evaluation(Job):
             self._fleet.call(member, "run", (), 0.0, (), True, tag=self.tag, now=now)
 
     def _check_complete(self, now: float) -> None:
-        """When every episode has its record, end, or begin to check a few of them."""
-        if not self._schedule.complete or self._purity is not None:
+        """When every episode has its record, end, or run a few of them again."""
+        if not self._schedule.complete or self._check is not None:
             return
-        share = self._settings.evaluation.purity_check
-        if share:
-            try:
-                self._ledger.flush()
-            except EvalError as error:
-                self.fail(error)
-                return
-            self._purity = PurityCheck(self._ledger.table, share, self._plan.seed)
-            self._check_purity(self._purity, now)
-        else:
-            self._finish("", now)
-
-    def _check_purity(self, purity: PurityCheck, now: float) -> None:
-        """Go on with the check, or end."""
+        try:
+            self._ledger.flush()
+        except EvalError as error:
+            self.fail(error)
+            return
         assert self._fleet is not None
-        if purity.done:
+        seconds, table = now - self._started if self._started else 0.0, self._ledger.table
+        chosen, self._unchecked = self._candidates.to_check(table, seconds, max(1, len(self._fleet.ready())))
+        if not chosen:
+            self._finish("", now)
+            return
+        reused = self._settings.environment.env_reuse == "lane"
+        self._check = DeterminismCheck(chosen, reused, self._settings.runners.num_runners)
+        self._check_ends = now + self._candidates.patience_s(table, list(chosen))
+        self._go_on_checking(self._check, now)
+
+    def _go_on_checking(self, check: DeterminismCheck, now: float) -> None:
+        """Go on with the determinism check, or end."""
+        assert self._fleet is not None
+        if check.done:
             self._finish("", now)
             return
         for member in self._fleet.ready():
             self._pump(member, now)
 
+    def _note_completed(self, report: RunReport, counted: tuple[int, ...]) -> None:
+        rows = report.rows[list(counted)]
+        self._candidates.reported(report, rows)
+        if self._fail_fast is not None and (rows["outcome"] == Outcome.COMPLETED).any():
+            self._fail_fast.completed()
+
+    def _note_failures(self, faults: tuple[Fault, ...]) -> None:
+        if self._fail_fast is not None and faults:
+            self._failure = self._failure or self._fail_fast.failed(faults)
+
     def _check_origin(self, member: Member, report: RunReport) -> None:
         version = 0 if self._weights is None else self._weights.version
         if report.weights_version != version:
             raise EvalError(f"runner {member.index} used weights version {report.weights_version} instead of {version}")
-        if not report.numerics:
-            return
-        known = self._ledger.numerics = self._ledger.numerics or report.numerics
-        different = [key for key in known if known[key] != report.numerics.get(key)]
+        if report.numerics:
+            self._agree_on_numerics(member, report)
+
+    def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
+        """Let the most frequent key count until something is recorded, and from then on the key of the records."""
+        key, ledger = report.numerics, self._ledger
+        self._keys[member.incarnation] = key
+        if not ledger.numerics:
+            if not len(report.rows):
+                return
+            ledger.numerics = self._numerics()
+        known = ledger.numerics
+        different = [name for name in known if known[name] != key.get(name)]
         if different == ["outputs"] and self._weights is None:
             raise ConfigError(
                 f"runner {member.index} built another policy than the others: a factory that initializes weights at "
                 "random needs policy.weights, or sync_weights before the evaluation"
             )
         if different:
-            shown = ", ".join(f"{key} is {report.numerics.get(key)!r}, not {known[key]!r}" for key in different)
-            others = "the records in the log" if self._ledger.durable else "its group"
+            shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
+            others = "the records in the log" if ledger.durable else "its group"
             self._refused.append(f"runner {member.index} would compute other floats than {others}: {shown}")
+            ledger.note(f"{self._refused[-1]}; it took no part")
             raise NumericsMismatch(self._refused[-1])
 
     # ------------------------------------------------------------------ the end
@@ -363,8 +409,11 @@ class Evaluation(Job):
             return
         self._ended = now
         try:
+            determinism = self._determinism(reason)
+            if not reason:
+                self._ledger.add_determinism(determinism)
             self._ledger.flush()
-            result = self._result(reason)
+            result = self._result(reason, determinism)
         except Exception as error:
             self._ledger.close()
             self.handle._set_error(error)
@@ -372,9 +421,18 @@ class Evaluation(Job):
             self._ledger.close()
             self.handle._set_result(result)
 
-    def _result(self, reason: str) -> EvalResult:
+    def _determinism(self, reason: str) -> Determinism:
+        if self._check is None:
+            return Determinism(remark="the evaluation was not finished" if reason else self._unchecked)
+        if reason:
+            self._check.give_up(reason)
+        return self._check.result
+
+    def _result(self, reason: str, determinism: Determinism) -> EvalResult:
         ledger = self._ledger
-        status, reason = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
+        status, text = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
+        # What ended it at once is said first.
+        reason = self._failure if reason and reason == self._failure else text
         lost = self._fleet.losses - self._losses_before if self._fleet else 0
         return EvalResult(
             table=ledger.table,
@@ -382,7 +440,7 @@ class Evaluation(Job):
             status=status,
             reason=reason,
             timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
-            provenance=provenance(self._settings, self._weights, ledger.numerics)
+            provenance=provenance(self._settings, self._weights, self._numerics())
             | {
                 "runners_lost": lost,
                 "losses": self._losses,
@@ -391,8 +449,11 @@ class Evaluation(Job):
             },
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
-            purity=self._purity and self._purity.result,
+            determinism=determinism,
         )
+
+    def _numerics(self) -> dict[str, Any]:
+        return self._ledger.numerics or _most_frequent(list(self._keys.values()))
 
     def progress(self) -> EvalProgress:
         """Return how far it is; may be called from any thread."""
@@ -413,3 +474,9 @@ class Evaluation(Job):
             seconds=(self._ended or time.monotonic()) - self._started if self._started else 0.0,
             num_runners=len(self._fleet.ready()) if self._fleet else 0,
         )
+
+
+def _most_frequent(keys: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the key that occurs most often, of equally frequent ones the first; empty if there is none."""
+    texts = [json.dumps(key, sort_keys=True, default=str) for key in keys]
+    return keys[texts.index(Counter(texts).most_common(1)[0][0])] if keys else {}

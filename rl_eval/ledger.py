@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.determinism import Determinism
 from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
 from rl_eval.log import Batch
 
@@ -106,6 +107,13 @@ class Ledger:
     def add_row(self, row: npt.NDArray[np.void]) -> None:
         """Take a row, shape (1,), that no runner was left to report."""
         self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
+
+    def add_determinism(self, found: Determinism) -> None:
+        """Take what the determinism check found: nothing follows it."""
+        if self._log is not None:
+            nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
+            self._log.append(Batch(*nothing, notes=tuple(self._unwritten_notes), determinism=found.to_dict()))
+            self._unwritten_notes.clear()
 
     def audit(self, rows: npt.NDArray[np.void]) -> None:
         """Take rows that do not count, to compare them with those that do."""

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_eval.determinism import Determinism
 from rl_eval.episode import EpisodeTable
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.plan import EpisodePlan
-from rl_eval.purity import Purity
 from rl_eval.report.files import RESULT_FILE, check_fingerprint, read_folder
 from rl_eval.result import EvalResult, Timing, decide_status
 
@@ -64,6 +64,8 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --run-dir {run_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
+    _compare_with_saved(run_dir, plan, table)
+    found = contents.determinism
     return EvalResult(
         table=table,
         plan=plan,
@@ -73,7 +75,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else (bounds[0], bounds[1]),
         audit_mismatches=contents.mismatches,
-        purity=_compare_with_saved(run_dir, plan, table),
+        determinism=Determinism.from_dict(found) if found else Determinism(remark="the evaluation has not ended"),
     )
 
 
@@ -91,21 +93,18 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
     }
 
 
-def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable) -> Purity | None:
-    """Make sure that a saved result agrees with the log, and return its purity check, which the log has not.
+def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable) -> None:
+    """Make sure that a saved result agrees with the log.
 
     Raises:
         UsageError: It is damaged, or has other records.
     """
     path = Path(run_dir, RESULT_FILE)
     if is_uri(run_dir) or not path.exists():
-        return None
+        return
     try:
         data, saved = read_folder(run_dir)
         _check_copy(data, saved, plan, table)
-        if (found := data.get("purity")) is None or data["fingerprint"] != table.fingerprint():
-            return None
-        return Purity(found["checked"], tuple(found["mismatched"]))
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({type(error).__name__}: {error})"
         raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error

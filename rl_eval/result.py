@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.determinism import Determinism
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError, nearest
 from rl_eval.plan import EpisodePlan
-from rl_eval.purity import Purity
 from rl_eval.report.files import (
     EPISODES_FILE,
     RESULT_FILE,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeSequence", "EvalResult", "Status", "Timing", "decide_status"]
 
 Status = Literal["complete", "partial", "failed"]
+
+_UNCHECKED: Final = Determinism(remark="no episode was run again")
 
 
 def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Status, str]:
@@ -148,7 +150,7 @@ class EvalResult:
         confidence: Nominal coverage of every interval.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Least and greatest possible return, if known.
-        purity: What the second run of a share of the episodes found, if there was one.
+        determinism: What came of running a few episodes again.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -166,7 +168,7 @@ class EvalResult:
         confidence: float = 0.95,
         audit_mismatches: tuple[int, ...] = (),
         return_bounds: tuple[float, float] | None = None,
-        purity: Purity | None = None,
+        determinism: Determinism = _UNCHECKED,
     ) -> None:
         check_confidence(confidence)
         if status not in get_args(Status):
@@ -180,7 +182,7 @@ class EvalResult:
         self.confidence = confidence
         self.audit_mismatches = tuple(audit_mismatches)
         self.return_bounds = return_bounds
-        self.purity = purity
+        self.determinism = determinism
         self._check_rows()
         self._check_bounds()
 
@@ -415,9 +417,7 @@ class EvalResult:
                 confidence=data["confidence"],
                 audit_mismatches=tuple(data["audit_mismatches"]),
                 return_bounds=None if bounds is None else (bounds[0], bounds[1]),
-                purity=None
-                if (found := data.get("purity")) is None
-                else Purity(found["checked"], tuple(found["mismatched"])),
+                determinism=Determinism.from_dict(data["determinism"]),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(f"the result is damaged: {type(error).__name__}: {error}") from error

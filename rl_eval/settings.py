@@ -119,8 +119,9 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
-    purity_check: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the episodes that are run once more in a fresh environment, and compared; 0 is none."""
+    purity_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
+    """Determinism check: the share of the episodes that are run once more in fresh environments, and compared. ``auto``
+    is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
 
     def plan(self) -> EpisodePlan:
         """Return the episodes to run.
@@ -146,6 +147,9 @@ class FaultToleranceSection(_Section):
     """Longest silence of a working runner, whatever it does."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
     """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
+    fail_fast: bool = True
+    """End the evaluation as ``failed`` when its first attempts, 20 or two per lane, all fail with one error at one
+    place."""
     max_failed_episodes: Fraction | None = None
     """More failed episodes than this count (or share, below 1) make the result ``failed``."""
 

@@ -16,6 +16,9 @@ __all__ = ["compare"]
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", show_default=False, help="Output folder, or run folder or URI.")],
     b: Annotated[str, typer.Argument(metavar="B", show_default=False, help="The one whose advantage is asked for.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -24,7 +27,7 @@ def compare(
         from rl_eval.comparison import compare as compare_results
         from rl_eval.loading import load
 
-        comparison = compare_results(load(a), load(b))
+        comparison = compare_results(load(a), load(b), force=force)
         if as_json:
             typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
         else:

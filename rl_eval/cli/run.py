@@ -196,7 +196,8 @@ def _summary(result: EvalResult) -> str:
     if result.aggregates.count:
         interval = interval_text(result.interval, "{:.6g}".format)
         parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
-    return f"{result.status}: {', '.join(parts)}" + (f"; {result.reason}" if result.reason else "")
+    told = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
+    return f"{result.status}: {'; '.join(filter(None, told))}"
 
 
 def _exit_code(result: EvalResult, interruption: Interruption) -> int:

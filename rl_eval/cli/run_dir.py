@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from rl_eval.errors import ConfigError, LogError
 from rl_eval.loading import result_of_log
@@ -50,11 +51,18 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
         say(f"continuing {label}: {finished:,} of {planned:,} episodes were finished")
         return None
     result = result_of_log(contents, label)
-    if settings.evaluation.purity_check and result.purity is None:
-        say(f"continuing {label}: all {planned:,} episodes were finished; their purity is checked")
+    if _is_to_be_checked(settings.evaluation.purity_check, contents, result):
+        say(f"continuing {label}: all {planned:,} episodes were finished; some of them are run again, as a check")
         return None
     say(f"{label} is complete: nothing is left to run")
     return result
+
+
+def _is_to_be_checked(share: float | Literal["auto"], contents: LogContents, result: EvalResult) -> bool:
+    """Whether the determinism check is missing; that ``auto`` decided against one counts as a check."""
+    if share == "auto":
+        return not contents.determinism
+    return bool(share) and result.determinism.passed is None
 
 
 def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents | None:

@@ -50,6 +50,8 @@ class LogContents:
     """What all sessions spent, as far as they committed it."""
     notes: tuple[str, ...]
     """Notes of the result, each once, in order of writing."""
+    determinism: dict[str, Any]
+    """What the last determinism check found; empty if none has ended."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     damaged: tuple[str, ...]
@@ -173,6 +175,7 @@ def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
         notes=tuple(dict.fromkeys(note for _, segment in found.segments for note in segment.header.notes)),
+        determinism=next((s.header.determinism for _, s in reversed(found.segments) if s.header.determinism), {}),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
     )

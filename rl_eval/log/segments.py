@@ -66,6 +66,8 @@ class Batch:
     """Numerics key; empty while unknown."""
     notes: tuple[str, ...] = ()
     """Notes of the result that the batches before do not have."""
+    determinism: dict[str, Any] = field(default_factory=dict)
+    """What the determinism check found, in the last batch of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Header:
     """What was spent since the flush before."""
     notes: list[str] = field(default_factory=list)
     """Notes of the result since the flush before."""
+    determinism: dict[str, Any] = field(default_factory=dict)
+    """What the determinism check found, if it has ended."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
     infos = np.concatenate([batch.infos for batch in batches])
     numerics = next((batch.numerics for batch in reversed(batches) if batch.numerics), {})
     notes = list(dict.fromkeys(note for batch in batches for note in batch.notes))
-    header = Header(session, numerics, sum_totals(batch.totals for batch in batches), notes)
+    determinism = batches[-1].determinism
+    header = Header(session, numerics, sum_totals(batch.totals for batch in batches), notes, determinism)
     files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
     if faults:
         files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))

@@ -86,7 +86,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "return_bounds": result.return_bounds,
         "mean_return_bounds": result.mean_return_bounds,
         "audit_mismatches": result.audit_mismatches,
-        "purity": None if result.purity is None else asdict(result.purity) | {"rate_below": result.purity.rate_below()},
+        "determinism": result.determinism.to_dict() | {"summary": str(result.determinism)},
         "timing": asdict(result.timing),
         "provenance": result.provenance,
         "fault_counts": result.fault_counts,

@@ -62,14 +62,9 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
-    if result.purity is not None and result.purity.mismatched:
-        shown = ", ".join(map(str, result.purity.mismatched[:5])) + (
-            ", ..." if len(result.purity.mismatched) > 5 else ""
-        )
-        yield (
-            f"not a function of the seed: in a fresh environment episodes {shown} come out differently, so the numbers "
-            "depend on the layout; environment.env_reuse=episode builds a new environment for each"
-        )
+    if result.determinism.passed is False:
+        advice = f"; {result.determinism.advice}" if result.determinism.advice else ""
+        yield f"{result.determinism}, so the numbers depend on the layout{advice}"
 
 
 def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
@@ -125,8 +120,8 @@ def _run_metrics(result: EvalResult) -> dict[str, float]:
         "num_failed_episodes": result.num_failed,
         "num_retried_episodes": result.num_retried,
         "num_faults": len(result.faults),
-        "num_purity_checked": result.purity.checked if result.purity else 0,
-        "num_purity_mismatched": len(result.purity.mismatched) if result.purity else 0,
+        "num_determinism_checked": result.determinism.checked,
+        "num_determinism_mismatched": len(result.determinism.mismatched) + len(result.determinism.failed),
         "num_env_steps_sampled": timing.env_steps,
         "env_steps_per_second": timing.env_steps / timing.wall_seconds if timing.wall_seconds > 0 else math.nan,
         "wall_seconds": timing.wall_seconds,

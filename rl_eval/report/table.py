@@ -50,6 +50,8 @@ class Page:
     sections: list[list[Line]]
     notes: list[str] = field(default_factory=list)
     verdict: str = ""
+    failure: str = ""
+    """Why there are no numbers to trust, before everything else."""
 
 
 # Numbers
@@ -120,7 +122,8 @@ def result_page(result: EvalResult) -> Page:
         subtitle=policy_name(result.provenance),
         state=result.status,
         sections=sections,
-        notes=([result.reason] if result.reason else []) + result.notes,
+        notes=([result.reason] if result.reason and result.status != "failed" else []) + result.notes,
+        failure=result.reason if result.status == "failed" else "",
     )
 
 
@@ -195,9 +198,7 @@ def _identity_lines(result: EvalResult) -> list[Line]:
     lines = [Line("fingerprint", "", result.fingerprint[:16])]
     if weights := weights_name(result):
         lines.append(Line("weights", "", weights))
-    if result.purity is not None:
-        lines.append(Line("purity", "", f"{result.purity} (run again in fresh environments)"))
-    return lines
+    return [*lines, Line("determinism", "", str(result.determinism))]
 
 
 # A comparison
@@ -302,6 +303,8 @@ def text_page(page: Page) -> str:
     head = [page.title + page.state.rjust(max(WIDTH - len(page.title), len(page.state) + 1))]
     if page.subtitle:
         head.append(page.subtitle)
+    if page.failure:
+        head.append(_hang("failed", "", page.failure))
     tail = [_hang(label, "", text) for label, text in _tail(page)]
     return "\n".join([*head, rule, "\n\n".join(blocks), *([rule] if tail else []), *tail])
 
@@ -325,13 +328,21 @@ def rich_page(page: Page) -> RenderableType:
         for line in section:
             body.add_row(Text(line.label, style="dim"), Text(line.strong, style="bold"), Text(line.rest))
     subtitle = [Text(page.subtitle)] if page.subtitle else []
-    parts: list[RenderableType] = [head, *subtitle, Rule(style="dim"), body]
+    failure = [_labelled("failed", page.failure, "bold red")] if page.failure else []
+    parts: list[RenderableType] = [head, *subtitle, *failure, Rule(style="dim"), body]
     if tail := _tail(page):
-        closing = _grid(_LABEL)
-        for label, text in tail:
-            closing.add_row(Text(label, style="bold" if label == "verdict" else "yellow"), Text(text))
-        parts += [Rule(style="dim"), closing]
+        closing = [_labelled(label, text, "bold" if label == "verdict" else "yellow") for label, text in tail]
+        parts += [Rule(style="dim"), *closing]
     return Constrain(Group(*parts), WIDTH)
+
+
+def _labelled(label: str, text: str, style: str) -> Table:
+    """Return a sentence with a label before it."""
+    from rich.text import Text
+
+    row = _grid(_LABEL)
+    row.add_row(Text(label, style=style), Text(text))
+    return row
 
 
 def _grid(*widths: int) -> Table:

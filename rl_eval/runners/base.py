@@ -12,6 +12,7 @@ import abc
 import math
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -19,13 +20,14 @@ from typing import Any, Final, TypeVar
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
-from rl_eval.runners.environment import construct_env
+from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.settings import EvalSettings
@@ -65,6 +67,8 @@ class EvalRunner(abc.ABC):
         self._faults: list[Fault] = []
         self._returned: list[int] = []
         self._notes: dict[str, None] = {}
+        self._traces: dict[int, npt.NDArray[np.void]] = {}
+        self._construct_seconds: float | None = None
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
         self._renewing = settings.environment.env_reuse == "episode"
@@ -180,11 +184,17 @@ class EvalRunner(abc.ABC):
 
     # ------------------------------------------------------------------ episodes
 
-    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> None:
-        """Take what the group sent with a call."""
+    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
+        """Take what the group sent with a call.
+
+        Returns:
+            Whether to report at once: a runner among others tells its numerics key before it has any records, so that
+            the key of most runners counts and not that of the fastest.
+        """
         if abort:
             self._abort()
-        if not self._inference.numerics:
+        probing = not self._inference.numerics
+        if probing:
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
@@ -193,6 +203,7 @@ class EvalRunner(abc.ABC):
             wanted = set(reclaim)
             self._returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
+        return probing and self.settings.runners.num_runners > 1
 
     def _abort(self) -> None:
         self._returned += [lease.index for lease in self._queue]
@@ -247,7 +258,9 @@ class EvalRunner(abc.ABC):
         try:
             if lane.env is None:
                 self._recorder.enter(CONSTRUCT, lane.index)
-                lane.attach(self.make_env(lane.index))
+                lane.attach(self._construct(lane.index))
+            if lane.lease.traced:
+                lane.start_trace()
             phase = "reset"
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
@@ -368,6 +381,9 @@ class EvalRunner(abc.ABC):
             self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN"))
 
     def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
+        assert lane.lease is not None
+        if lane.trace is not None and outcome is Outcome.COMPLETED:
+            self._traces[lane.lease.index] = lane.trace.trace
         self._rows.append(
             lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
         )
@@ -380,7 +396,9 @@ class EvalRunner(abc.ABC):
 
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
-        lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
+        lane.outworn = lane.outworn or self._renewing
+        if lane.trace is not None:
+            lane.stop_trace()
         lane.lease = None
         lane.unreported = True
         self._spent += lane.outworn
@@ -406,8 +424,8 @@ class EvalRunner(abc.ABC):
         live = [lane for lane in self._lanes if lane.lease is not None]
         under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
         totals = self._totals
-        rows, infos, faults = self._rows, self._infos, self._faults
-        self._rows, self._infos, self._faults = [], [], []
+        rows, infos, faults, traces = self._rows, self._infos, self._faults, self._traces
+        self._rows, self._infos, self._faults, self._traces = [], [], [], {}
         report = RunReport(
             rows=np.array(rows, ROW),
             infos=np.array(infos, np.float64).reshape(len(rows), len(self._info_keys)),
@@ -420,6 +438,8 @@ class EvalRunner(abc.ABC):
             inference_seconds=totals["inference_seconds"],
             weights_version=self._weights_version,
             numerics=self._inference.numerics,
+            traces=traces,
+            construct_seconds=self._construct_seconds,
             notes=tuple(self._notes),
         )
         self._lifetime["env_steps"] += report.env_steps
@@ -431,13 +451,22 @@ class EvalRunner(abc.ABC):
 
     # ------------------------------------------------------------------ construction
 
+    def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
+        """Build an environment, and note how long that takes apart from imports."""
+        modules, started = len(sys.modules), perf_counter()
+        env = self.make_env(lane_index)
+        if len(sys.modules) == modules:
+            self._construct_seconds = min(self._construct_seconds or math.inf, perf_counter() - started)
+        return env
+
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment, which tells the spaces."""
         attempts = self.settings.fault_tolerance.max_attempts_per_episode
+        import_env(self.settings.environment)
         for attempt in range(1, attempts + 1):
             try:
                 self._recorder.enter(CONSTRUCT)
-                env = self.make_env(0)
+                env = self._construct(0)
                 break
             except UsageError:
                 raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 from rl_eval.errors import ConfigError
 from rl_eval.frameworks import integration_for
@@ -14,11 +16,22 @@ from rl_eval.importing import import_attribute
 from rl_eval.protocols import EnvContext
 from rl_eval.settings import EnvironmentSection, copy_containers
 
-__all__ = ["construct_env"]
+__all__ = ["construct_env", "import_env"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
+
+
+def import_env(section: EnvironmentSection) -> None:
+    """Import the module of an environment that is given by name, so that building it takes its time alone.
+
+    What goes wrong is for :func:`construct_env` to say.
+    """
+    env = section.env
+    with suppress(Exception):
+        if isinstance(env, str) and isinstance(entry := gym.spec(env).entry_point, str):
+            load_env_creator(entry)
 
 
 def construct_env(

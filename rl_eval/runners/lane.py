@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from rl_eval.episode import Lease, Outcome, Progress, Truncation
 from rl_eval.recorder import STEP, FlightRecorder
+from rl_eval.trace import TraceRecorder
 
 __all__ = ["Lane"]
 
@@ -44,6 +45,7 @@ class Lane:
         "stepping",
         "success_at_end",
         "success_once",
+        "trace",
         "unreported",
     )
 
@@ -54,6 +56,7 @@ class Lane:
         self.step: Callable[[Any], Any] = _no_env
         self.reset: Callable[..., Any] = _no_env
         self.begin_episode: Callable[[int, int, int], None] | None = None
+        self.trace: TraceRecorder | None = None
         self.lease: Lease | None = None
         self.attempt = 0
         self.length = 0
@@ -68,6 +71,18 @@ class Lane:
         """Take an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = _episode_hook(env)
+
+    def start_trace(self) -> None:
+        """Trace the attempt that begins."""
+        assert self.env is not None
+        self.trace = TraceRecorder(self.env.reset, self.env.step)
+        self.reset, self.step = self.trace.reset, self.trace.step
+
+    def stop_trace(self) -> None:
+        """Let the environment be called directly again."""
+        self.trace = None
+        if self.env is not None:
+            self.step, self.reset = self.env.step, self.env.reset
 
     def detach(self) -> gym.Env[Any, Any] | None:
         """Give the environment up."""

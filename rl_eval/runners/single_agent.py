@@ -22,7 +22,8 @@ class SingleAgentEvalRunner(EvalRunner):
     ) -> RunReport:
         """See :meth:`EvalRunner.run`."""
         deadline = perf_counter() + budget_s
-        self._accept(leases, reclaim, abort)
+        if self._accept(leases, reclaim, abort):
+            return self._report()
         lane = self._lanes[0]
         while lane.lease is not None or self._queue:
             if lane.lease is not None or (self._may_begin(lane) and self._begin(lane)):

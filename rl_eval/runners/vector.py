@@ -35,7 +35,8 @@ class VectorEvalRunner(EvalRunner):
         deadline = perf_counter() + budget_s
         if abort:
             self._sweep = None
-        self._accept(leases, reclaim, abort)
+        if self._accept(leases, reclaim, abort):
+            return self._report()
         while True:
             began = self._sweep is None and self._refill(deadline)
             # Every call begins an episode or takes a step, however small its budget.

@@ -27,7 +27,11 @@ LAYERS = (
     "plan",
     "schedule",
     "blame",
-    "purity",
+    "trace",
+    "determinism",
+    "determinism_check",
+    "check_candidates",
+    "fail_fast",
     "stats",
     "settings",
     "config",
@@ -66,7 +70,7 @@ LAYERS = (
 )
 """Parts of the package, bottom to top: a part imports from itself and from those before it."""
 
-PURE = ("plan", "schedule")
+PURE = ("plan", "schedule", "determinism_check", "fail_fast")
 """Neither time nor chance nor processes: events in, commands out."""
 
 IMPURE_MODULES = {

@@ -61,6 +61,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "reset_timeout_s": 30.0,
         "step_timeout_s": 3.0,
         "runner_timeout_s": 60.0,
+        "fail_fast": False,
         "max_runner_restarts": 0,
         "max_failed_episodes": 0.25,
     },

@@ -100,7 +100,7 @@ def report(indices: list[int], runner: int) -> RunReport:
     return RunReport(rows, np.zeros((len(rows), 0)), (), (), (), 1, 0.0, 0.0, 0.0, 0)
 
 
-def test_a_loss_during_the_purity_check_does_not_hang_it() -> None:
+def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
     """What the lost runner held is given to others, and the evaluation ends."""
     world = World(purity_check=1.0)
     world.finish(0)
@@ -113,12 +113,12 @@ def test_a_loss_during_the_purity_check_does_not_hang_it() -> None:
             if not world.evaluation.done:
                 world.finish(index)
     assert world.evaluation.done
-    purity = world.evaluation.handle.result().purity
-    assert purity is not None
-    assert purity.checked == len(PLAN)
+    found = world.evaluation.handle.result().determinism
+    assert found.passed
+    assert found.checked == len(PLAN)
 
 
-def test_a_cancelled_purity_check_leaves_nothing_running() -> None:
+def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
     """Every runner that holds an episode is told to drop it: the next evaluation would take it for its own."""
     world = World(purity_check=1.0)
     world.finish(0)

@@ -45,7 +45,7 @@ METRICS = {
     "episode_return_median", "episode_return_min", "episode_return_q05", "episode_return_q25",
     "episode_return_q75", "episode_return_q95", "episode_return_sem", "episode_return_std",
     "inference_seconds", "num_env_steps_sampled", "num_episodes", "num_failed_episodes", "num_faults",
-    "num_purity_checked", "num_purity_mismatched",
+    "num_determinism_checked", "num_determinism_mismatched",
     "num_retried_episodes", "reset_seconds", "step_seconds", "success_ci_high", "success_ci_low",
     "success_once_rate", "success_rate", "terminated_rate", "truncated_rate", "wall_seconds", "weights_version",
 }  # fmt: skip
@@ -150,7 +150,7 @@ def test_complete_result_reports_over_all_episodes() -> None:
         "discounted_return_mean": pytest.approx(numbers.mean / 2),
         "episode_len_mean": 20.5, "episode_len_min": 1, "episode_len_max": 40, "episode_duration_sec_mean": 0.875,
         "num_episodes": 40, "num_failed_episodes": 0, "num_faults": 0, "num_retried_episodes": 0,
-        "num_purity_checked": 0, "num_purity_mismatched": 0,
+        "num_determinism_checked": 0, "num_determinism_mismatched": 0,
         "terminated_rate": 0.8, "truncated_rate": 0.2, "weights_version": 7,
         "success_rate": 0.5, "success_once_rate": 1.0, "success_ci_low": success.low, "success_ci_high": success.high,
         "num_env_steps_sampled": 300, "env_steps_per_second": 150.0, "wall_seconds": 2.0,

@@ -1,0 +1,466 @@
+"""The determinism check: what runs twice, where, what the comparison says, and whose fault a difference is."""
+
+import json
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_eval import EvalConfig, EvalResult, compare, evaluate, load
+from rl_eval.check_candidates import affordable, candidates
+from rl_eval.determinism import Determinism, FirstDifference
+from rl_eval.determinism_check import DeterminismCheck, Origin
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
+from rl_eval.errors import ComparisonError
+from rl_eval.trace import TRACE, Divergence, TraceRecorder, first_divergence
+
+MLP = "rl_eval.policies.mlp:make_mlp"
+
+
+def table(episodes: int = 100, runners: int = 2, failed: tuple[int, ...] = (), seconds: float = 0.01) -> EpisodeTable:
+    rows = np.zeros(episodes, ROW)
+    rows["index"], rows["seed"] = np.arange(episodes), np.arange(episodes) + 1000
+    rows["outcome"], rows["runner"], rows["attempts"] = Outcome.COMPLETED, np.arange(episodes) % runners, 1
+    rows["outcome"][list(failed)] = Outcome.FAILED
+    rows["step_seconds"] = seconds
+    filled = EpisodeTable(episodes)
+    filled.fill(rows)
+    return filled
+
+
+def origins(records: EpisodeTable, *indices: int, position: int | None = None) -> dict[int, Origin]:
+    rows = records.rows
+    return {i: Origin(rows[i : i + 1], int(rows["runner"][i]) if position is None else position, None) for i in indices}
+
+
+def check_of(records: EpisodeTable, *indices: int, reuse: bool = False, runners: int = 2) -> DeterminismCheck:
+    return DeterminismCheck(origins(records, *indices), reuse, runners)
+
+
+def report(rows, faults=(), traces=None) -> RunReport:
+    return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
+
+
+def play(check: DeterminismCheck, records: EpisodeTable, fleet: dict[int, int], lanes: int = 3) -> dict[int, int]:
+    """Let runners (incarnation: position) do everything; return who ran what."""
+    ran: dict[int, int] = {}
+    for _ in range(1000):
+        if check.done:
+            break
+        for runner, position in fleet.items():
+            leases = check.take(runner, position, lanes, list(fleet.values()))
+            assert len(leases) <= lanes
+            for lease in leases:
+                assert lease.fresh
+                assert lease.seed == records.rows["seed"][lease.index]
+                assert lease.attempt == records.rows["attempts"][lease.index]
+                ran[lease.index] = position
+            check.reported(runner, position, report(records.rows[[lease.index for lease in leases]]))
+    assert check.done
+    return ran
+
+
+# ------------------------------------------------------------------------------ which episodes
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**32))
+def test_auto_chooses_five_from_the_second_half(episodes: int, seed: int) -> None:
+    """Most environments have served others by then; a short plan is taken as it is."""
+    chosen = candidates(episodes, "auto", seed)
+    assert len(set(chosen)) == len(chosen) == min(5, episodes)
+    assert all(min(episodes // 2, max(0, episodes - 5)) <= index < episodes for index in chosen)
+    assert chosen == candidates(episodes, "auto", seed)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.02, 2), (0.021, 3), (0.0001, 1), (1.0, 100), (0.0, 0)])
+def test_a_share_is_of_the_plan_and_at_least_one(share: float, count: int) -> None:
+    """It is asked for, so it has no limit of time."""
+    chosen = candidates(100, share, 3)
+    assert len(set(chosen)) == len(chosen) == count
+
+
+@given(
+    st.lists(st.floats(1e-4, 100.0), min_size=5, max_size=40),
+    st.floats(0, 10_000.0),
+    st.floats(0, 5.0),
+    st.integers(1, 8),
+)
+def test_auto_takes_no_longer_than_two_seconds_or_two_percent(seconds, run_seconds, construct, runners) -> None:
+    """Four if they fit, fewer if not, none if not even the shortest does."""
+    records = table(len(seconds))
+    records.rows["step_seconds"] = seconds
+    chosen, why = affordable(records, candidates(len(seconds), "auto", 0), run_seconds, construct, runners)
+    costs = records.rows["step_seconds"].astype(float) + construct
+    budget = max(2.0, 0.02 * run_seconds)
+    assert bool(chosen) == (costs.min() <= budget)
+    assert bool(why) != bool(chosen)
+    assert len(chosen) <= 4
+    assert sum(costs[chosen]) <= budget * runners * (1 + 1e-9)
+    if max(costs) * 4 <= budget:
+        assert len(chosen) == 4
+
+
+def test_a_construction_of_unknown_length_is_tried_once() -> None:
+    """An environment that is built for the first time imports modules, which says nothing of the second time."""
+    chosen, _ = affordable(table(), candidates(100, "auto", 0), 10.0, None, 2)
+    assert len(chosen) == 1
+
+
+def test_failed_episodes_have_nothing_to_compare() -> None:
+    """Where no episode completed, that is why nothing is checked."""
+    assert affordable(table(failed=tuple(range(100))), [1, 2], 10.0, 0.0, 1) == ([], "no episode completed")
+    chosen, _ = affordable(table(failed=tuple(range(50, 99))), [51, 99], 10.0, 0.0, 1)
+    assert chosen == [99]
+
+
+# ------------------------------------------------------------------------------ where, and how often
+
+
+def test_every_episode_runs_once_more_on_another_runner() -> None:
+    """A process that checks itself does not see what all its environments share."""
+    records = table()
+    check = check_of(records, 10, 11, 12, 13)
+    ran = play(check, records, {7: 0, 9: 1})
+    assert sorted(ran) == [10, 11, 12, 13]
+    assert all(position != records.rows["runner"][index] for index, position in ran.items())
+    assert check.result == Determinism(checked=4, elsewhere=4)
+    assert str(check.result) == "4 of 4 re-run episodes identical (4 in another process)"
+
+
+@pytest.mark.parametrize(
+    ("runners", "told"), [(1, "only one process took part"), (0, "only one process took part"), (2, "no second runner")]
+)
+def test_a_single_runner_checks_itself_and_says_so(runners: int, told: str) -> None:
+    """In a fresh environment at least."""
+    records = table(runners=1)
+    check = check_of(records, 3, 4, runners=runners)
+    play(check, records, {4: 0})
+    assert check.result.passed
+    assert told in str(check.result)
+
+
+def test_what_a_former_process_ran_is_run_in_another_process_by_anyone() -> None:
+    """A continued run compares with the session before."""
+    records = table(runners=1)
+    check = DeterminismCheck(origins(records, 3, 4, position=-1), True, 1)
+    play(check, records, {4: 0})
+    assert str(check.result) == "2 of 2 re-run episodes identical (2 in another process)"
+
+
+def test_what_a_lost_runner_held_is_tried_again_and_then_a_finding() -> None:
+    """A check ends, whatever dies; that an episode cannot be repeated is no silence."""
+    records = table()
+    check = check_of(records, 1, 2)
+    for incarnation in range(100):
+        if check.done:
+            break
+        check.take(incarnation, 0, 8, [0])
+        check.lost(incarnation)
+    assert check.done
+    assert check.result.passed is False
+    assert check.result.failed == (1, 2)
+    assert "2 of 2 did not complete again, first episode 1: its runner was lost" in str(check.result)
+
+
+def test_a_re_run_that_fails_is_tried_again_and_then_a_finding() -> None:
+    """With the error that it failed with."""
+    records = table()
+    check = check_of(records, 6, 7)
+    failing = records.rows[[6]].copy()
+    failing["outcome"] = Outcome.FAILED
+    fault = Fault(6, 1006, 1, "env", "construct", 0, "RuntimeError", "port in use", "", 0, "", 0.0)
+    for incarnation in range(10):
+        leases = check.take(incarnation, 0, 1, [0])
+        if leases and leases[0].index == 6:
+            check.reported(incarnation, 0, report(failing, [fault]))
+        elif leases:
+            check.reported(incarnation, 0, report(records.rows[[7]]))
+    assert check.done
+    assert check.result.checked == 1
+    assert check.result.failed == (6,)
+    assert str(check.result) == (
+        "NOT a function of its seed: 1 of 2 did not complete again, first episode 6: RuntimeError: port in use"
+    )
+
+
+def test_late_rows_do_not_count() -> None:
+    """Only what was handed out to a runner, and once."""
+    records = table()
+    check = check_of(records, 10, 12)
+    leases = check.take(5, 1, 100, [1])
+    check.reported(6, 0, report(records.rows[:50]))
+    rows = records.rows[[lease.index for lease in leases]].copy()
+    rows["episode_return"][1] += 1e-12
+    check.reported(5, 1, report(rows))
+    check.reported(5, 1, report(rows))
+    assert check.done
+    assert check.result.checked == 2
+    assert check.result.mismatched == (int(rows["index"][1]),)
+
+
+def test_giving_up_counts_what_had_not_finished() -> None:
+    """Time is a limit as well."""
+    records = table()
+    check = check_of(records, 10, 12, 14)
+    taken = check.take(5, 1, 2, [1])
+    check.reported(5, 1, report(records.rows[[taken[0].index]]))
+    check.give_up("it took too long")
+    assert check.done
+    assert (check.result.checked, len(check.result.failed)) == (1, 2)
+    assert "it took too long" in str(check.result)
+
+
+# ------------------------------------------------------------------------------ whose fault it is
+
+
+def steps(*rows) -> np.ndarray:
+    return np.array(list(rows), TRACE)
+
+
+RESET = (0, 0.0, False, False, 7)
+
+
+@pytest.mark.parametrize(
+    ("other", "place", "cause"),
+    [
+        ((0, 0.0, False, False, 8), "the observation of the reset of episode 3", "environment"),
+        ((5, 1.0, False, False, 9), "the reward of step 1 of episode 3", "environment"),
+        ((6, 2.0, False, False, 9), "the action of step 1 of episode 3", "policy"),
+        ((5, 2.0, True, False, 9), "the terminated of step 1 of episode 3", "environment"),
+    ],
+)
+def test_the_first_difference_tells_the_cause(other, place, cause) -> None:
+    """Equal observations and another action are the policy's; anything else is the environment's."""
+    records = table()
+    first = steps(RESET, (5, 2.0, False, False, 9))
+    again = steps(other) if other[0] == 0 else steps(RESET, other)
+    check = DeterminismCheck({3: Origin(records.rows[3:4], 1, first)}, False, 2)
+    assert check.take(1, 0, 1, [0])[0].traced
+    check.reported(1, 0, report(records.rows[[3]], traces={3: again}))
+    found = check.result
+    assert found.mismatched == (3,), "equal sums do not hide another course"
+    assert str(found.first) == place
+    assert found.first is not None
+    assert found.first.cause == cause
+    assert str(found).endswith(f"1 of 1 differ, first in {place}: {cause}")
+
+
+@pytest.mark.parametrize("cured", [True, False])
+def test_a_third_run_tells_whether_fresh_environments_agree(cured: bool) -> None:
+    """The advice is given where it was tried."""
+    records = table()
+    check = check_of(records, 4, 6, reuse=True)
+    for round_number in (1, 2):
+        rows = records.rows[[4, 6]].copy()
+        rows["episode_return"] += 1.0 if cured else round_number
+        assert len(check.take(1, 1, 8, [1])) == 2
+        assert not check.done
+        check.reported(1, 1, report(rows))
+    assert check.done
+    assert check.result.env_reuse_helps is cured
+    assert ("cured these episodes" in check.result.advice) == cured
+    assert ("would not cure" in check.result.advice) != cured
+
+
+@given(st.data())
+def test_traces_part_where_they_first_differ(data) -> None:
+    """The step and the column, in the order in which columns come about."""
+    length = data.draw(st.integers(1, 30))
+    one = np.zeros(length, TRACE)
+    for name in TRACE.names:
+        one[name] = data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length))
+    other = one.copy()
+    assert first_divergence(one, other) is None
+    assert first_divergence(one, other[: length - 1]) == Divergence(length - 1, "length")
+    step, name = data.draw(st.integers(0, length - 1)), data.draw(st.sampled_from(TRACE.names))
+    other[name][step] = not other[name][step]
+    other["observation"][step + 1 :] += 5
+    assert first_divergence(one, other) == Divergence(step, name)
+
+
+def test_a_nan_reward_equals_itself() -> None:
+    """Columns are compared bit by bit."""
+    rows = steps(RESET, (5, math.nan, False, False, 9))
+    assert first_divergence(rows, rows.copy()) is None
+
+
+class _Odd(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros(2), "b": (1, "text")}, {}
+
+    def step(self, action):
+        return [object()], "0.3", None, False
+
+
+def test_a_trace_does_not_judge_what_an_environment_returns() -> None:
+    """That is the runner's business, and its words are the ones to be read."""
+    env = _Odd()
+    recorder = TraceRecorder(env.reset, env.step)
+    assert recorder.reset(seed=1)[0]["b"] == (1, "text")
+    assert len(recorder.step(0)) == 4
+    assert len(recorder.trace) == 1
+
+
+# ------------------------------------------------------------------------------ the value
+
+
+def test_the_limit_of_the_rate() -> None:
+    """For none of k it is the rule of three's exact form; with mismatches Clopper and Pearson's."""
+    assert Determinism(100).rate_below() == pytest.approx(1 - 0.05 ** (1 / 100), rel=1e-9)
+    assert Determinism(20, mismatched=(3,)).rate_below() == pytest.approx(0.2161, abs=1e-4)
+    assert Determinism().rate_below() == 1.0
+    assert Determinism(2, mismatched=(0, 1)).rate_below() == 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Determinism(),
+        Determinism(remark="switched off"),
+        Determinism(4, 2, remark="x"),
+        Determinism(4, 2, (3, 7), (9,), "gone", FirstDifference(3, 17, "reward", "environment"), True),
+    ],
+)
+def test_a_finding_survives_json(value: Determinism) -> None:
+    """It is stored in results and logs."""
+    assert Determinism.from_dict(json.loads(json.dumps(value.to_dict()))) == value
+
+
+# ------------------------------------------------------------------------------ whole evaluations
+
+
+def cartpole(**evaluation) -> EvalConfig:
+    evaluation = {"num_episodes": 24} | evaluation
+    return EvalConfig().environment("CartPole-v1").policy(MLP).runners(num_envs_per_runner=4).evaluation(**evaluation)
+
+
+def test_the_check_is_on_by_default_and_shows_everywhere(tmp_path) -> None:
+    """In the table, the metrics, the JSON and the log."""
+    result = evaluate(cartpole(), run_dir=tmp_path / "log")
+    line = "4 of 4 re-run episodes identical (only one process took part)"
+    assert str(result.determinism) == line
+    assert line in " ".join(str(result).split())
+    assert result.metrics["num_determinism_checked"] == 4
+    assert result.to_dict()["determinism"]["summary"] == line
+    assert not result.notes
+    result.save(tmp_path / "saved")
+    for again in (EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
+        assert again.determinism == result.determinism
+    off = evaluate(cartpole(purity_check=0))
+    assert off.determinism.passed is None
+    assert str(off.determinism) == "not checked: switched off by evaluation.purity_check=0"
+    assert off.fingerprint == result.fingerprint
+    assert off.timing.env_steps == result.timing.env_steps, "steps of the check are not steps of the evaluation"
+
+
+def test_an_environment_that_leaks_is_found_and_the_cure_named() -> None:
+    """State that leaks across resets shows when the episode starts in a fresh environment."""
+    result = evaluate(cartpole().environment("rl_eval.testing:impure"))
+    assert result.status == "complete"
+    assert result.determinism.passed is False
+    assert result.determinism.env_reuse_helps
+    assert str(result.determinism).endswith(": environment")
+    assert "env_reuse=episode builds a new environment for each, which cured" in "\n".join(result.notes)
+    assert result.metrics["num_determinism_mismatched"] >= 1
+    cured = evaluate(cartpole().environment("rl_eval.testing:impure", env_reuse="episode"))
+    assert cured.determinism.passed
+    with pytest.raises(ComparisonError, match=r"result b is NOT a function of its seed.*--force"):
+        compare(_alike(cured, result), result)
+    forced = compare(_alike(cured, result), result, force=True)
+    assert "b is not a function of its seeds" in "\n".join(forced.notes)
+
+
+def _alike(result: EvalResult, other: EvalResult) -> EvalResult:
+    result.provenance["identity"] = other.provenance["identity"]
+    return result
+
+
+def counting():
+    calls = [0]
+
+    def act(observations):
+        calls[0] += 1
+        return np.full(len(observations), calls[0] // 3 % 2)
+
+    return act
+
+
+def frame_difference():
+    last: list[np.ndarray] = []
+
+    def act(observations):
+        former = last[0] if last and last[0].shape == observations.shape else np.zeros_like(observations)
+        last[:] = [observations.copy()]
+        return (observations[:, 2] - former[:, 2] > 0).astype(int)
+
+    return act
+
+
+def drawing():
+    generator = np.random.default_rng(0)
+    return lambda observations: generator.integers(0, 2, len(observations))
+
+
+@pytest.mark.parametrize("make", [counting, frame_difference, drawing])
+def test_a_policy_that_keeps_something_to_itself_is_found(make) -> None:
+    """A call counter, the frame before, a generator: the same observation leads to another action."""
+    result = evaluate(cartpole().policy(make(), **ALLOWED))
+    assert result.determinism.passed is False
+    assert str(result.determinism).endswith(": policy")
+    assert "the policy chose another action for the same observation" in "\n".join(result.notes)
+
+
+ALLOWED: dict[str, bool] = {}
+
+
+class BuiltOnce(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    built = 0
+
+    def __init__(self) -> None:
+        type(self).built += 1
+        if self.built > 1:
+            raise RuntimeError("port in use")
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 5
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+def test_an_episode_that_cannot_be_repeated_is_a_finding() -> None:
+    """An environment that can be built once has no second run to show."""
+    BuiltOnce.built = 0
+    config = EvalConfig().environment(BuiltOnce).policy(lambda o: np.zeros(len(o), int))
+    result = evaluate(config.runners(runner="single_agent").evaluation(num_episodes=5))
+    assert result.status == "complete"
+    assert len(result.episodes) == 5
+    assert result.determinism.passed is False
+    assert "RuntimeError: port in use" in "\n".join(result.notes)
+
+
+def test_an_episode_that_failed_at_first_is_repeated_at_the_attempt_that_counts() -> None:
+    """What strikes the first attempt of an episode is no part of its record."""
+    assert evaluate(cartpole().environment(_first_attempts_fail)).determinism.passed
+
+
+class _FirstAttemptsFail(gym.Wrapper):
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self.attempt = attempt
+
+    def reset(self, **kwargs):
+        if self.attempt == 1:
+            raise RuntimeError("first attempts fail")
+        return super().reset(**kwargs)
+
+
+def _first_attempts_fail(context) -> gym.Env:
+    return _FirstAttemptsFail(gym.make("CartPole-v1"))
