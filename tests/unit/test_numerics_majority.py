@@ -1,0 +1,74 @@
+"""Which numerics key an evaluation has: that of most runners while nothing is recorded, then that of the records."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rl_eval.episode import ROW
+from rl_eval.errors import NumericsMismatch
+from tests.unit.test_evaluation import World, report
+
+OLD, NEW = {"cpu_capability": "AVX2"}, {"cpu_capability": "AVX512"}
+
+
+def tell(world: World, index: int, key: dict[str, str], *episodes: int) -> None:
+    """Have a runner report its key, and episodes that it finished."""
+    member = world.member(index)
+    member.calls.clear()
+    told = report(list(episodes), index)
+    world.evaluation.replied(member, replace(told, numerics=key), 1.0)
+
+
+def world_of(runners: int) -> World:
+    world = World()
+    world.fleet.grow(runners - 2, 0.0)
+    for member in world.fleet.members.values():
+        if not member.ready:
+            world.fleet.start_answered(member, 0.0)
+            world.evaluation.joined(member, 0.0)
+    return world
+
+
+def test_the_fastest_runner_does_not_decide() -> None:
+    """One old processor that answers first is the one that takes no part."""
+    world = world_of(3)
+    mine = world.given(world.member(0))
+    tell(world, 0, OLD)
+    tell(world, 1, NEW)
+    tell(world, 2, NEW)
+    with pytest.raises(NumericsMismatch, match=r"runner 0 .* cpu_capability is 'AVX2', not 'AVX512'"):
+        tell(world, 0, OLD, *mine[:1])
+    assert not world.evaluation._ledger.table.filled.any()
+    assert "runner 0" in "".join(world.evaluation._ledger.notes)
+
+
+def test_what_is_recorded_decides() -> None:
+    """Records cannot be taken back, however many runners come up later."""
+    world = world_of(3)
+    mine = world.given(world.member(0))
+    tell(world, 0, OLD, *mine[:1])
+    tell(world, 1, OLD)
+    with pytest.raises(NumericsMismatch, match="runner 2"):
+        tell(world, 2, NEW)
+    assert world.evaluation._ledger.table.filled.sum() == 1
+
+
+def test_a_lost_runner_has_no_vote() -> None:
+    """Its key died with it."""
+    world = world_of(3)
+    tell(world, 0, OLD)
+    tell(world, 1, OLD)
+    world.lose(0)
+    world.lose(1)
+    mine = world.given(world.member(2))
+    tell(world, 2, NEW, *mine[:1])
+    assert world.evaluation._ledger.table.filled.sum() == 1
+
+
+def test_rows_without_a_key_are_taken() -> None:
+    """A runner class of somebody else's may have none."""
+    world = world_of(2)
+    mine = world.given(world.member(0))
+    tell(world, 0, {}, *mine[:1])
+    assert np.array_equal(world.evaluation._ledger.table.rows["index"][mine[:1]], np.array(mine[:1], ROW["index"]))
