@@ -1,7 +1,11 @@
 """The evaluations whose result must not depend on the layout."""
 
+import os
 from pathlib import Path
 from typing import Any
+
+import gymnasium as gym
+import numpy as np
 
 from rl_eval import EvalConfig
 
@@ -55,3 +59,25 @@ def recurrent(**faults: Any) -> EvalConfig:
 
 
 WORKLOADS = {f.__name__: f for f in (cartpole, hopper, dict_observation, recurrent)}
+
+
+class OwnProcess(gym.Env):
+    """An environment whose rewards depend on the process it lives in."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def __init__(self, depends: bool) -> None:
+        self._value = float(os.getpid()) if depends else 1.0
+
+    def reset(self, *, seed=None, options=None):
+        self._left = 5
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._left -= 1
+        return np.zeros(2, np.float32), self._value, self._left == 0, False, {}
+
+
+def zeros():
+    """Return a policy that takes action 0."""
+    return lambda observations: np.zeros(len(observations), int)
