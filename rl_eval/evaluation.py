@@ -100,6 +100,8 @@ class Evaluation(Job):
         self._fleet_size = 1
         self._most_runners = 0
         self._refused: list[str] = []
+        self._built_weights = ""
+        """Digest of those that the numerics key's runner built its policy with."""
         self._purity: PurityCheck | None = None
         self._losses_before = 0
         self._losses: list[str] = []
@@ -337,9 +339,12 @@ class Evaluation(Job):
             raise EvalError(f"runner {member.index} used weights version {report.weights_version} instead of {version}")
         if not report.numerics:
             return
-        known = self._ledger.numerics = self._ledger.numerics or report.numerics
+        if not self._ledger.numerics:
+            self._ledger.numerics, self._built_weights = report.numerics, report.built_weights
+        known = self._ledger.numerics
         different = [key for key in known if known[key] != report.numerics.get(key)]
-        if different == ["outputs"] and self._weights is None:
+        same_weights = report.built_weights and report.built_weights == self._built_weights
+        if different == ["outputs"] and self._weights is None and not same_weights:
             raise ConfigError(
                 f"runner {member.index} built another policy than the others: a factory that initializes weights at "
                 "random needs policy.weights, or sync_weights before the evaluation"

@@ -28,6 +28,7 @@ from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorde
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
@@ -81,6 +82,7 @@ class EvalRunner(abc.ABC):
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
+        self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = self.make_policy(policy)
         self._inference = Inference(
@@ -90,6 +92,7 @@ class EvalRunner(abc.ABC):
             len(self._lanes),
             deterministic=settings.policy.deterministic,
             actions=settings.policy.actions,
+            allow_nondeterministic=settings.policy.allow_nondeterministic,
         )
         self._write_observation = self._inference.observations.write
 
@@ -188,6 +191,7 @@ class EvalRunner(abc.ABC):
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
+            self._built_weights = "" if self._weights_version else weights_digest(self._policy)
         self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
@@ -420,7 +424,8 @@ class EvalRunner(abc.ABC):
             inference_seconds=totals["inference_seconds"],
             weights_version=self._weights_version,
             numerics=self._inference.numerics,
-            notes=tuple(self._notes),
+            notes=(*self._inference.notes, *self._notes),
+            built_weights=self._built_weights,
         )
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
