@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import beside, faults, honesty, log_size, matrix, planning, safety, startup, table
+from benchmarks import beside, faults, honesty, log_size, matrix, planning, policies, safety, startup, table
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
 _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
@@ -28,6 +28,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "planning": table.planning,
     "honesty": table.honesty,
     "faults": table.faults,
+    "policies": table.policies,
     "safety": table.safety,
     "log": table.log,
     "beside": table.beside,
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.name == "faults":
         places = Interpreters(args.peers_python.absolute())
         rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
+    elif args.name == "policies":
+        rows = policies.measure(args.only, quick=args.quick, progress=_say)
     elif args.name == "log":
         rows = [log_size.measure(50_000 if args.quick else args.episodes)]
     elif args.name == "safety":
@@ -103,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     struck.add_argument(
         "--patience", type=float, default=60.0, help="seconds more than undisturbed: hangs (%(default)s)"
     )
+    kinds = add("policies", "policies of every kind in three layouts: right, refused or labelled", repeat=1)
+    kinds.add_argument("--only", default="", metavar="REGEX", help="evaluate the policies whose name matches")
     log = add("log", "an evaluation log written, continued and summarised", repeat=1)
     log.add_argument("--episodes", type=_positive, default=1_000_000, help="rows (%(default)s)")
     safe = add("safety", "cost of log, recorder and deadlines when nothing happens", repeat=9)

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.contenders.beside import EVERY
 from benchmarks.faults import UNDISTURBED, verdict
+from benchmarks.policies import LAYOUTS, SILENT
 from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
@@ -23,6 +25,7 @@ __all__ = [
     "honesty",
     "log",
     "planning",
+    "policies",
     "safety",
     "show",
     "startup",
@@ -182,6 +185,24 @@ def faults(rows: Sequence[Row]) -> list[Table]:
         matrix.add_row(fault, *words)
     ours = [row for row in rows if "fingerprint" in row]
     return [matrix, _fault_details(ours, cells)] if ours else [matrix]
+
+
+def policies(rows: Sequence[Row]) -> list[Table]:
+    """One verdict per policy, with what the error or the label says."""
+    layouts = ", ".join(f"{runners} x {envs}" for runners, envs in LAYOUTS)
+    table = Table(title=f"policies: runners x environments {layouts}", title_justify="left")
+    for column in ("policy", "verdict", "said"):
+        table.add_column(column, no_wrap=column != "said")
+    for row in rows:
+        word = row["verdict"]
+        table.add_row(row["label"], f"[bold]{word}[/bold]" if word == SILENT else word, escape(_shortened(row["said"])))
+    silent = sum(row["verdict"] == SILENT for row in rows)
+    table.caption = f"{len(rows)} policies, {silent} silent mismatches"
+    return [table]
+
+
+def _shortened(text: str, longest: int = 240) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _fault_details(rows: Sequence[Row], cells: dict[tuple[str, str], Row]) -> Table:

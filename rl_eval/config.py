@@ -60,6 +60,7 @@ class EvalConfig:
         deterministic: bool = _UNSET,
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
+        allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
         """Choose the policy; see :class:`PolicySection`."""
         return self._update(
@@ -70,6 +71,7 @@ class EvalConfig:
             deterministic=deterministic,
             actions=actions,
             device=device,
+            allow_nondeterministic=allow_nondeterministic,
         )
 
     def runners(

@@ -245,6 +245,8 @@ class RunReport:
     """Shortest construction of an environment so far; None before one that imported no module."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; equal ones of all runners are one note of the result."""
+    built_weights: str = ""
+    """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
 
 
 def _tristate(value: int) -> bool | None:

@@ -106,6 +106,8 @@ class Evaluation(Job):
         self._refused: list[str] = []
         self._keys: dict[int, dict[str, Any]] = {}
         """Numerics key of each runner that has reported, by incarnation."""
+        self._built_weights: dict[int, str] = {}
+        """Digest of the weights that each of them built its policy with."""
         self._fail_fast: FailFast | None = None
         self._failure = ""
         self._candidates = CheckCandidates(len(plan), settings.evaluation.purity_check, plan.seed)
@@ -177,6 +179,7 @@ class Evaluation(Job):
             self._losses.append(f"runner {member.index}: {autopsy}")
         now = time.monotonic()
         self._keys.pop(member.incarnation, None)
+        self._built_weights.pop(member.incarnation, None)
         if self._check is not None:
             self._check.lost(member.incarnation)
             self._go_on_checking(self._check, now)
@@ -377,14 +380,14 @@ class Evaluation(Job):
     def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
         """Let the most frequent key count until something is recorded, and from then on the key of the records."""
         key, ledger = report.numerics, self._ledger
-        self._keys[member.incarnation] = key
+        self._keys[member.incarnation], self._built_weights[member.incarnation] = key, report.built_weights
         if not ledger.numerics:
             if not len(report.rows):
                 return
             ledger.numerics = self._numerics()
         known = ledger.numerics
         different = [name for name in known if known[name] != key.get(name)]
-        if different == ["outputs"] and self._weights is None:
+        if different == ["outputs"] and self._weights is None and self._built_other_weights(member):
             raise ConfigError(
                 f"runner {member.index} built another policy than the others: a factory that initializes weights at "
                 "random needs policy.weights, or sync_weights before the evaluation"
@@ -395,6 +398,11 @@ class Evaluation(Job):
             self._refused.append(f"runner {member.index} would compute other floats than {others}: {shown}")
             ledger.note(f"{self._refused[-1]}; it took no part")
             raise NumericsMismatch(self._refused[-1])
+
+    def _built_other_weights(self, member: Member) -> bool:
+        """Whether a runner's policy started with other weights than those of the runners whose key counts."""
+        theirs = {self._built_weights[other] for other, key in self._keys.items() if key == self._ledger.numerics}
+        return self._built_weights[member.incarnation] not in theirs
 
     # ------------------------------------------------------------------ the end
 

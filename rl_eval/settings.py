@@ -62,6 +62,8 @@ class PolicySection(_Section):
     """For Box spaces: clip into the bounds, map [-1, 1] onto them, or pass actions as they are."""
     device: str = "cpu"
     """Torch device of the policy."""
+    allow_nondeterministic: bool = False
+    """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
 
 
 class RunnersSection(_Section):

@@ -23,10 +23,10 @@ class CallablePolicy:
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+        self.function = function
 
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
-        return self._function(observations), None
+        return self.function(observations), None

@@ -30,6 +30,7 @@ from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorde
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
@@ -85,6 +86,7 @@ class EvalRunner(abc.ABC):
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
+        self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = self.make_policy(policy)
         self._inference = Inference(
@@ -94,6 +96,7 @@ class EvalRunner(abc.ABC):
             len(self._lanes),
             deterministic=settings.policy.deterministic,
             actions=settings.policy.actions,
+            allow_nondeterministic=settings.policy.allow_nondeterministic,
         )
         self._write_observation = self._inference.observations.write
 
@@ -198,6 +201,7 @@ class EvalRunner(abc.ABC):
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
+            self._built_weights = "" if self._weights_version else weights_digest(self._policy)
         self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
@@ -440,7 +444,8 @@ class EvalRunner(abc.ABC):
             numerics=self._inference.numerics,
             traces=traces,
             construct_seconds=self._construct_seconds,
-            notes=tuple(self._notes),
+            notes=(*self._inference.notes, *self._notes),
+            built_weights=self._built_weights,
         )
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []

@@ -10,30 +10,22 @@ do not work on one evaluation.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import sys
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
+from rl_eval.runners.nested import assign_rows, copy_batch, inference_mode, take_rows
+from rl_eval.runners.probe import BLOCK, Probe
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
 
 __all__ = ["BLOCK", "Inference"]
-
-BLOCK: Final = 16
-"""Rows of the reference block."""
-
-_POOL: Final = 4 * BLOCK
-"""Made-up observations that the probe works with."""
-_PROBE_ROUNDS: Final = 4
 
 Array = npt.NDArray[Any]
 
@@ -48,6 +40,7 @@ class Inference:
         lanes: Number of lanes; rows beyond them pad the last block.
         deterministic: Give the policy no noise.
         actions: How Box actions are made to fit.
+        allow_nondeterministic: Note that the policy does not repeat itself, instead of refusing it.
     """
 
     def __init__(
@@ -59,8 +52,10 @@ class Inference:
         *,
         deterministic: bool,
         actions: Literal["clip", "unsquash", "none"],
+        allow_nondeterministic: bool = False,
     ) -> None:
         self._policy = policy
+        self._allow_nondeterministic = allow_nondeterministic
         self._deterministic = deterministic
         self._reader = ActionReader(action_space, actions)
         self._rows = -(-lanes // BLOCK) * BLOCK
@@ -69,10 +64,13 @@ class Inference:
         self._seeds = np.zeros(self._rows, np.int64)
         self._steps = np.zeros(self._rows, np.int64)
         self._fresh_state = self._initial_state()
-        self._state = self._copy(self._fresh_state)
+        self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
+        self._overwrites = False
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
+        self.notes: tuple[str, ...] = ()
+        """What a reader of the result needs to know about how the policy is computed."""
 
     # ------------------------------------------------------------------ episodes
 
@@ -82,9 +80,9 @@ class Inference:
         self._seeds[lane] = seed
         self._steps[lane] = 0
         if self._state is not None:
-            with _inference_mode():
+            with inference_mode():
                 tree.map_structure(
-                    lambda ours, fresh: _assign(ours, slice(lane, lane + 1), fresh[lane : lane + 1]),
+                    lambda ours, fresh: assign_rows(ours, slice(lane, lane + 1), fresh[lane : lane + 1]),
                     self._state,
                     self._fresh_state,
                 )
@@ -99,7 +97,7 @@ class Inference:
         Returns:
             Actions indexable by lane, and the error of each lane whose row the policy failed on.
         """
-        with _inference_mode():
+        with inference_mode():
             try:
                 actions = self._act_by_chunks(self._chunk)
                 errors: dict[int, Exception] = {}
@@ -139,8 +137,8 @@ class Inference:
                 errors[lane] = error
                 continue
             if self._state is not None:
-                self._keep_state(lane, lane + 1, _slice(state, slice(0, 1)))
-            parts.append((lane, _slice(actions, slice(0, 1))))
+                self._keep_state(lane, lane + 1, take_rows(state, slice(0, 1)))
+            parts.append((lane, take_rows(actions, slice(0, 1))))
         return self._gather(parts), errors
 
     def _gather(self, parts: list[tuple[int, Any]]) -> Any:
@@ -150,16 +148,21 @@ class Inference:
         batch = tree.map_structure(lambda leaf: np.zeros((self._rows, *leaf.shape[1:]), leaf.dtype), parts[0][1])
         for start, actions in parts:
             tree.map_structure(
-                lambda whole, part, start=start: _assign(whole, slice(start, start + len(part)), part), batch, actions
+                lambda whole, part, start=start: assign_rows(whole, slice(start, start + len(part)), part),
+                batch,
+                actions,
             )
         return batch
 
     def _forward(self, rows: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
         """Act for some rows (a slice or indices; None for all), of which those of ``live`` count."""
-        observations = self.observations.arrays if rows is None else _slice(self.observations.arrays, rows)
+        observations = self.observations.arrays if rows is None else take_rows(self.observations.arrays, rows)
         rows = slice(None) if rows is None else rows
+        if self._overwrites:
+            # Should it fail afterwards, each row is computed again, from what the environment gave.
+            observations = copy_batch(observations)
         # A policy may change its state in place and fail, so it gets a copy.
-        state = None if self._state is None else self._copy(_slice(self._state, rows))
+        state = None if self._state is None else copy_batch(take_rows(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
         return self._reader.read(actions, live), state
@@ -170,136 +173,38 @@ class Inference:
         make = getattr(self._policy, "initial_state", None)
         if make is None:
             return None
-        with _inference_mode():
+        with inference_mode():
             return make(self._rows)
-
-    def _copy(self, state: Any) -> Any:
-        if state is None:
-            return None
-        with _inference_mode():
-            return tree.map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), state)
 
     def _keep_state(self, start: int, stop: int, state: Any) -> None:
         if self._state is not None:
-            tree.map_structure(lambda ours, new: _assign(ours, slice(start, stop), new), self._state, state)
+            tree.map_structure(lambda ours, new: assign_rows(ours, slice(start, stop), new), self._state, state)
 
     # ------------------------------------------------------------------ the probe
 
     def probe(self) -> None:
-        """Find out which rows may share a forward pass, and write the numerics key.
+        """Find out which rows may share a forward pass and whether the policy repeats itself; write the numerics key.
 
         Raises:
-            ConfigError: The policy cannot act as configured.
+            ConfigError: The policy cannot act as configured, or gives other results each time it is asked.
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
-        with _inference_mode():
-            verdict, digest = self._judge()
-        self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[verdict]
+        with inference_mode():
+            found = Probe(
+                self._policy,
+                self.observations,
+                self._reader,
+                self._fresh_state,
+                deterministic=self._deterministic,
+                allow_nondeterministic=self._allow_nondeterministic,
+            ).run()
+        self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
+        self._overwrites = found.overwrites
+        self.notes = found.notes
         self.numerics = {
-            "reference": "row" if verdict == "row" else f"block of {BLOCK}",
-            "outputs": digest,
+            "reference": "row" if found.verdict == "row" else f"block of {BLOCK}",
+            "outputs": found.outputs,
         } | _machine(self._policy)
-
-    def _judge(self) -> tuple[Literal["whole", "block", "row"], str]:
-        # Nothing here but the last test depends on the number of lanes, so the key does not either.
-        observations = self.observations.sample(_POOL, np.random.default_rng(0))
-        garbage = self.observations.sample(_POOL, np.random.default_rng(1), scale=100.0)
-        self._check_shapes(_slice(observations, slice(0, BLOCK)))
-        try:
-            reference = self._reference(observations)
-            if not self._invariant(observations, garbage, reference, BLOCK):
-                return "row", _digest(self._outputs(observations, np.array([0]), [0]))
-            digest = _digest(reference[:BLOCK])
-            whole = self._invariant(observations, garbage, reference, self._rows)
-        except ConfigError:
-            raise
-        except Exception:
-            # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
-            return "row", ""
-        return ("whole" if whole else "block"), digest
-
-    def _check_shapes(self, observations: Any) -> None:
-        live = np.zeros(BLOCK, bool)
-        noise = None if self._deterministic else EpisodeNoise(np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64))
-        state = None if self._fresh_state is None else _slice(self._copy(self._fresh_state), slice(0, BLOCK))
-        try:
-            actions, following = self._policy.act(observations, state, live, noise)
-        except (ConfigError, PolicyError):
-            raise
-        except Exception:
-            return
-        self._reader.read(actions, live)
-        if state is not None and following is None:
-            raise PolicyError("the policy has initial_state(), but its act() returned no next state")
-
-    def _reference(self, observations: Any) -> list[bytes]:
-        """Bytes of every pool row, computed in blocks."""
-        rows: list[bytes] = []
-        for start in range(0, _POOL, BLOCK):
-            rows += self._outputs(observations, np.arange(start, start + BLOCK), range(BLOCK))
-        return rows
-
-    def _invariant(self, observations: Any, garbage: Any, reference: list[bytes], size: int) -> bool:
-        """Whether pool rows give their reference bytes at every position of a batch, amid garbage."""
-        rng = np.random.default_rng(size)
-        for _ in range(_PROBE_ROUNDS):
-            kept = rng.random(size) < 0.5
-            for mask in (kept, ~kept):
-                chosen, junk = rng.integers(0, _POOL, size), rng.integers(0, _POOL, size)
-                batch = tree.map_structure(
-                    lambda good, bad, chosen=chosen, junk=junk, mask=mask: np.where(
-                        mask.reshape(-1, *[1] * (good.ndim - 1)), good[chosen], bad[junk]
-                    ),
-                    observations,
-                    garbage,
-                )
-                positions = np.flatnonzero(mask)
-                outputs = self._outputs(batch, np.arange(size), positions, seeds=chosen)
-                if any(out != reference[chosen[position]] for out, position in zip(outputs, positions, strict=True)):
-                    return False
-        return True
-
-    def _outputs(
-        self, observations: Any, rows: npt.NDArray[np.int64], wanted: Any, seeds: npt.NDArray[np.int64] | None = None
-    ) -> list[bytes]:
-        """Everything that the policy computes for the wanted rows of a batch, as bytes."""
-        batch = tree.map_structure(lambda leaf: leaf[rows], observations)
-        size = len(rows)
-        seeds = rows if seeds is None else seeds
-        noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
-        state = None if self._fresh_state is None else _slice(self._copy(self._fresh_state), slice(0, size))
-        live = np.zeros(size, bool)
-        live[list(wanted)] = True
-        actions, state = self._policy.act(batch, state, live, noise)
-        computed = [actions, state]
-        raw = getattr(self._policy, "probe_outputs", None)
-        if raw is not None:
-            # An argmax hides last bits, so the probe looks at what it is taken of.
-            computed.append(raw(batch))
-        leaves = [
-            np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
-            for leaf in tree.flatten(computed)
-            if leaf is not None
-        ]
-        return [b"".join(leaf[row].tobytes() for leaf in leaves if leaf.ndim and len(leaf) == size) for row in wanted]
-
-
-def _assign(target: Any, rows: slice, values: Any) -> None:
-    target[rows] = values
-
-
-def _slice(nested: Any, rows: Any) -> Any:
-    return tree.map_structure(lambda leaf: leaf[rows], nested)
-
-
-def _digest(rows: list[bytes]) -> str:
-    return hashlib.sha256(b"".join(rows)).hexdigest()[:16]
-
-
-def _inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """Enter the inference mode of torch where torch is in use; a policy without torch does not make us import it."""
-    torch = sys.modules.get("torch")
-    return torch.inference_mode() if torch is not None else contextlib.nullcontext()
 
 
 def _machine(policy: Policy) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class ObservationBatch:
         self._leaves: list[tuple[tuple[Any, ...], Array]] = tree.flatten_with_path(self.arrays)
         self._floats = [array for _, array in self._leaves if array.dtype.kind == "f"]
         self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
+        self.rows = rows
+        self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
         self._row_shape = self._only.shape[1:] if self._only is not None else ()
 
     def write(self, row: int, observation: Any) -> None:
@@ -114,8 +116,10 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
     shape = (rows, *(leaf.shape or ()))
     if isinstance(leaf, gym.spaces.Box):
         if leaf.dtype is not None and leaf.dtype.kind == "f":
-            drawn = np.clip(rng.standard_normal(shape) * scale, leaf.low, leaf.high)
-            return drawn.astype(leaf.dtype)
+            drawn = np.empty(shape, leaf.dtype)
+            for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
+                drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, leaf.low, leaf.high)
+            return drawn
         return rng.integers(leaf.low, leaf.high, shape, dtype=leaf.dtype, endpoint=True)
     if isinstance(leaf, gym.spaces.Discrete):
         return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)

@@ -31,6 +31,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "deterministic": False,
         "actions": "unsquash",
         "device": "cuda:0",
+        "allow_nondeterministic": True,
     },
     "runners": {
         "num_runners": 3,

@@ -1,0 +1,466 @@
+"""What the probe says about a policy before its first episode: depends on its batch, does not repeat, keeps things."""
+
+from __future__ import annotations
+
+import random
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from benchmarks.policy_kinds import Acting, build
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.policies import adapt_policy
+from rl_eval.policies.function import CallablePolicy
+from rl_eval.runners.inference import BLOCK, Inference
+from rl_eval.runners.policy_memory import remembered, training_layers, weights_digest
+from rl_eval.settings import PolicySection
+
+Array = npt.NDArray[Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+
+PENDULUM = gym.make("Pendulum-v1")
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), spaces.Box(0, 255, (3, 3), np.uint8)))})
+
+
+def probed(
+    policy: Any, observations: gym.Space[Any] = OBSERVATIONS, lanes: int = 3, *, allow: bool = False
+) -> Inference:
+    """Probe a policy, a function among them."""
+    policy = policy if hasattr(policy, "act") else CallablePolicy(policy)
+    inference = Inference(
+        policy, observations, ACTIONS, lanes, deterministic=True, actions="none", allow_nondeterministic=allow
+    )
+    inference.probe()
+    return inference
+
+
+def of_kind(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
+    """Probe a policy of the benchmark, in Pendulum-v1."""
+    observations, actions = PENDULUM.observation_space, PENDULUM.action_space
+    section = PolicySection(policy="benchmarks.policy_kinds:build", policy_kwargs={"name": name})
+    inference = Inference(
+        adapt_policy(section, observations, actions),
+        observations,
+        actions,
+        lanes,
+        deterministic=name != "declared_noise",
+        actions="clip",
+        allow_nondeterministic=allow,
+    )
+    inference.probe()
+    return inference
+
+
+def total(x: Array) -> Array:
+    """Two numbers per row that depend on that row alone, to the last bit."""
+    flat = x.reshape(len(x), -1)
+    return np.stack([flat[:, 0].astype(np.float64), flat.max(1)], 1)
+
+
+# ------------------------------------------------------------------------------ a policy that does not repeat itself
+
+UNREPEATABLE = {
+    "dropout_in_training_mode": "net.2 (Dropout) in training mode",
+    "torchscript_with_dropout": "net.2 (Dropout) in training mode",
+    "forced_dropout": "torch's global generator",
+    "torch_rand_in_forward": "torch's global generator",
+    "global_numpy_generator": "numpy's global generator",
+    "global_python_generator": "Python's global generator",
+    "own_numpy_generator": "draws from rng",
+    "own_torch_generator": "module.after.generator",
+    "own_python_generator": "draws from rng",
+    "samples_the_action_space": "draws from action_space",
+    "epsilon_greedy": "draws from rng",
+    "systems_randomness": "the system's randomness",
+    "reads_a_clock": "may read a clock",
+    "counts_its_calls": "changes calls",
+    "counts_its_calls_in_a_global": "changes _CALLS[0]",
+    "frame_difference": "changes last",
+    "running_normalizer": "changes statistics",
+    "running_statistics_in_a_buffer": "changes module.mean",
+    "hidden_lstm_state": "changes module.state",
+}
+"""Part of the error: the likely cause, by its name in the policy."""
+
+
+@pytest.mark.parametrize("lanes", [1, 24])
+@pytest.mark.parametrize("name", UNREPEATABLE)
+def test_a_policy_that_does_not_repeat_itself_is_refused_with_the_likely_cause(name: str, lanes: int) -> None:
+    """Chance and memory are found before the first episode, by name, and the message says how to go on."""
+    with pytest.raises(ConfigError) as caught:
+        of_kind(name, lanes=lanes)
+    message = str(caught.value)
+    assert "the policy gives other results for" in message
+    assert UNREPEATABLE[name] in message
+    assert "policy.allow_nondeterministic: true" in message
+
+
+@pytest.mark.parametrize("name", UNREPEATABLE)
+def test_allowed_it_is_labelled_and_every_build_has_the_same_key(name: str) -> None:
+    """The setting turns the error into a note, and outputs that repeat nowhere are not compared between runners."""
+    first, second = of_kind(name, allow=True), of_kind(name, allow=True)
+    assert first.numerics["outputs"] == ""
+    assert first.numerics == second.numerics
+    (note,) = first.notes
+    assert "NOT a function of the seed" in note
+    assert UNREPEATABLE[name] in note
+
+
+def test_a_single_event_in_the_reference_is_no_batch_dependence() -> None:
+    """A draw that strikes once, in the reference, is seen when the same batch is computed again."""
+
+    class Once:
+        calls = 0
+
+        def act(self, observations: Array, state: Any, live: Any, noise: Any) -> tuple[Array, None]:
+            Once.calls += 1
+            return total(observations) + (Once.calls == 4), None
+
+    with pytest.raises(ConfigError, match="other results for the same batch of observations"):
+        probed(Once())
+
+
+# ------------------------------------------------------------------------------ one that does
+
+RIGHT = (
+    "network",
+    "numpy_function",
+    "dropout_in_evaluation_mode",
+    "batch_norm_in_evaluation_mode",
+    "layer_norm",
+    "frozen_normalizer",
+    "bfloat16",
+    "float64",
+    "torchscript",
+    "declared_noise",
+    "overwrites_arrays",
+    "overwrites_tensors",
+)
+
+
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_function_of_its_observations_passes_without_a_note(name: str, allow: bool) -> None:
+    """Nothing is said about it, and the setting changes nothing for it."""
+    inference = of_kind(name, allow=allow)
+    assert inference.notes == ()
+    assert inference.numerics["reference"] == f"block of {BLOCK}"
+    assert inference.numerics["outputs"]
+    assert inference.numerics == of_kind(name).numerics
+
+
+EXACT: dict[str, tuple[gym.Space[Any], Callable[[Any], Array], str, str]] = {
+    "vector": (OBSERVATIONS, total, f"block of {BLOCK}", "5d284d9f24c9c547"),
+    "bounded": (spaces.Box(-1, 2, (3,), np.float64), total, f"block of {BLOCK}", "7b9b9216169158df"),
+    "image": (spaces.Box(0, 255, (84, 84, 4), np.uint8), total, f"block of {BLOCK}", "65833eb680b09115"),
+    "nested": (
+        NESTED,
+        lambda x: np.stack([x["a"][:, 0].astype(np.float64), x["b"][0] + x["b"][1].max((1, 2))], 1),
+        f"block of {BLOCK}",
+        "b6598df63a1efc53",
+    ),
+    "row": (OBSERVATIONS, lambda x: total(x) + np.arange(len(x))[:, None], "row", "c1afdbf074eb9913"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_key_of_earlier_evaluations_stays(name: str) -> None:
+    """Their logs hold it, and are continued and replayed by comparing it; these functions have no rounding."""
+    observations, function, reference, outputs = EXACT[name]
+    numerics = probed(function, observations).numerics
+    assert (numerics["reference"], numerics["outputs"]) == (reference, outputs)
+
+
+# ------------------------------------------------------------------------------ notes
+
+
+def test_a_row_that_depends_on_its_batch_is_noted() -> None:
+    """Row by row is exact but slow, so the result says why."""
+    (note,) = of_kind("normalizes_across_rows").notes
+    assert "depends on the rest of its batch" in note
+    assert "exact but slow" in note
+
+
+def test_a_policy_that_cannot_be_probed_is_noted() -> None:
+    """It is computed row by row, and the note has its own error."""
+    (note,) = of_kind("rejects_made_up_observations").notes
+    assert "ValueError: these are no sine and cosine" in note
+    assert "whether it repeats itself was not seen" in note
+
+
+def test_batch_norm_in_training_mode_is_refused() -> None:
+    """It depends on its batch, and has no result for a row alone: there is no definition that could be kept."""
+    with pytest.raises(ConfigError) as caught:
+        of_kind("batch_norm_in_training_mode")
+    assert "cannot act on one alone" in str(caught.value)
+    assert "net.2 (BatchNorm1d) in training mode" in str(caught.value)
+
+
+KEEPING = {
+    "rare_epsilon": "rng",
+    "rare_epsilon_of_the_global_generator": "numpy's global generator",
+    "counter_that_strikes_late": "calls",
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_acting_changes_is_noted_though_the_results_repeat(name: str) -> None:
+    """A draw that is used once in a thousand calls shows in the generator before it shows in an action."""
+    (note,) = of_kind(name).notes
+    assert f"acting changes {KEEPING[name]}, which" in note
+
+
+def test_a_trainers_draws_in_another_thread_are_not_the_policys() -> None:
+    """Beside training, the global generators move all the time."""
+    notes: list[str] = []
+    probing = threading.Thread(target=lambda: notes.extend(probed(total).notes))
+    probing.start()
+    while probing.is_alive():
+        random.random()
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["batch_norm_in_training_mode", "running_statistics_in_a_buffer"])
+def test_statistics_are_afterwards_what_they_were(name: str) -> None:
+    """A live policy is its trainer's: made-up observations do not get into its running statistics."""
+    policy = build(name, PENDULUM.observation_space, PENDULUM.action_space)
+    module = policy.net if isinstance(policy, Acting) else policy
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    section = PolicySection(policy=policy)
+    inference = Inference(
+        adapt_policy(section, PENDULUM.observation_space, PENDULUM.action_space),
+        PENDULUM.observation_space,
+        PENDULUM.action_space,
+        3,
+        deterministic=True,
+        actions="clip",
+    )
+    with pytest.raises(ConfigError):
+        inference.probe()
+    assert {key: value.tolist() for key, value in module.state_dict().items()} == {
+        key: value.tolist() for key, value in before.items()
+    }
+
+
+# ------------------------------------------------------------------------------ what a policy keeps
+
+
+def test_memory_is_found_wherever_it_hides() -> None:
+    """Attributes, containers, closures, defaults, function attributes and bound methods."""
+
+    class Part:
+        def __init__(self) -> None:
+            self.inner = {"list": [1, np.zeros(2)]}
+
+    part, tensor = Part(), torch.zeros(2)
+
+    def function(x: Any, cache: list[int] = [0]) -> Any:  # noqa: B006
+        return x, part, tensor, cache
+
+    function.calls = 0  # type: ignore[attr-defined]
+    before = remembered(CallablePolicy(function))
+    assert before.changes(remembered(CallablePolicy(function)), "values") == []
+    part.inner["list"][1][0] = 1
+    tensor.add_(1)
+    function.__defaults__[0][0] = 5  # type: ignore[index]
+    function.calls += 1  # type: ignore[attr-defined]
+    changed = before.changes(remembered(CallablePolicy(function)), "values")
+    assert sorted(changed) == ["calls", "default 0 of function[0]", "part.inner['list'][1]", "tensor"]
+
+
+def test_looking_at_a_policy_calls_nothing_and_ends() -> None:
+    """Properties stay unread, circles and millions of items are no trouble, and no object can break the look."""
+
+    class Odd:
+        def __init__(self) -> None:
+            self.itself = self
+            self.many = [object() for _ in range(100_000)]
+            self.count = 0
+
+        def __getstate__(self) -> Any:
+            raise RuntimeError("not to be called")
+
+        @property
+        def touchy(self) -> int:
+            raise RuntimeError("not to be read")
+
+    odd = Odd()
+    before = remembered(odd)
+    odd.count = 1
+    assert before.changes(remembered(odd), "values") == ["count"]
+
+
+def test_layers_in_training_mode_are_named_where_they_matter() -> None:
+    """Dropout and batch norm compute something else then; linear layers do not."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    assert training_layers(Acting(net)) == ["net.1 (Dropout)", "net.2 (BatchNorm1d)"]
+    assert training_layers(Acting(net.eval())) == []
+
+
+def test_weights_of_two_builds_are_told_apart() -> None:
+    """Equal ones have one digest, other ones another; what has no module has none."""
+
+    def net(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Linear(3, 2)
+
+    assert weights_digest(net(0)) == weights_digest(net(0)) != weights_digest(net(1))
+    assert weights_digest(CallablePolicy(total)) == ""
+
+
+# ------------------------------------------------------------------------------ large observations
+
+LARGE = spaces.Box(-np.inf, np.inf, (600, 1000), np.float32)
+ROW_BYTES = 600 * 1000 * 4
+
+
+class Counted:
+    """Counts the rows that a function computed."""
+
+    def __init__(self, function: Callable[[Array], Array]) -> None:
+        self.function = function
+        self.rows = 0
+
+    def act(self, observations: Array, state: Any, live: Any, noise: Any) -> tuple[Array, None]:
+        self.rows += len(observations)
+        return self.function(observations), None
+
+
+def test_the_probe_of_large_observations_is_bounded() -> None:
+    """In rows that it computes and in bytes that it holds, whatever the number of lanes."""
+    policy = Counted(total)
+    inference = Inference(policy, LARGE, ACTIONS, 40, deterministic=True, actions="none")
+    tracemalloc.start()
+    inference.probe()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert policy.rows <= 8 * BLOCK
+    assert peak <= 4 * BLOCK * ROW_BYTES
+    assert inference.numerics["reference"] == f"block of {BLOCK}"
+    assert inference.numerics == probed(total, LARGE, 1).numerics
+
+
+PLANTED: dict[str, Callable[[Array], Array]] = {
+    "position": lambda x: total(x) + 1e-12 * np.arange(len(x))[:, None],
+    "mean": lambda x: total(x) - total(x).mean(0),
+    "neighbour": lambda x: total(x) + 1e-9 * np.roll(total(x), 1, 0),
+    "last": lambda x: total(x) + total(x)[-1:],
+    "sorted": lambda x: np.sort(total(x), axis=0),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_dependence_on_the_batch_is_found_in_large_observations_too(name: str) -> None:
+    """Few rows and rounds are enough for what depends on position, neighbours or the whole."""
+    assert probed(PLANTED[name], LARGE).numerics["reference"] == "row"
+
+
+@pytest.mark.parametrize("position", range(BLOCK))
+def test_one_bad_position_is_enough_in_large_observations_too(position: int) -> None:
+    """Every position of the block is tried with another row than in the reference."""
+
+    def function(x: Array) -> Array:
+        return total(x) + 1e-12 * (np.arange(len(x)) == position)[:, None]
+
+    assert probed(function, LARGE).numerics["reference"] == "row"
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (3, 12), (15, 14), (7, 0)])
+def test_one_row_that_leaks_into_another_is_found_in_large_observations_too(pair: tuple[int, int]) -> None:
+    """A single pair of positions is seen, in either direction."""
+    source, target = pair
+
+    def function(x: Array) -> Array:
+        result = total(x)
+        if len(x) > max(pair):
+            result[target] += 1e-6 * total(x)[source]
+        return result
+
+    assert probed(function, LARGE).numerics["reference"] == "row"
+
+
+# ------------------------------------------------------------------------------ a policy that overwrites its input
+
+
+@pytest.mark.parametrize("lanes", [3, 20])
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_overwritten_observations_do_not_reach_the_other_lanes(kind: str, lanes: int) -> None:
+    """When one row fails, the others are computed again from what the environment gave."""
+
+    def halve(x: Array) -> Array:
+        if kind == "tensor":
+            torch.from_numpy(x).mul_(0.5)
+        else:
+            x *= 0.5
+        if (x == 333).any():
+            raise ZeroDivisionError("666 is in the batch")
+        return total(x)
+
+    inference = probed(halve, lanes=lanes)
+    for lane in range(lanes):
+        inference.begin(lane, lane)
+        inference.observations.write(lane, np.full(4, 666 if lane == 1 else lane, np.float32))
+    actions, errors = inference.act()
+    assert list(errors) == [1]
+    assert [actions[lane].tolist() for lane in range(lanes) if lane != 1] == [
+        [lane / 2] * 2 for lane in range(lanes) if lane != 1
+    ]
+
+
+def test_observations_that_are_left_alone_are_not_copied() -> None:
+    """The usual policy gets the batch itself."""
+    seen: list[Array] = []
+
+    def function(x: Array) -> Array:
+        seen.append(x)
+        return total(x)
+
+    inference = probed(function)
+    inference.begin(0, 0)
+    inference.act()
+    assert np.shares_memory(seen[-1], inference.observations.arrays)
+
+
+# ------------------------------------------------------------------------------ in an evaluation
+
+
+def pendulum(name: str) -> EvalConfig:
+    return (
+        EvalConfig()
+        .environment("Pendulum-v1")
+        .policy("benchmarks.policy_kinds:build", policy_kwargs={"name": name})
+        .evaluation(num_episodes=3, max_episode_steps=5)
+    )
+
+
+def test_an_evaluation_is_refused_at_its_start() -> None:
+    """No episode runs."""
+    with pytest.raises(ConfigError, match="torch's global generator"):
+        evaluate(pendulum("forced_dropout"))
+
+
+def test_every_result_of_a_group_has_the_note() -> None:
+    """The probe runs once per weights, and each evaluation with them says what it found."""
+    with EvalRunnerGroup(pendulum("forced_dropout").policy(allow_nondeterministic=True)) as group:
+        for result in (group.evaluate(), group.evaluate(seed=1)):
+            assert result.status == "complete"
+            assert sum("NOT a function of the seed" in note for note in result.notes) == 1
+
+
+def test_the_setting_is_not_part_of_what_is_evaluated() -> None:
+    """It decides whether an evaluation starts, not what an episode is: logs are continued with and without it."""
+    config = pendulum("network")
+    assert config.build().identity() == config.policy(allow_nondeterministic=True).build().identity()
