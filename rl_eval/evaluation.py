@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,12 +17,13 @@ from rl_eval.check_candidates import CheckCandidates
 from rl_eval.determinism import Determinism
 from rl_eval.determinism_check import DeterminismCheck
 from rl_eval.episode import Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
-from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
+from rl_eval.errors import EvalError, NumericsMismatch
 from rl_eval.fail_fast import FailFast
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.jobs import Job, WeightsSync
 from rl_eval.ledger import Ledger
+from rl_eval.numerics_agreement import NumericsAgreement
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
 from rl_eval.recorder import Autopsy
@@ -103,11 +103,7 @@ class Evaluation(Job):
         """When the first runner took part, and when it was over."""
         self._fleet_size = 1
         self._most_runners = 0
-        self._refused: list[str] = []
-        self._keys: dict[int, dict[str, Any]] = {}
-        """Numerics key of each runner that has reported, by incarnation."""
-        self._built_weights: dict[int, str] = {}
-        """Digest of the weights that each of them built its policy with."""
+        self._agreement = NumericsAgreement()
         self._fail_fast: FailFast | None = None
         self._failure = ""
         self._candidates = CheckCandidates(len(plan), settings.evaluation.purity_check, plan.seed)
@@ -178,8 +174,7 @@ class Evaluation(Job):
         if autopsy is not None and len(self._losses) < _LOSSES_TOLD:
             self._losses.append(f"runner {member.index}: {autopsy}")
         now = time.monotonic()
-        self._keys.pop(member.incarnation, None)
-        self._built_weights.pop(member.incarnation, None)
+        self._agreement.forget(member.incarnation)
         if self._check is not None:
             self._check.lost(member.incarnation)
             self._go_on_checking(self._check, now)
@@ -378,31 +373,20 @@ class Evaluation(Job):
             self._agree_on_numerics(member, report)
 
     def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
-        """Let the most frequent key count until something is recorded, and from then on the key of the records."""
-        key, ledger = report.numerics, self._ledger
-        self._keys[member.incarnation], self._built_weights[member.incarnation] = key, report.built_weights
+        ledger = self._ledger
+        self._agreement.cast(member.incarnation, report.numerics, report.built_weights)
         if not ledger.numerics:
             if not len(report.rows):
                 return
-            ledger.numerics = self._numerics()
-        known = ledger.numerics
-        different = [name for name in known if known[name] != key.get(name)]
-        if different == ["outputs"] and self._weights is None and self._built_other_weights(member):
-            raise ConfigError(
-                f"runner {member.index} built another policy than the others: a factory that initializes weights at "
-                "random needs policy.weights, or sync_weights before the evaluation"
+            ledger.numerics = self._agreement.most_frequent()
+        sent = self._weights is not None
+        try:
+            self._agreement.check(
+                member.incarnation, member.index, ledger.numerics, weights_sent=sent, durable=ledger.durable
             )
-        if different:
-            shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
-            others = "the records in the log" if ledger.durable else "its group"
-            self._refused.append(f"runner {member.index} would compute other floats than {others}: {shown}")
-            ledger.note(f"{self._refused[-1]}; it took no part")
-            raise NumericsMismatch(self._refused[-1])
-
-    def _built_other_weights(self, member: Member) -> bool:
-        """Whether a runner's policy started with other weights than those of the runners whose key counts."""
-        theirs = {self._built_weights[other] for other, key in self._keys.items() if key == self._ledger.numerics}
-        return self._built_weights[member.incarnation] not in theirs
+        except NumericsMismatch as error:
+            ledger.note(f"{error}; it took no part")
+            raise
 
     # ------------------------------------------------------------------ the end
 
@@ -448,20 +432,17 @@ class Evaluation(Job):
             status=status,
             reason=reason,
             timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
-            provenance=provenance(self._settings, self._weights, self._numerics())
+            provenance=provenance(self._settings, self._weights, ledger.numerics or self._agreement.most_frequent())
             | {
                 "runners_lost": lost,
                 "losses": self._losses,
-                "runners_refused": self._refused,
+                "runners_refused": self._agreement.refused,
                 "notes": list(ledger.notes),
             },
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             determinism=determinism,
         )
-
-    def _numerics(self) -> dict[str, Any]:
-        return self._ledger.numerics or _most_frequent(list(self._keys.values()))
 
     def progress(self) -> EvalProgress:
         """Return how far it is; may be called from any thread."""
@@ -482,9 +463,3 @@ class Evaluation(Job):
             seconds=(self._ended or time.monotonic()) - self._started if self._started else 0.0,
             num_runners=len(self._fleet.ready()) if self._fleet else 0,
         )
-
-
-def _most_frequent(keys: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the key that occurs most often, of equally frequent ones the first; empty if there is none."""
-    texts = [json.dumps(key, sort_keys=True, default=str) for key in keys]
-    return keys[texts.index(Counter(texts).most_common(1)[0][0])] if keys else {}

@@ -32,6 +32,7 @@ LAYERS = (
     "determinism_check",
     "check_candidates",
     "fail_fast",
+    "numerics_agreement",
     "stats",
     "settings",
     "config",
