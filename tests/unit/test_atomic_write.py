@@ -8,11 +8,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.atomic_write import is_temporary, sweep, temporary_name, write_atomically, write_bytes, write_text
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
 
 WRITER = """
 import sys, time
@@ -135,3 +142,12 @@ def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path
 def test_sweeping_a_folder_that_is_not_there_does_nothing(tmp_path: Path) -> None:
     sweep(tmp_path / "missing")
     assert names(tmp_path) == []
+
+
+def test_saving_a_result_removes_what_a_killed_save_left(tmp_path: Path) -> None:
+    left, other = tmp_path / temporary_name("result.json"), tmp_path / ".result.json.4711"
+    for path in (left, other):
+        path.write_text("half")
+    evaluate(EvalConfig().environment("CartPole-v1").policy(zeros).evaluation(num_episodes=1)).save(tmp_path)
+
+    assert names(tmp_path) == sorted([other.name, "episodes.parquet", "result.json"])
