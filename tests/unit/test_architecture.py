@@ -32,6 +32,7 @@ LAYERS = (
     "stats",
     "settings",
     "config",
+    "canonical",
     "weights",
     "columns",
     "log",
