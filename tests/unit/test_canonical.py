@@ -58,7 +58,6 @@ VALUES: dict[str, Any] = {
     "objects": np.array([{"b": {1, 2}, "a": 1}, None], object),
     "records": np.zeros(2, [("a", "<i4"), ("b", "<f8")]),
     "numpy scalar": np.float32(0.5),
-    "masked": np.ma.masked_array([1.0, 2.0], mask=[True, False]),
     "tensor": {"mean": torch.arange(3.0), "nested": [(torch.ones(2, dtype=torch.bfloat16),)]},
     "transposed": torch.arange(6.0).reshape(2, 3).T,
     "parameter": torch.nn.Parameter(torch.ones(2)),
