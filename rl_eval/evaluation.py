@@ -383,6 +383,7 @@ class Evaluation(Job):
             reason=reason,
             timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
             provenance=provenance(self._settings, self._weights, ledger.numerics)
+            | ledger.code
             | {
                 "runners_lost": lost,
                 "losses": self._losses,

@@ -34,6 +34,7 @@ LAYERS = (
     "config",
     "canonical",
     "weights",
+    "source_code",
     "columns",
     "log",
     "policies",
