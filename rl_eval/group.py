@@ -24,6 +24,7 @@ from rl_eval.frameworks import integration_for
 from rl_eval.handle import EvalHandle
 from rl_eval.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
+from rl_eval.redaction import learn
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
@@ -73,6 +74,7 @@ class EvalRunnerGroup:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
         if policy is not None:
             settings = _with_policy(settings, policy)
+        learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()

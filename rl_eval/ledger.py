@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
 from rl_eval.log import Batch, version_notes
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
@@ -87,6 +88,7 @@ class Ledger:
 
     def note(self, text: str) -> None:
         """Add a note to the result; the log gets it with the next rows."""
+        text = redact_text(text)
         if text not in self.notes:
             self.notes[text] = None
             self._unwritten_notes.append(text)

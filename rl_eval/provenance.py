@@ -11,8 +11,8 @@ import sys
 from typing import Any, Final
 
 from rl_eval.log import Manifest
-from rl_eval.log.storage import without_credentials
 from rl_eval.plan import EpisodePlan
+from rl_eval.redaction import redact_command
 from rl_eval.settings import EvalSettings
 from rl_eval.source_code import code_of, package_version
 from rl_eval.weights import WeightsSnapshot
@@ -37,7 +37,7 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "git_commit": _git_commit(),
-        "command": list(map(without_credentials, sys.argv)),
+        "command": redact_command(sys.argv),
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

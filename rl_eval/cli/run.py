@@ -17,6 +17,7 @@ from rl_eval.cli.printing import print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import redact_text
 from rl_eval.report.table import interval_text
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _look_up(
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(redact_text(line), err=True)
 
 
 def _mute(line: str) -> None:

@@ -20,8 +20,9 @@ from typing import Any, Final, Protocol, final
 
 from rl_eval.atomic_write import is_temporary, make_folder, sweep, sync_folder, temporary_name, write_bytes
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import learn, redact_text
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage", "without_credentials"]
+__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage"]
 
 SETTLE_SECONDS = 2.0
 """How long a racer on a remote file system waits for the names of the others."""
@@ -106,7 +107,8 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     import pyarrow as pa
     from pyarrow import fs
 
-    label = without_credentials(text)
+    learn(text)
+    label = redact_text(text)
     try:
         filesystem, path = fs.FileSystem.from_uri(text)
     except (OSError, pa.ArrowException, ImportError) as error:
@@ -129,11 +131,6 @@ def is_unusable(error: OSError) -> bool:
 def is_uri(path: str) -> bool:
     """Tell a URI from a path."""
     return "://" in path
-
-
-def without_credentials(uri: str) -> str:
-    """Return a text in which no URI shows a user and a password."""
-    return re.sub(r"://[^/@]*@", "://***@", uri)
 
 
 def _visible(names: list[str]) -> list[str]:

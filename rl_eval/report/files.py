@@ -22,6 +22,7 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.columns import episode_columns, read_episodes
 from rl_eval.episode import EpisodeTable, Fault
 from rl_eval.errors import UsageError
+from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "audit_mismatches": result.audit_mismatches,
         "purity": None if result.purity is None else asdict(result.purity) | {"rate_below": result.purity.rate_below()},
         "timing": asdict(result.timing),
-        "provenance": result.provenance,
+        "provenance": result.provenance | {key: redact(result.provenance.get(key)) for key in ("config", "identity")},
         "fault_counts": result.fault_counts,
         "faults": [asdict(fault) for fault in result.faults],
     }

@@ -16,6 +16,7 @@ import rl_eval
 ROOT = Path(rl_eval.__file__).parent
 
 LAYERS = (
+    "redaction",
     "errors",
     "atomic_write",
     "episode",
