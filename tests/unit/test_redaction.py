@@ -101,8 +101,9 @@ def test_a_command_line_is_redacted_by_name_and_place() -> None:
     ]  # fmt: skip
     assert redact_command(command) == [
         "rl-eval", "run", "c.yaml", "--set", "environment.env_kwargs.api_key=***",
-        "--set=policy.policy_kwargs.token=***", "--set", "runners.runtime_env.env_vars.DATABASE=***", "--set", "runners.runtime_env=***",
-        "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1", "--password", "***", "--api-key=***", "--seed", "7",
+        "--set=policy.policy_kwargs.token=***", "--set", "runners.runtime_env.env_vars.DATABASE=***",
+        "--set", "runners.runtime_env=***", "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1",
+        "--password", "***", "--api-key=***", "--seed", "7",
         "--run-dir", "s3://***@c/d?sig=***", "--token", "--quiet",
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from torch import nn
 
 import rl_eval
 from rl_eval import EvalConfig, Evaluator, evaluate
@@ -93,20 +94,13 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("doctor", "planted.yaml", *SET)):
-        call = said(*command, code=ExitCode.USAGE if command[0] == "doctor" else 0)
-        assert call
+        assert said(*command)
     said("export", "runs/one", "--format", "json", "--output", "episodes.jsonl")
     said("compare", "runs/one", "results", "--json")
 
     assert list(leaking_files(folder)) == []
     provenance = load("runs/one").provenance
-    assert provenance["command"][-5:] == [
-        "policy.policy_kwargs.token=***",
-        "--run-dir",
-        "runs/one",
-        "--output",
-        "results",
-    ]
+    assert "policy.policy_kwargs.token=***" in provenance["command"]
     assert provenance["config"]["environment"]["env_kwargs"] == {
         "api_key": "***",
         "url": "https://***@there/x?sig=***",
@@ -141,10 +135,9 @@ def test_another_secret_is_another_run(folder: Path) -> None:
 
 def test_a_masked_config_is_not_replayed_with_the_mask(folder: Path) -> None:
     said("run", "planted.yaml", "--run-dir", "runs")
-    message = said("replay", "runs", "1", code=ExitCode.USAGE)
-    assert (
-        "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token was a secret" in message
-    )
+    message = said("replay", "runs", "--index", "1", code=ExitCode.USAGE)
+    keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"
+    assert f"{keys} was a secret" in message
 
 
 def count(context: Any) -> Any:
@@ -176,14 +169,16 @@ def test_loggers_write_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[s
         TensorBoardLogger(tmp_path / "tensorboard"),
         ConsoleLogger(),
     ]
-    with Evaluator(live(api_key=secret("live")), loggers=loggers) as evaluator:
-        evaluator.evaluate(zeros, 1) if False else None
+    module = nn.Linear(4, 2)
+    with Evaluator(live(api_key=secret("live")).policy(module), loggers=loggers) as evaluator:
+        evaluator.evaluate(module, 1)
+    assert (tmp_path / "points.csv").exists()
     assert list(leaking_files(tmp_path)) == []
     assert not leaks("".join(capsys.readouterr()))
 
 
 def test_the_search_finds_what_was_not_redacted(tmp_path: Path) -> None:
-    """In text, Parquet and base64, but not in the files that plant it."""
+    """In text and in bytes, but not in the files that plant it."""
     (tmp_path / "planted.yaml").write_text(secret("a"))
     assert list(leaking_files(tmp_path)) == []
     write: dict[str, Callable[[Path], object]] = {
@@ -192,7 +187,10 @@ def test_the_search_finds_what_was_not_redacted(tmp_path: Path) -> None:
     }
     for name, write_to in write.items():
         write_to(tmp_path / name)
-    assert [line.split(":")[0] for line in leaking_files(tmp_path)] == [str(tmp_path / name) for name in write]
+    found = [line.split(":")[0] for line in leaking_files(tmp_path)]
+    for name in write:
+        (tmp_path / name).unlink()  # The scan of the whole suite would find them, too.
+    assert found == [str(tmp_path / name) for name in write]
 
 
 def test_storage_names_no_secret(tmp_path: Path) -> None:
