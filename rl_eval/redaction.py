@@ -175,7 +175,7 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
 
 
 def _can_be_secret(value: Any) -> bool:
-    return bool(value) and isinstance(value, (str, bytes, int, float)) and not isinstance(value, bool)
+    return isinstance(value, (str, bytes, int, float)) and not isinstance(value, bool) and bool(value)
 
 
 def _digested(path: Path, value: Any) -> str:

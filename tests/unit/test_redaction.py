@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl_eval import EvalConfig
@@ -51,6 +52,12 @@ def test_a_name_makes_a_secret(name: str) -> None:
 )
 def test_other_names_do_not(name: str, value: Any) -> None:
     assert redact({name: value}) == {name: value}
+
+
+def test_what_is_no_text_and_no_number_is_left_as_it_is() -> None:
+    values = {"secrets": np.zeros(2), "token": object()}
+    learn(values)
+    assert redact(values) == values
 
 
 def test_a_number_under_the_name_of_a_password_is_one() -> None:
