@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.redaction import redact
 from rl_eval.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 
 __all__ = ["EvalConfig"]
@@ -263,7 +264,7 @@ class EvalConfig:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"EvalConfig({self.to_dict()})"
+        return f"EvalConfig({redact(self.to_dict())})"
 
 
 def _read_yaml(path: Path) -> Any:

@@ -22,6 +22,7 @@ from rl_eval.handle import EvalHandle
 from rl_eval.jobs import FollowUp
 from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
+from rl_eval.redaction import redact_text, redacted_traceback
 
 if TYPE_CHECKING:
     from rl_eval.result import EpisodeSequence
@@ -378,4 +379,4 @@ def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
 
 
 def _log_error(error: BaseException) -> None:
-    _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
+    _logger.error("%s: %s\n%s", type(error).__name__, redact_text(str(error)), redacted_traceback(error).rstrip())

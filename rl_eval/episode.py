@@ -9,7 +9,6 @@ that a user reads (:class:`EpisodeRecord`) are built on access.
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,6 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from rl_eval.redaction import redact_text, redacted_traceback
 
 __all__ = [
     "ROW",
@@ -117,14 +118,14 @@ class Fault:
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
-        """Return class name, message and capped traceback text of an exception."""
+        """Return class name, message and capped traceback text of an exception, without secrets."""
         name = type(error).__name__
         try:
             message = str(error) or name
         except Exception:
             message = f"{name}, whose text cannot be read"
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return name, message[:MESSAGE_CAP], text[-TRACEBACK_CAP:]
+        # Before they are cut, which could leave half a secret.
+        return name, redact_text(message)[:MESSAGE_CAP], redacted_traceback(error)[-TRACEBACK_CAP:]
 
     def __str__(self) -> str:
         return (

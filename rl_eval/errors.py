@@ -27,6 +27,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from rl_eval.redaction import redact_text
+
 __all__ = [
     "ClusterError",
     "ComparisonError",
@@ -51,7 +53,10 @@ __all__ = [
 
 
 class EvalError(Exception):
-    """Base of every error that rl_eval raises on purpose."""
+    """Base of every error that rl_eval raises on purpose; its message has no secrets."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact_text(part) if isinstance(part, str) else part for part in args))
 
 
 class UsageError(EvalError):

@@ -27,6 +27,7 @@ from rl_eval.numerics_agreement import NumericsAgreement
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
 from rl_eval.recorder import Autopsy
+from rl_eval.redaction import redact, redact_text
 from rl_eval.result import EvalResult, Timing, decide_status
 from rl_eval.schedule import (
     Abort,
@@ -430,13 +431,14 @@ class Evaluation(Job):
             table=ledger.table,
             plan=self._plan,
             status=status,
-            reason=reason,
+            reason=redact_text(reason),
             timing=Timing.of_totals(ledger.totals, self._most_runners if self._settings.runners.num_runners else 0),
             provenance=provenance(self._settings, self._weights, ledger.numerics or self._agreement.most_frequent())
+            | ledger.code
             | {
                 "runners_lost": lost,
-                "losses": self._losses,
-                "runners_refused": self._agreement.refused,
+                "losses": redact(self._losses),
+                "runners_refused": redact(self._agreement.refused),
                 "notes": list(ledger.notes),
             },
             return_bounds=self._settings.evaluation.return_bounds,

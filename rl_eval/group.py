@@ -24,6 +24,7 @@ from rl_eval.frameworks import integration_for
 from rl_eval.handle import EvalHandle
 from rl_eval.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
+from rl_eval.redaction import learn
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
@@ -73,6 +74,7 @@ class EvalRunnerGroup:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
         if policy is not None:
             settings = _with_policy(settings, policy)
+        learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
@@ -110,6 +112,7 @@ class EvalRunnerGroup:
         weights: Any = None,
         version: int | None = None,
         follow_up: FollowUp | None = None,
+        accept_code_change: bool = False,
     ) -> EvalHandle:
         """Start an evaluation, and return at once.
 
@@ -118,12 +121,14 @@ class EvalRunnerGroup:
             seed: Root seed of the plan; by default as configured.
             run_dir: Folder, or URI that ``pyarrow.fs`` opens, of an evaluation log. A log that is there already is
                 continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
-                another plan, policy or environment.
+                another plan, policy or environment, or was begun with other code.
             first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
                 out: no evaluation of those before has seen them.
             weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
             version: Number that stamps the records; by default one more than the last.
             follow_up: What one runner does right afterwards, before any other weights or evaluation.
+            accept_code_change: Continue a log although the source files or packages of environment or policy are
+                others than those it was begun with; the log keeps both, and the result has a note.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -140,7 +145,7 @@ class EvalRunnerGroup:
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
         plan = evaluation.plan()
-        log = None if run_dir is None else _open_log(run_dir)
+        log = None if run_dir is None else _open_log(run_dir, accept_code_change)
         try:
             return self._post_evaluation(settings, plan, log, weights, version, follow_up)
         except BaseException:
@@ -154,9 +159,11 @@ class EvalRunnerGroup:
         seed: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         first_index: int | None = None,
+        *,
+        accept_code_change: bool = False,
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed, run_dir, first_index).result()
+        return self.submit(num_episodes, seed, run_dir, first_index, accept_code_change=accept_code_change).result()
 
     # ------------------------------------------------------------------ weights
 
@@ -320,7 +327,11 @@ class EvalRunnerGroup:
 
 
 def evaluate(
-    config: EvalConfig | EvalSettings, policy: Any = None, run_dir: str | os.PathLike[str] | None = None
+    config: EvalConfig | EvalSettings,
+    policy: Any = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    accept_code_change: bool = False,
 ) -> EvalResult:
     """Evaluate once: start runners, run the plan, stop them.
 
@@ -328,21 +339,22 @@ def evaluate(
         config: What to evaluate and how.
         policy: A live policy, used instead of the configured one and its weights.
         run_dir: Folder or URI of an evaluation log, to continue or to begin; see :meth:`EvalRunnerGroup.submit`.
+        accept_code_change: Continue a log that was begun with other code; see there, too.
 
     Raises:
         ConfigError: The configuration cannot work.
         RunnerStartError: No runner came up.
-        LogMismatch: The log belongs to another plan, policy or environment.
+        LogMismatch: The log belongs to another plan, policy or environment, or was begun with other code.
         LogOwned: Another driver is writing it.
     """
     with EvalRunnerGroup(config, policy) as group:
-        return group.evaluate(run_dir=run_dir)
+        return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
 
 
-def _open_log(run_dir: str | os.PathLike[str]) -> EvaluationLog:
+def _open_log(run_dir: str | os.PathLike[str], accept_code_change: bool) -> EvaluationLog:
     from rl_eval.log import EvaluationLog
 
-    return EvaluationLog.open(run_dir)
+    return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)
 
 
 def _make_backend(settings: EvalSettings, policy: Any) -> Backend:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from rl_eval.determinism import Determinism
 from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
-from rl_eval.log import Batch
+from rl_eval.log import Batch, version_notes
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
@@ -46,6 +48,8 @@ class Ledger:
         """The key that all records share; empty before the first."""
         self.notes: dict[str, None] = {}
         """Notes of the result, each once."""
+        self.code: dict[str, Any] = {}
+        """What the log says of the code of its sessions, for the provenance."""
         self._log = log
         self._late: list[npt.NDArray[np.void]] = []
         self._mismatches: set[int] = set()
@@ -73,14 +77,19 @@ class Ledger:
         """
         if self._log is None:
             return
-        found = self._log.begin(manifest())
+        ours = manifest()
+        found = self._log.begin(ours)
         self._commit(found)
+        self.code = {"code": found.manifest.code, "code_changes": [asdict(change) for change in found.amendments]}
         self.numerics = dict(found.numerics)
         self.notes = dict.fromkeys(found.notes)
+        for text in version_notes(found.manifest, ours):
+            self.note(text)
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
         """Add a note to the result; the log gets it with the next rows."""
+        text = redact_text(text)
         if text not in self.notes:
             self.notes[text] = None
             self._unwritten_notes.append(text)

@@ -7,6 +7,7 @@ is an error, never a choice.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +91,8 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
         **described,
         "numerics": contents.numerics,
         "notes": contents.notes,
+        "code": manifest.code,
+        "code_changes": [asdict(change) for change in contents.amendments],
     }
 
 

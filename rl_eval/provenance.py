@@ -8,13 +8,13 @@ import platform
 import socket
 import subprocess
 import sys
-from importlib import metadata
 from typing import Any, Final
 
 from rl_eval.log import Manifest
-from rl_eval.log.storage import without_credentials
 from rl_eval.plan import EpisodePlan
+from rl_eval.redaction import redact_command
 from rl_eval.settings import EvalSettings
+from rl_eval.source_code import code_of, package_version
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["manifest_of", "provenance"]
@@ -32,12 +32,12 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
             "digest": None if weights is None else weights.digest,
         },
         "numerics": dict(numerics),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "git_commit": _git_commit(),
-        "command": list(map(without_credentials, sys.argv)),
+        "command": redact_command(sys.argv),
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -55,15 +55,8 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
         info_keys=settings.evaluation.info_keys,
         config=described.pop("config"),
         provenance=described,
+        code=code_of(settings),
     )
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Literal, NamedTuple, final
 
+from rl_eval.errors import RunnerStartError
 from rl_eval.proc import process_born
 
 __all__ = [
@@ -195,23 +196,37 @@ def install(group: str, name: str, lanes: int, node_id: str) -> Residence:
     """Record from now on what this process does, for a runner that is its only one.
 
     The process becomes the leader of a process group and carries a mark, so that its descendants can be ended after it;
-    fatal signals, and :data:`STACK_SIGNAL`, write stacks to a file.
+    fatal signals, and :data:`STACK_SIGNAL`, write stacks to a file. The files are in a new folder that only this user
+    can enter.
+
+    Raises:
+        RunnerStartError: There is no room for the files.
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
-    place = Path(tempfile.gettempdir(), f"rl_eval-{os.getuid()}", group)
-    place.mkdir(parents=True, exist_ok=True)
-    recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
-    with recorder.open("w+b") as file:
-        file.truncate(FlightRecorder.size(lanes))
-        _installed = FlightRecorder(lanes, mmap.mmap(file.fileno(), 0))
-    # The file stays open as long as the process: the handlers write to its descriptor.
-    stacks = stack.open("w")
+    try:
+        place = Path(tempfile.mkdtemp(prefix="rl_eval-"))
+        recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
+        _installed = FlightRecorder(lanes, _mapped(recorder, FlightRecorder.size(lanes)))
+        # The file stays open as long as the process: the handlers write to its descriptor.
+        stacks = stack.open("w")
+    except OSError as error:
+        raise RunnerStartError(
+            f"runner {name} cannot keep its flight recorder in {tempfile.gettempdir()}: {error.strerror}. Make room "
+            "there, or set TMPDIR to another folder"
+        ) from error
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     os.environ[RUNNER_MARK] = mark = f"{group}-{name}"
     with contextlib.suppress(OSError):  # It is the leader of a session, and so of a group, already.
         os.setpgid(0, 0)
     return Residence(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """Map a new file whose blocks are reserved: without them, a store to memory on a full disk kills the process."""
+    with path.open("x+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return mmap.mmap(file.fileno(), size)
 
 
 def read_moment(path: str) -> Moment | None:

@@ -22,6 +22,7 @@ from rl_eval.config import EvalConfig
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, fingerprint_rows
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
+from rl_eval.redaction import MASK
 from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
@@ -161,7 +162,14 @@ def _settings(provenance: Mapping[str, Any], config: EvalConfig | EvalSettings |
         recorded = provenance["config"]
         if found := next(_unnameable(recorded, "" if policy is None else "policy.policy"), None):
             raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
-        return make_settings(_without_ray(recorded))
+        usable = _without_ray(recorded)
+        if masked := list(_masked(usable, "policy" if policy is not None else "")):
+            raise ConfigError(
+                f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
+                "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or rl_eval.video.record_videos(DIR, ..., "
+                "config=...)"
+            )
+        return make_settings(usable)
     settings = config.build() if isinstance(config, EvalConfig) else config
     theirs, ours = provenance["identity"], plain(settings.identity())
     passed = set() if policy is None else {"policy", "policy_kwargs"}
@@ -191,6 +199,19 @@ def _unnameable(config: Any, passed: str, key: str = "") -> Iterator[str]:
             yield from _unnameable(value, passed, key)
     elif isinstance(config, str) and _UNNAMEABLE.search(config):
         yield f"{key} = {config!r}"
+
+
+def _masked(config: Any, passed: str, key: str = "") -> Iterator[str]:
+    """Find what a config has a mask for, except in the section of what is passed live."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            if name != passed or key:
+                yield from _masked(value, passed, f"{key}.{name}".lstrip("."))
+    elif isinstance(config, list):
+        for value in config:
+            yield from _masked(value, passed, key)
+    elif isinstance(config, str) and MASK in config:
+        yield key
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.atomic_write import sweep, write_text
 from rl_eval.determinism import Determinism
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError, nearest
@@ -35,7 +36,6 @@ from rl_eval.report.files import (
     plain,
     read_folder,
     write_episodes,
-    write_text,
 )
 from rl_eval.report.metrics import flat_metrics, notes, success_counts
 from rl_eval.stats.aggregate import Aggregates, aggregate, exact_mean
@@ -372,7 +372,8 @@ class EvalResult:
         return episode_frame(self.table)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``episodes.parquet`` and then ``result.json``, each under a temporary name first."""
+        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all."""
+        sweep(folder)
         self.to_parquet(Path(folder, EPISODES_FILE))
         self.to_json(Path(folder, RESULT_FILE))
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
 from rl_eval.plan import MAX_EPISODES, EpisodePlan
+from rl_eval.redaction import digest_secrets, learn, redact
 
 __all__ = [
     "SECTIONS",
@@ -166,15 +167,15 @@ class EvalSettings(_Section):
     fault_tolerance: FaultToleranceSection = FaultToleranceSection()
 
     def identity(self) -> dict[str, Any]:
-        """What the result may depend on besides plan, weights and numerics; no layout in it."""
+        """What the result may depend on besides plan, weights and numerics; no layout in it, and digests of secrets."""
         return {
             "environment": {
                 "env": describe_object(self.environment.env),
-                "env_kwargs": _describe_tree(self.environment.env_kwargs),
+                "env_kwargs": _identified(self.environment.env_kwargs, "environment", "env_kwargs"),
                 "env_reuse": self.environment.env_reuse,
             },
             "policy": describe_object(self.policy.policy),
-            "policy_kwargs": _describe_tree(self.policy.policy_kwargs),
+            "policy_kwargs": _identified(self.policy.policy_kwargs, "policy", "policy_kwargs"),
             "deterministic": self.policy.deterministic,
             "actions": self.policy.actions,
             "max_episode_steps": self.evaluation.max_episode_steps,
@@ -182,8 +183,8 @@ class EvalSettings(_Section):
         }
 
     def described(self) -> dict[str, Any]:
-        """Return everything as plain data; live objects are named, not stored."""
-        described = _describe_tree(self.model_dump())
+        """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
+        described = redact(_describe_tree(self.model_dump()))
         assert isinstance(described, dict)
         return described
 
@@ -213,6 +214,7 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
     Raises:
         ConfigError: A value is wrong, or a setting cannot be honoured with the others.
     """
+    learn(values)  # Before any message can quote them.
     try:
         settings = EvalSettings.model_validate(copy_containers(values))
     except ValidationError as error:
@@ -251,11 +253,16 @@ def _describe_tree(value: Any) -> Any:
     return describe_object(value)
 
 
+def _identified(value: Any, *path: str) -> Any:
+    return digest_secrets(_describe_tree(value), *path)
+
+
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"][:2])
-        lines.append(f"{key} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+        shown = redact(problem["input"], *map(str, problem["loc"]))
+        lines.append(f"{key} is {shown!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
     return "; ".join(lines)
 
 
@@ -290,7 +297,7 @@ def _check_together(settings: EvalSettings) -> None:
                 "process, where nothing can interrupt it: use runners.num_runners=1 or more"
             )
     for key in _ACTORS_ONLY:
-        if value := getattr(runners, key):
+        if value := redact(getattr(runners, key), "runners", key):
             raise ConfigError(
                 f"runners.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
                 "without Ray: remove it, or use runners.num_runners=1 or more"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.canonical import canonical_digest
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.frameworks import integration_for
 
@@ -34,6 +35,8 @@ __all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
+_NO_EXTRA_STATE: Final = pickle.dumps({}, protocol=4)
+"""What is hashed for it; logs hold digests that were made with these bytes."""
 _COMPILED: Final = "_orig_mod."
 """What torch.compile puts before names."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
@@ -61,6 +64,8 @@ class WeightsSnapshot:
     """All tensors, shape (num_bytes,); read-only in runners."""
     extra_state: bytes
     """Pickled ``{name: get_extra_state()}``."""
+    extra_digest: bytes = b""
+    """Canonical digest of what is pickled; empty if that is nothing."""
 
     @cached_property
     def digest(self) -> str:
@@ -70,7 +75,7 @@ class WeightsSnapshot:
         digest = xxhash.xxh3_128()
         digest.update(repr([entry[:3] for entry in self.entries]).encode())
         digest.update(self.buffer.data)
-        digest.update(self.extra_state)
+        digest.update(self.extra_digest or _NO_EXTRA_STATE)
         return digest.hexdigest()
 
 
@@ -98,7 +103,8 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
         buffer[entry.offset + entry.num_bytes : entry.offset + -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT] = 0
         if entry.num_bytes:
             _view(buffer, entry).copy_(tensors[entry.name])
-    return WeightsSnapshot(version, tuple(entries), buffer, pickle.dumps(dict(sorted(extra.items()))))
+    pickled, digest = pickle.dumps(dict(sorted(extra.items()))), canonical_digest(extra) if extra else b""
+    return WeightsSnapshot(version, tuple(entries), buffer, pickled, digest)
 
 
 def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:

@@ -8,7 +8,6 @@ Like the runner's shell it imports nothing heavy.
 from __future__ import annotations
 
 import math
-import shutil
 import socket
 import threading
 import time
@@ -88,7 +87,6 @@ class NodeAgent:
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
-        self._folders: set[Path] = set()
         self._deadlines = deadlines
         self._wards: dict[int, _Ward] = {}
         self._stopped = threading.Event()
@@ -97,7 +95,6 @@ class NodeAgent:
 
     def watch(self, runner: int, residence: Residence) -> None:
         """Watch a runner from now on."""
-        self._folders.add(Path(residence.recorder).parent)
         self._undertaker.learn(residence)
         self._wards.setdefault(runner, _Ward(residence))
 
@@ -124,8 +121,6 @@ class NodeAgent:
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
         self._undertaker.dismiss()
         self._stopped.set()
 

@@ -32,9 +32,11 @@ def end_runner(residence: Residence) -> None:
 
 
 def erase_recordings(residence: Residence) -> None:
-    """Remove what a runner recorded."""
+    """Remove what a runner recorded, and the folder that was made for it."""
     for path in (residence.recorder, residence.stack):
         Path(path).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        Path(residence.recorder).parent.rmdir()
 
 
 def _marked(mark: str) -> list[int]:

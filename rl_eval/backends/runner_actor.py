@@ -30,18 +30,26 @@ class RunnerActor:
         self._init_fn = init_fn
         self._runner_index = runner_index
         self._recording = group, name, lanes
+        self._trouble: Exception | None = None
+        """Why nothing is recorded, if so."""
         self._runner: Any = None
 
     def settle(self) -> Residence:
         """Begin to record, before anything of the user's is loaded; tell where this process lives."""
         import ray
 
-        return install(*self._recording, ray.get_runtime_context().get_node_id())
+        try:
+            return install(*self._recording, ray.get_runtime_context().get_node_id())
+        except Exception as error:
+            self._trouble = error
+            raise
 
     def start(self) -> None:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
 
+        if self._trouble is not None:
+            raise self._trouble
         init_fn = cloudpickle.loads(self._init_fn)
         if isinstance(init_fn, str):
             from rl_eval.importing import import_attribute

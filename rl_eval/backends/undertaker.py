@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Final
 
 from rl_eval.backends.processes import end_runner, erase_recordings, living
@@ -85,8 +84,6 @@ def main() -> None:
 def _bury(runner: Residence) -> None:
     end_runner(runner)
     erase_recordings(runner)
-    with contextlib.suppress(OSError):
-        Path(runner.recorder).parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rich.text import Text
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.checks.finding import Finding
@@ -75,7 +76,7 @@ class _Report:
 
     def _line(self, label: str, style: str, text: str) -> None:
         """Print labelled text with a hanging indent; without trailing blanks, unlike a table."""
-        for position, line in enumerate(textwrap.wrap(text, _WIDTH - _INDENT)):
+        for position, line in enumerate(textwrap.wrap(redact_text(text), _WIDTH - _INDENT)):
             shown = f"  {'' if position else label}".ljust(_INDENT)
             self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
 

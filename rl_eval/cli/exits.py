@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError
+from rl_eval.redaction import redact_text
 
 __all__ = [
     "COMPARE_CODES",
@@ -143,7 +144,7 @@ def reported(debug: bool) -> Iterator[None]:
         yield
     except EvalError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         _print_error(str(error))
         raise typer.Exit(code_of(error)) from None
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -154,7 +155,7 @@ def reported(debug: bool) -> Iterator[None]:
     except (typer.Exit, BrokenPipeError):
         raise
     except Exception:
-        traceback.print_exc()
+        _print_traceback()
         raise typer.Exit(ExitCode.BUG) from None
 
 
@@ -166,7 +167,11 @@ def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:
     return stop.exit_code if isinstance(stop, Interrupted) else 130
 
 
+def _print_traceback() -> None:
+    typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+
+
 def _print_error(message: str) -> None:
     """Print one line, however many the message has; pipes and logs get it unwrapped."""
-    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    line = Text.assemble(("error: ", "bold red"), " ".join(redact_text(message).split()))
     Console(stderr=True, highlight=False).print(line, soft_wrap=not os.isatty(2))

@@ -68,7 +68,7 @@ def _default_file(path: str, format: Format) -> Path:  # noqa: A002
 
 def _write(result: EvalResult, format: Format, target: Path) -> None:  # noqa: A002
     """Write the file whole or not at all."""
-    from rl_eval.report.files import write_text
+    from rl_eval.atomic_write import write_text
 
     match format:
         case Format.PARQUET:

@@ -17,6 +17,7 @@ from rl_eval.cli.printing import print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import redact_text
 from rl_eval.report.table import interval_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def run(
             "The result is saved in a folder, too.",
         ),
     ] = None,
+    accept_code_change: Annotated[
+        bool,
+        typer.Option(
+            "--accept-code-change",
+            help="Continue the run in DIR although the code of the environment or the policy was changed.",
+        ),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
     ] = False,
@@ -82,7 +90,7 @@ def run(
         if folder is not None:
             claim_folder(folder)
         if result is None:
-            result = _evaluate(settings, run_dir, interruption, folder, quiet)
+            result = _evaluate(settings, run_dir, accept_code_change, interruption, folder, quiet)
         else:
             saved = folder is not None and is_saved(result.fingerprint, folder)
             _deliver(result, None if saved else folder, quiet)
@@ -109,7 +117,7 @@ def _look_up(
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(redact_text(line), err=True)
 
 
 def _mute(line: str) -> None:
@@ -117,7 +125,12 @@ def _mute(line: str) -> None:
 
 
 def _evaluate(
-    settings: EvalSettings, run_dir: str | None, interruption: Interruption, folder: Path | None, quiet: bool
+    settings: EvalSettings,
+    run_dir: str | None,
+    accept_code_change: bool,
+    interruption: Interruption,
+    folder: Path | None,
+    quiet: bool,
 ) -> EvalResult:
     """Run the evaluation; save and print the result before the runners are stopped, which may take a while."""
     from rl_eval.cli.progress import make_display
@@ -127,7 +140,7 @@ def _evaluate(
 
         with EvalRunnerGroup(settings) as group:
             interruption.defer()
-            handle = group.submit(run_dir=run_dir)
+            handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change)
             if run_dir is not None:
                 interruption.defer(handle.flush)
             result = _watch(handle, interruption, display)

@@ -10,6 +10,7 @@ from typing import Literal
 from rl_eval.errors import ConfigError, LogError
 from rl_eval.loading import result_of_log
 from rl_eval.log import LogContents, read_log
+from rl_eval.log.code_changes import code_differences, newest_code
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
 from rl_eval.provenance import manifest_of
@@ -86,7 +87,8 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
     path, plan = settings.policy.weights, settings.evaluation.plan()
     weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
-    return bool(contents.manifest.differences(manifest_of(settings, plan, weights)))
+    ours, theirs = manifest_of(settings, plan, weights), contents.manifest
+    return bool(theirs.differences(ours) or code_differences(newest_code(theirs, contents.amendments), ours.code))
 
 
 def _is_free(run_dir: str) -> bool:

@@ -9,6 +9,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page, print_report
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.episode import EpisodeRecord, Fault
@@ -45,7 +46,7 @@ def show(
         sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
         if any(sections):
             typer.echo()
-            print_page(Page(run.get("run_dir", path), "", _state(run), sections))
+            print_page(Page(run.get("run_dir", redact_text(path)), "", _state(run), sections))
         if faults:
             _print_faults(result.faults)
 

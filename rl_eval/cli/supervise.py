@@ -19,6 +19,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.errors import ConfigError, EvalError
+from rl_eval.redaction import redact_text
 
 __all__ = ["Progress", "Supervisor", "delay_s", "is_final", "supervise"]
 
@@ -185,4 +186,4 @@ def _ended(code: int, progress: Progress) -> str:
 
 
 def _say(line: str) -> None:
-    typer.echo(f"rl-eval supervise: {line}", err=True)
+    typer.echo(redact_text(f"rl-eval supervise: {line}"), err=True)

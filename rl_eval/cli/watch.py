@@ -11,6 +11,7 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.settings import Assignments, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.watching import Watcher
@@ -89,7 +90,7 @@ def watch(
         watcher = Watcher(
             settings,
             options,
-            typer.echo,
+            _say,
             stopping=lambda: interruption.number is not None,
             submitted=lambda handle: interruption.defer(handle.flush),
         )
@@ -118,3 +119,7 @@ def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
     if statuses <= {"complete"}:
         return ExitCode.PARTIAL if watcher.unfinished else ExitCode.COMPLETE
     return ExitCode.PARTIAL if statuses & {"complete", "partial"} else ExitCode.FAILED
+
+
+def _say(line: str) -> None:
+    typer.echo(redact_text(line))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rl_eval.episode import ROW, Fault, fingerprint_rows
 from rl_eval.errors import LogError
+from rl_eval.log.code_changes import Amendment, read_amendments
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
@@ -54,6 +55,8 @@ class LogContents:
     """What the last determinism check found; empty if none has ended."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
+    amendments: tuple[Amendment, ...]
+    """Changes of the code that were accepted, in order; the notes hold them, too."""
     damaged: tuple[str, ...]
     """Segments that were set aside, now or earlier; what they held is not in the rows unless it was run again."""
 
@@ -80,6 +83,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
     storage = open_storage(run_dir)
     try:
         manifest = read_manifest(storage)
+        amendments = read_amendments(storage)
         found = scan(storage)
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
@@ -91,7 +95,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
         raise LogError(_damaged(storage, name, reason))
     for name in found.missing:
         raise LogError(_damaged(storage, f"{name}-...parquet", "it is gone, though it was written"))
-    return fold(manifest, found, storage.label)
+    return fold(manifest, found, storage.label, amendments)
 
 
 def read_manifest(storage: Storage) -> Manifest | None:
@@ -147,7 +151,7 @@ def set_aside(storage: Storage, found: Scan) -> tuple[str, ...]:
     return (*found.damaged, *notes)
 
 
-def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
+def fold(manifest: Manifest, found: Scan, label: str, amendments: Sequence[Amendment] = ()) -> LogContents:
     """Put segments together.
 
     Raises:
@@ -174,11 +178,16 @@ def fold(manifest: Manifest, found: Scan, label: str) -> LogContents:
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
-        notes=tuple(dict.fromkeys(note for _, segment in found.segments for note in segment.header.notes)),
+        notes=tuple(dict.fromkeys([*map(str, amendments), *_notes(found)])),
+        amendments=tuple(amendments),
         determinism=next((s.header.determinism for _, s in reversed(found.segments) if s.header.determinism), {}),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
     )
+
+
+def _notes(found: Scan) -> Iterator[str]:
+    return (note for _, segment in found.segments for note in segment.header.notes)
 
 
 def _belongs(segment: Segment, num_episodes: int, num_info_keys: int) -> bool:

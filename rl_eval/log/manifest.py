@@ -2,21 +2,22 @@
 
 The manifest is written once, before the first episode: plan, identity, weights, and what is needed to do
 it again. A run continues a log whose plan, identity, weights and info keys equal its own; config and provenance
-may differ, since neither more runners nor another machine change the result.
+may differ, since neither more runners nor another machine change the result. Other code is for
+:mod:`~rl_eval.log.code_changes` to judge.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import xxhash
 
 from rl_eval.errors import LogError
 
-__all__ = ["FORMAT", "MANIFEST_FILE", "Manifest"]
+__all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 
 FORMAT: Final = 1
 """Version of the log; a reader refuses what it does not know."""
@@ -43,11 +44,13 @@ class Manifest:
     provenance: dict[str, Any]
     first_index: int = 0
     """Where the plan begins; logs from before there was a choice begin at 0."""
+    code: dict[str, Any] = field(default_factory=dict)
+    """Digests of source files and versions of packages; empty in logs from before they were kept."""
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, which holds a checksum of itself."""
         body = _plain(asdict(self))
-        return json.dumps({"format": FORMAT, "checksum": _checksum(body), **body}, indent=2) + "\n"
+        return json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -62,7 +65,7 @@ class Manifest:
             raise ValueError("it is no manifest")
         if body.pop("format") != FORMAT:
             raise LogError(f"the log has another format than {FORMAT}, which this version of rl_eval reads and writes")
-        if body.pop("checksum", None) != _checksum(body):
+        if body.pop("checksum", None) != checksum(body):
             raise ValueError("its contents do not have the checksum in it")
         body["info_keys"] = tuple(body["info_keys"])
         return cls(**body)
@@ -88,7 +91,8 @@ def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
+def checksum(body: Mapping[str, Any]) -> str:
+    """Return the checksum that a JSON file of a log holds of its own body."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()))
 
 

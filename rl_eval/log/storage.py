@@ -1,7 +1,7 @@
 """Decides how a file gets into a run folder: whole or not at all, on a disk as on an object store; and who wins a race.
 
-A local file is written under a temporary name, forced to disk and renamed, so a crash leaves the old file, the
-new one or a temporary one that nobody reads. An object store shows an object when its upload is complete, so
+A local file is written by :mod:`rl_eval.atomic_write`, so a crash leaves the old file, the new one or a temporary one
+that nobody reads. An object store shows an object when its upload is complete, so
 there a file is one upload. Other remote file systems write a temporary name and move it.
 
 Of several processes that create the same file one wins: locally by ``O_EXCL``; elsewhere each writes a name of its own,
@@ -15,13 +15,14 @@ import os
 import re
 import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from rl_eval.atomic_write import is_temporary, make_folder, sweep, sync_folder, temporary_name, write_bytes
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import learn, redact_text
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage", "without_credentials"]
+__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage"]
 
 SETTLE_SECONDS = 2.0
 """How long a racer on a remote file system waits for the names of the others."""
@@ -106,7 +107,8 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     import pyarrow as pa
     from pyarrow import fs
 
-    label = without_credentials(text)
+    learn(text)
+    label = redact_text(text)
     try:
         filesystem, path = fs.FileSystem.from_uri(text)
     except (OSError, pa.ArrowException, ImportError) as error:
@@ -131,20 +133,6 @@ def is_uri(path: str) -> bool:
     return "://" in path
 
 
-def without_credentials(uri: str) -> str:
-    """Return a text in which no URI shows a user and a password."""
-    return re.sub(r"://[^/@]*@", "://***@", uri)
-
-
-def _temporary(name: str) -> str:
-    folder, _, file = name.rpartition("/")
-    return f"{folder}/.{file}.{secrets.token_hex(4)}".lstrip("/")
-
-
-_TEMPORARY: Final = re.compile(r"\.(manifest|[0-9]+).*\.[0-9a-f]{8}")
-"""Names of :func:`_temporary`: a user's own hidden files are not ours to remove."""
-
-
 def _visible(names: list[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
@@ -163,7 +151,10 @@ class LocalStorage:
 
     def names(self, folder: str) -> list[str]:
         """See :class:`Storage`."""
-        return _visible(self._all(folder))
+        try:
+            return _visible([path.name for path in (self._root / folder).iterdir()])
+        except FileNotFoundError:
+            return []
 
     def read(self, name: str) -> bytes:
         """See :class:`Storage`."""
@@ -171,42 +162,29 @@ class LocalStorage:
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
-        path, temporary = self._root / name, self._root / _temporary(name)
-        _make_folder(path.parent)
-        _put(temporary, data)
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        write_bytes(self._root / name, data)
 
     def create(self, stem: str, data: bytes) -> str | None:
         """See :class:`Storage`; a crash half way leaves a file that cannot be parsed."""
         path = self._root / stem
-        _make_folder(path.parent)
+        make_folder(path.parent)
         try:
             _put(path, data)
         except FileExistsError:
             return None
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return stem
 
     def move(self, name: str, target: str) -> None:
         """See :class:`Storage`."""
         path = self._root / target
-        _make_folder(path.parent)
+        make_folder(path.parent)
         (self._root / name).replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def sweep(self, folder: str) -> None:
         """See :class:`Storage`."""
-        for name in self._all(folder):
-            if _TEMPORARY.fullmatch(name):
-                with suppress(FileNotFoundError):
-                    (self._root / folder / name).unlink()
-
-    def _all(self, folder: str) -> list[str]:
-        try:
-            return [path.name for path in (self._root / folder).iterdir()]
-        except FileNotFoundError:
-            return []
+        sweep(self._root / folder)
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -219,32 +197,6 @@ def _put(path: Path, data: bytes) -> None:
     except OSError:
         path.unlink()
         raise
-    finally:
-        os.close(descriptor)
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder and those above it so that they survive a power cut."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for folder in reversed(missing):
-        with suppress(FileExistsError):
-            folder.mkdir()
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder", str(folder))
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and user-space file systems cannot do this to a folder; they have no other way either.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
     finally:
         os.close(descriptor)
 
@@ -279,8 +231,9 @@ class RemoteStorage:
         if self._whole:
             self._put(name, data)
             return
-        self._fs.create_dir(self._path(name).rpartition("/")[0], recursive=True)
-        temporary = _temporary(name)
+        folder, _, file = name.rpartition("/")
+        self._fs.create_dir(self._path(folder), recursive=True)
+        temporary = f"{folder}/{temporary_name(file)}".lstrip("/")
         self._put(temporary, data)
         self.move(temporary, name)
 
@@ -308,7 +261,7 @@ class RemoteStorage:
     def sweep(self, folder: str) -> None:
         """See :class:`Storage`."""
         for name in self._all(folder):
-            if _TEMPORARY.fullmatch(name):
+            if is_temporary(name):
                 self._fs.delete_file(f"{self._path(folder)}/{name}")
 
     def _all(self, folder: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from rl_eval.errors import ConfigError, EvalError, LogError, LogMismatch
 from rl_eval.log import ownership
+from rl_eval.log.code_changes import amend, code_differences, newest_code, read_amendments
 from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Ownership, take_ownership
@@ -55,11 +56,13 @@ class EvaluationLog:
     Args:
         storage: The run folder.
         owner: The right to write it.
+        accept_code_change: Whether a log that was begun with other code is continued nevertheless.
     """
 
-    def __init__(self, storage: Storage, owner: Ownership) -> None:
+    def __init__(self, storage: Storage, owner: Ownership, *, accept_code_change: bool = False) -> None:
         self._storage = storage
         self._owner = owner
+        self._accept_code_change = accept_code_change
         self._info_keys: tuple[str, ...] = ()
         # Protects what follows. It is reentrant, since a signal handler may flush while the thread below it appends.
         self._changed = threading.Condition(threading.RLock())
@@ -83,8 +86,13 @@ class EvaluationLog:
     # ------------------------------------------------------------------ open and continue
 
     @classmethod
-    def open(cls, run_dir: str | os.PathLike[str]) -> EvaluationLog:
+    def open(cls, run_dir: str | os.PathLike[str], *, accept_code_change: bool = False) -> EvaluationLog:
         """Claim a run folder, which may be empty or absent.
+
+        Args:
+            run_dir: Folder or URI.
+            accept_code_change: Whether a log that was begun with other code is continued nevertheless, with an
+                amendment that says so.
 
         Raises:
             ConfigError: The folder or URI cannot be used.
@@ -94,7 +102,7 @@ class EvaluationLog:
         storage = open_storage(run_dir)
         try:
             owner = take_ownership(storage)
-            for folder in ("", "owners", "segments", "damaged"):
+            for folder in ("", "owners", "segments", "damaged", "amendments"):
                 storage.sweep(folder)
         except OSError as error:
             if is_unusable(error):
@@ -102,7 +110,7 @@ class EvaluationLog:
                     f"run_dir {storage.label} cannot be used: {error}. Give a folder, or a URI, that can be written"
                 ) from error
             raise LogError(f"{storage.label} cannot be written: {error}") from error
-        return cls(storage, owner)
+        return cls(storage, owner, accept_code_change=accept_code_change)
 
     def begin(self, manifest: Manifest) -> LogContents:
         """Start the log, or continue the one that is there.
@@ -110,7 +118,7 @@ class EvaluationLog:
         Damaged segments are set aside, and named in the result; their episodes are not in it.
 
         Raises:
-            LogMismatch: The log there has another plan, policy, environment or weights.
+            LogMismatch: The log there has another plan, policy, environment or weights, or other code.
             LogError: The log there cannot be continued, or the folder cannot be read or written.
             LogFenced: Another driver took the log over.
         """
@@ -131,9 +139,17 @@ class EvaluationLog:
                 "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences])
                 + "\nGive another --run-dir, or start beside it with --fresh"
             )
+        amendments = read_amendments(self._storage)
+        changes = code_differences(newest_code(theirs, amendments), ours.code)
+        if changes and not self._accept_code_change:
+            raise LogMismatch(_other_code(self._storage.label, changes))
         found = scan(self._storage)
         found.set_aside[:] = set_aside(self._storage, found)
-        return fold(theirs, found, self._storage.label)
+        contents = fold(theirs, found, self._storage.label, amendments)
+        if not changes:
+            return contents
+        amendments.append(amend(self._storage, theirs, amendments, ours, len(contents.rows)))
+        return fold(theirs, found, self._storage.label, amendments)
 
     # ------------------------------------------------------------------ the driver's side
 
@@ -278,3 +294,12 @@ class EvaluationLog:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+
+def _other_code(label: str, changes: list[str]) -> str:
+    return (
+        "\n  ".join([f"{label} was begun with other code (there -> here):", *changes])
+        + "\nPut the former code back, give another --run-dir, or start beside it with --fresh. If the change cannot "
+        "matter to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then "
+        "keeps both"
+    )

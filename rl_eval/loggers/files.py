@@ -21,10 +21,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
+from rl_eval.atomic_write import write_text
 from rl_eval.errors import UsageError
 from rl_eval.loggers.base import Logger, row_of
 from rl_eval.point import EvalPoint
-from rl_eval.report.files import plain, write_text
+from rl_eval.report.files import plain
 
 __all__ = ["CSVLogger", "JSONLinesLogger"]
 

@@ -2,8 +2,8 @@
 
 The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
 and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every
-fault, including those of episodes that never finished. A file is written under a temporary name and renamed,
-so a reader sees the old one or the new one and never half of either.
+fault, including those of episodes that never finished. A reader sees the old file or the new one and never half of
+either.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rl_eval.atomic_write import write_atomically
 from rl_eval.columns import episode_columns, read_episodes
 from rl_eval.episode import EpisodeTable, Fault
 from rl_eval.errors import UsageError
+from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +42,6 @@ __all__ = [
     "plain",
     "read_folder",
     "write_episodes",
-    "write_text",
-    "write_whole",
 ]
 
 FORMAT: Final = 1
@@ -88,7 +88,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "audit_mismatches": result.audit_mismatches,
         "determinism": result.determinism.to_dict() | {"summary": str(result.determinism)},
         "timing": asdict(result.timing),
-        "provenance": result.provenance,
+        "provenance": result.provenance | {key: redact(result.provenance.get(key)) for key in ("config", "identity")},
         "fault_counts": result.fault_counts,
         "faults": [asdict(fault) for fault in result.faults],
     }
@@ -107,17 +107,12 @@ def check_fingerprint(what: str, stored: str, actual: str) -> None:
         raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all."""
-    write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
     """Write one row per finished episode to a Parquet file."""
     import pyarrow.parquet as pq
 
     episodes = episode_table(table)
-    write_whole(Path(path), lambda temporary: pq.write_table(episodes, temporary))
+    write_atomically(path, lambda temporary: pq.write_table(episodes, temporary))
 
 
 def episode_frame(table: EpisodeTable) -> pd.DataFrame:
@@ -158,17 +153,6 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
     return data, table
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written under another name, and give it its own when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def episode_table(table: EpisodeTable) -> pa.Table:

@@ -27,6 +27,7 @@ from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, Weig
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
+from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
@@ -57,6 +58,7 @@ class EvalRunner(abc.ABC):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self.settings = settings
+        learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
         self._node = socket.gethostname()
         keys = settings.evaluation.info_keys

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
 from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
+from rl_eval.redaction import redacted_traceback
 from rl_eval.service.clients import Client, ClientBook, Request
 from rl_eval.service.messages import Answer, ClientStatus, Past, ServiceStatus, Ticket, Welcome
 from rl_eval.service.queue import FairQueue
@@ -380,7 +381,7 @@ class EvalService:
         from rl_eval.video.recording import saved
 
         def complain(error: Exception) -> None:
-            _logger.error("an episode could not be filmed into %s", folder, exc_info=error)
+            _logger.error("an episode could not be filmed into %s\n%s", folder, redacted_traceback(error).rstrip())
 
         for _ in saved((film.result for film in films), folder, complain):
             pass

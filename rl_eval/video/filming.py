@@ -18,10 +18,10 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.atomic_write import write_bytes
 from rl_eval.episode import Lease, Outcome
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.replaying import different_columns, run_lease
-from rl_eval.report.files import write_whole
 from rl_eval.runners import EvalRunner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
@@ -77,7 +77,7 @@ class Video:
     def save(self, folder: str | os.PathLike[str]) -> Video:
         """Write the file, whole or not at all; return the video with its path."""
         path = Path(folder, self.name)
-        write_whole(path, lambda temporary: temporary.write_bytes(self.content))
+        write_bytes(path, self.content)
         return replace(self, path=path)
 
 

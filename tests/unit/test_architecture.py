@@ -16,7 +16,9 @@ import rl_eval
 ROOT = Path(rl_eval.__file__).parent
 
 LAYERS = (
+    "redaction",
     "errors",
+    "atomic_write",
     "episode",
     "protocols",
     "frameworks",
@@ -36,7 +38,9 @@ LAYERS = (
     "stats",
     "settings",
     "config",
+    "canonical",
     "weights",
+    "source_code",
     "columns",
     "log",
     "policies",

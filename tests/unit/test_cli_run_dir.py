@@ -158,6 +158,42 @@ def test_another_run_is_refused_and_the_difference_shown(folder, args, differenc
     assert before == sorted((p, p.stat().st_size) for p in Path("runs").rglob("*") if "owners" not in str(p))
 
 
+def edit(folder, old, new):
+    path = folder / "cli_toys.py"
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("finished", [12, 30])
+def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(folder, finished):
+    """Also a complete one: its result is not that of the code as it is now."""
+    call_alone("run", "toy.yaml", "--run-dir", "whole")
+    cut("whole", "runs", finished)
+    edit(folder, "integers(10, 20)", "integers(5, 6)")
+    refused = call_alone("run", "toy.yaml", "--run-dir", "runs")
+    assert refused.returncode == ExitCode.USAGE, refused.stderr
+    assert f"file {folder}/cli_toys.py (module cli_toys): sha256 " in refused.stderr
+    assert "continue with --accept-code-change" in refused.stderr
+    assert len(read_log("runs").rows) == finished
+
+    accepted = call_alone("run", "toy.yaml", "--run-dir", "runs", "--accept-code-change")
+    assert accepted.returncode == 0, accepted.stderr
+    assert f"the code was changed after {finished} finished episodes" in accepted.stdout
+    lengths = [record.length for record in EvalResult.load("runs").episodes]
+    assert (min(lengths[:finished]), set(lengths[finished:])) == (10, {5} if finished < 30 else set())
+
+    again = call_alone("run", "toy.yaml", "--run-dir", "runs")
+    assert "runs is complete" in again.stderr
+    shown = json.loads(call("show", "runs", "--json").stdout)["result"]
+    (change,) = shown["provenance"]["code_changes"]
+    assert change["num_finished"] == finished
+    assert change["differences"] == [change["differences"][0]]
+    assert shown["provenance"]["code"]["files"]["cli_toys"] != change["code"]["files"]["cli_toys"]
+    assert [note for note in shown["notes"] if "the code was changed" in note]
+    assert EvalResult.load("runs").provenance["code_changes"] == [change]
+    edit(folder, "integers(5, 6)", "integers(10, 20)")
+    assert call_alone("run", "toy.yaml", "--run-dir", "runs").returncode == ExitCode.USAGE
+
+
 def test_a_folder_that_holds_a_result_only_is_refused(folder):
     """Log and result would belong to different runs."""
     call("run", "toy.yaml", "--output", "runs")

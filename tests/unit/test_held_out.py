@@ -9,7 +9,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
-from rl_eval.log.manifest import Manifest, _checksum
+from rl_eval.log.manifest import Manifest, checksum
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 
@@ -101,7 +101,7 @@ def test_what_was_written_before_there_were_ranges_is_read(tmp_path):
     assert body.pop("first_index") == 0
     head = {"format": body.pop("format")}
     del body["checksum"]
-    path.write_text(json.dumps(head | {"checksum": _checksum(body)} | body))
+    path.write_text(json.dumps(head | {"checksum": checksum(body)} | body))
     assert Manifest.from_json(path.read_text()).first_index == 0
     assert load(tmp_path).fingerprint == result.fingerprint
     assert evaluate(make_config(), run_dir=tmp_path).fingerprint == result.fingerprint

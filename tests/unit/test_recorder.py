@@ -116,6 +116,52 @@ def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> Non
         Path(recorder).parent.rmdir()
 
 
+INSTALL = """
+import resource, sys
+from rl_eval.recorder import install
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+print(install("group", "7", 10_000, "node").recorder)
+"""
+
+
+def installed(temporary: Path, largest_file: int = -1) -> subprocess.CompletedProcess[str]:
+    """Install a recorder of 400 kB in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", INSTALL, str(largest_file)],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_path: Path) -> None:
+    """What others have put into the shared temporary folder, under whatever name, is not followed."""
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o777)
+    (tmp_path / f"rl_eval-{os.getuid()}").symlink_to(foreign)
+    first, second = (Path(installed(tmp_path).stdout.strip()).parent for _ in range(2))
+
+    assert first != second
+    for folder in (first, second):
+        assert folder.parent == tmp_path
+        assert not folder.is_symlink()
+        assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.getuid(), 0o700)
+    assert not list(foreign.iterdir())
+
+
+def test_the_space_of_a_recording_is_reserved(tmp_path: Path) -> None:
+    """A store to a page that a full disk cannot hold would kill the runner later on, without a word."""
+    recorder = Path(installed(tmp_path).stdout.strip())
+    assert recorder.stat().st_blocks * 512 >= FlightRecorder.size(10_000)
+
+
+def test_a_recording_that_has_no_room_is_an_error_at_the_start(tmp_path: Path) -> None:
+    failed = installed(tmp_path, largest_file=4096)
+    assert failed.returncode == 1
+    assert f"runner 7 cannot keep its flight recorder in {tmp_path}: File too large. Make room" in failed.stderr
+
+
 def test_marks_of_phases_differ() -> None:
     """Two phases or lanes never look alike."""
     marks = {FlightRecorder.mark(phase, lane) for phase in range(6) for lane in (0, 1, 1000)}

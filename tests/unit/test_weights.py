@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -308,6 +311,61 @@ def test_names_dtypes_shapes_and_extra_state_are_in_the_digest() -> None:
         {"a": torch.zeros(4), "x._extra_state": 2},
     ]
     assert len({snapshot_weights(weights, 1).digest for weights in tensors}) == len(tensors)
+
+
+class Statistics(nn.Module):
+    """A normalizer whose statistics are tensors, arrays and names in its extra state."""
+
+    def __init__(self, count: int = 5) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.state: dict[str, Any] = {
+            "mean": torch.zeros(3),
+            "count": count,
+            "deviation": np.ones(3),
+            "names": {f"name{i}" for i in range(20)},
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return copies, as a module that goes on training does."""
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in self.state.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take them."""
+        self.state = state
+
+
+def test_extra_state_with_tensors_and_sets_has_one_digest_in_every_process() -> None:
+    """Resume and replay recognize the weights of a run by it."""
+    script = """
+from rl_eval.weights import snapshot_weights
+from tests.unit.test_weights import Statistics
+print(snapshot_weights(Statistics(), 1).digest, snapshot_weights(Statistics(), 2).digest)
+"""
+    found = {
+        digest
+        for seed in ("0", "1", "2")
+        for digest in subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+    }
+    assert found == {snapshot_weights(Statistics(), 3).digest}
+    assert snapshot_weights(Statistics(count=6), 1).digest not in found
+
+
+def test_a_snapshot_that_has_travelled_has_its_digest() -> None:
+    snapshot = snapshot_weights(Statistics(), 1)
+    assert pickle.loads(pickle.dumps(snapshot)).digest == snapshot.digest
+
+
+def test_weights_without_extra_state_keep_the_digest_that_logs_hold() -> None:
+    """A log that an earlier version wrote can be continued."""
+    weights = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([1, 2], dtype=torch.int32)}
+    assert snapshot_weights(weights, 3).digest == "8a3c64f4e53e623b80dc59670a0b9734"
 
 
 @pytest.mark.parametrize("form", ["state dict", "plain dict", "TensorDict", "reversed", "compiled"])

@@ -18,12 +18,12 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.logger import KVWriter
 
+from rl_eval.atomic_write import write_atomically
 from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.eval_schedule import EvalSchedule
 from rl_eval.evaluator import Evaluator
 from rl_eval.handle import EvalHandle
-from rl_eval.report.files import write_whole
 from rl_eval.result import EvalResult
 from rl_eval.settings import EvalSettings
 
@@ -316,7 +316,7 @@ def _save_arrays(file: Path, results: list[tuple[int, EvalResult]]) -> None:
         with temporary.open("wb") as stream:  # To a path, numpy would add a suffix.
             np.savez(stream, **arrays)
 
-    write_whole(file, write)
+    write_atomically(file, write)
 
 
 def _column(result: EvalResult, name: str) -> Any:

@@ -1,0 +1,94 @@
+"""Secrets in the environment of runners: they arrive there, and reach no file and no line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from service_world import echo
+
+from rl_eval import Evaluator
+from rl_eval.loading import load
+from tests.planted import leaking_files, leaks, secret
+from tests.unit.cli_world import call, call_alone, make_folder
+
+TOYS = '''
+import os
+
+from cli_toys import Count
+
+
+class Connected(Count):
+    """Breaks once per episode, and tells what it was connected to."""
+
+    def begin_episode(self, index, seed, attempt):
+        self.breaks = attempt == 1
+
+    def step(self, action):
+        if self.breaks:
+            raise ConnectionError(f"{os.environ['DATABASE']} with {os.environ['HF_TOKEN']}")
+        return super().step(action)
+
+
+def connected(context):
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    return Connected()
+
+
+def broken(context):
+    raise ConnectionError(f"no connection to {os.environ['DATABASE']}")
+'''
+
+VARIABLES = {"DATABASE": f"db://me:{secret('uri')}@there", "HF_TOKEN": secret("token"), "OMP_NUM_THREADS": "1"}
+
+CONFIG = {
+    "environment": {"env": "planted_toys:connected"},
+    "policy": {"policy": "cli_toys:ones"},
+    "runners": {"num_runners": 1, "num_envs_per_runner": 2, "runtime_env": {"env_vars": VARIABLES}},
+    "evaluation": {"num_episodes": 4},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_folder(tmp_path, monkeypatch)
+    (tmp_path / "planted_toys.py").write_text(TOYS)
+    (tmp_path / "planted.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def said(*args: str) -> str:
+    """Run a command; return what it printed, which holds no secret."""
+    outcome = call_alone(*args)
+    printed = outcome.stdout + outcome.stderr
+    assert not leaks(printed), args
+    return f"{outcome.returncode} {printed}"
+
+
+def test_variables_of_runners_reach_no_file_and_no_line(folder: Path) -> None:
+    database = f"runners.runtime_env.env_vars.DATABASE={secret('argument')}"
+    assert said("run", "planted.yaml").startswith("0 ")
+    assert said("run", "planted.yaml", "--run-dir", "runs", "--set", database).startswith("0 ")
+    assert "ConnectionError: *** with ***" in said("show", "runs", "--faults")
+    assert said("doctor", "planted.yaml", "--ray", "--set", database).startswith(("0 ", "2 "))
+    failed = said("run", "planted.yaml", "--set", "environment.env=planted_toys:broken", "--output", "failed")
+    assert "no connection to" in failed
+
+    assert list(leaking_files(folder)) == []
+    runners = load("runs").provenance["config"]["runners"]
+    assert runners["runtime_env"] == {"env_vars": {"DATABASE": "***", "HF_TOKEN": "***", "OMP_NUM_THREADS": "1"}}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_service_tells_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+    config, policy = echo()
+    config.runners(num_runners=1, runtime_env={"env_vars": VARIABLES})
+    with Evaluator(config, policy, name="planted") as evaluator:
+        point: Any = evaluator.evaluate(policy, 1)
+        listed = call("service", "list")
+    assert listed.exit_code == 0
+    assert not leaks(listed.output + repr(point) + "".join(capfd.readouterr()))
+    assert os.environ.get("HF_TOKEN") != VARIABLES["HF_TOKEN"]

@@ -1,0 +1,195 @@
+"""What is a secret, by name, by place and by value, and what is none."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_eval import EvalConfig
+from rl_eval.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault
+from rl_eval.errors import ConfigError, EvalError
+from rl_eval.redaction import digest_secrets, learn, redact, redact_command, redact_text
+from tests.planted import leaks, secret
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key", "apiKey", "API_KEY", "apikey", "key_api", "access_key_id", "private_key", "WANDB_KEY", "token",
+        "hf_token", "HF_TOKEN_PATH", "password", "db-password", "passwd", "pwd", "client_secret", "auth",
+        "Authorization", "credentials", "passphrase",
+    ],
+)  # fmt: skip
+def test_a_name_makes_a_secret(name: str) -> None:
+    assert redact({"a": [{name: "value"}, {name: {"inner": ["one", b"two"]}}]}) == {
+        "a": [{name: "***"}, {name: {"inner": ["***", "***"]}}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("info_keys", ["distance_to_goal_2d_x"]),
+        ("obs_key", "observation.image_224"),
+        ("key", "pixels"),
+        ("keyboard", "qwerty"),
+        ("monkey", "capuchin"),
+        ("num_tokens", 512),
+        ("tokenizer", "bert"),
+        ("author", "me"),
+        ("auth", True),
+        ("token", None),
+        ("password", ""),
+        ("weights", "policy.safetensors"),
+        ("seed", 7),
+    ],
+)
+def test_other_names_do_not(name: str, value: Any) -> None:
+    assert redact({name: value}) == {name: value}
+
+
+def test_what_is_no_text_and_no_number_is_left_as_it_is() -> None:
+    values = {"secrets": np.zeros(2), "token": object()}
+    learn(values)
+    assert redact(values) == values
+
+
+def test_a_number_under_the_name_of_a_password_is_one() -> None:
+    assert redact({"password": 123456, "secret": 1.5}) == {"password": "***", "secret": "***"}
+
+
+def test_a_key_that_looks_random_is_a_secret() -> None:
+    assert redact({"key": "ab12cd34ef56ab12cd34"}) == {"key": "***"}
+
+
+def test_variables_of_runners_are_secrets_unless_they_steer_a_library() -> None:
+    variables = {
+        "OMP_NUM_THREADS": "1", "MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/src", "HF_HOME": "/hf",
+        "RAY_DEDUP_LOGS": "0", "RL_EVAL_DEBUG": "1", "TZ": "UTC",
+    }  # fmt: skip
+    hidden = {"RAY_AUTH_TOKEN": "x", "PYTHON_KEYRING_PASSWORD": "x", "STAGE": "x", "DATABASE": "x", "OPENAI": "x"}
+
+    masked = dict.fromkeys(hidden, "***")
+    assert redact({"env_vars": variables | hidden}, "runners", "runtime_env") == {"env_vars": variables | masked}
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("s3://AKIA:abc@bucket/path", "s3://***@bucket/path"),
+        ("s3://AKIA:a/b+c/d@bucket/path", "s3://***@bucket/path"),
+        ("see https://me@host/x, and more", "see https://***@host/x, and more"),
+        ("abfs://c@a.dfs.core.windows.net/x", "abfs://***@a.dfs.core.windows.net/x"),
+        ("x://h/p?client_secret=ab/c&region=eu", "x://h/p?client_secret=***&region=eu"),
+        ("s3://b/p?endpoint_override=localhost:9000&scheme=http", None),
+        ("'gs://b/p?sig=abc'", "'gs://b/p?sig=***'"),
+        ("s3://bucket/path@v1", None),
+        ("file:///home/me@work/x", None),
+        ("http://127.0.0.1:8265/x?flag", None),
+        ("user@host and a?b=c", None),
+    ],
+)
+def test_uris_show_where_and_not_who(text: str, redacted: str | None) -> None:
+    assert redact_text(text) == (text if redacted is None else redacted)
+
+
+def test_a_command_line_is_redacted_by_name_and_place() -> None:
+    command = [
+        "rl-eval", "run", "c.yaml", "--set", "environment.env_kwargs.api_key=abc", "--set=policy.policy_kwargs.token=x",
+        "--set", "runners.runtime_env.env_vars.DATABASE=abc", "--set", "runners.runtime_env={env_vars: {A: b}}",
+        "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1", "--password", "abc", "--api-key=abc", "--seed", "7",
+        "--run-dir", "s3://a:b@c/d?sig=e", "--token", "--quiet",
+    ]  # fmt: skip
+    assert redact_command(command) == [
+        "rl-eval", "run", "c.yaml", "--set", "environment.env_kwargs.api_key=***",
+        "--set=policy.policy_kwargs.token=***", "--set", "runners.runtime_env.env_vars.DATABASE=***",
+        "--set", "runners.runtime_env=***", "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1",
+        "--password", "***", "--api-key=***", "--seed", "7",
+        "--run-dir", "s3://***@c/d?sig=***", "--token", "--quiet",
+    ]  # fmt: skip
+
+
+def test_what_a_configuration_held_is_masked_wherever_it_turns_up() -> None:
+    """In URIs, JSON and reprs too; a text in several lines also line by line."""
+    key = "-----BEGIN-----\nMIIpl4ntedline1\nMIIpl4ntedline2"
+    learn(
+        {
+            "env_vars": {"DATABASE": secret("variable") + '"quoted"'},
+            "private_key": key,
+            "uri": f"x://u:{secret('uri')}@h",
+        }
+    )
+    for text in (secret("variable") + '"quoted"', key, secret("uri")):
+        shown = [text, repr(text), json.dumps({"a": text}), f"prefix{text}suffix", *text.splitlines()]
+        assert not leaks(redact_text(" ".join(shown))), shown
+
+
+def test_what_is_short_common_or_part_of_a_digest_is_left_in_texts() -> None:
+    learn({"env_vars": {"A": "12345", "B": "evaluation", "C": "abc123"}, "password": "pl4ntpw"})
+    text = "12345 evaluation d0abc1234f"
+    assert redact_text(f"{text} abc123 pl4ntpw") == f"{text} *** ***"
+
+
+def test_every_error_of_ours_is_redacted_in_its_own_process_and_in_others() -> None:
+    learn({"password": secret("error")})
+    error = ConfigError(f"bad value {secret('error')} in s3://me:you@there", 7)
+    assert error.args == ("bad value *** in s3://***@there", 7)
+    assert pickle.loads(pickle.dumps(error)).args == error.args
+    assert isinstance(error, EvalError)
+
+
+def test_a_fault_is_redacted_before_it_is_cut() -> None:
+    """Half a secret is half a secret too many."""
+    learn({"password": secret("fault") * 3})
+    for length in (MESSAGE_CAP - 10, TRACEBACK_CAP - 10):
+        described = Fault.describe(ValueError("x" * length + secret("fault") * 3))
+        assert not leaks(" ".join(described))
+
+
+def config(**env_kwargs: Any) -> EvalConfig:
+    return EvalConfig().environment("CartPole-v1", env_kwargs=env_kwargs)
+
+
+def test_the_identity_tells_secrets_apart_without_holding_them() -> None:
+    identity = config(api_key=secret("a"), url=f"https://u:{secret('b')}@h").build().identity()
+    assert not leaks(json.dumps(identity))
+    assert identity == config(api_key=secret("a"), url=f"https://u:{secret('b')}@h").build().identity()
+    for other in (
+        config(api_key="x", url=f"https://u:{secret('b')}@h"),
+        config(api_key=secret("a"), url="https://u:x@h"),
+    ):
+        assert other.build().identity() != identity
+
+
+def test_a_digest_is_the_same_in_every_process_and_kept_by_a_second_redaction() -> None:
+    value = {"api_key": "abc", "url": "https://a:b@c"}
+    found = digest_secrets(value, "environment", "env_kwargs")
+    script = f"from rl_eval.redaction import *; print(digest_secrets({value!r}, 'environment', 'env_kwargs'))"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(found)
+    assert redact(found) == digest_secrets(found) == found
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"runtime_env": {"env_vars": {"DATABASE": "abc"}}},
+            r"runners.runtime_env is {'env_vars': {'DATABASE': '\*\*\*'}}",
+        ),
+        ({"num_runners": 1, "num_cpus_per_runner": "s3://a:b@c"}, r"is 's3://\*\*\*@c'"),
+    ],
+)
+def test_messages_about_settings_hold_no_secrets(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config().runners(**values).build()
+
+
+def test_the_repr_of_a_config_holds_no_secrets() -> None:
+    assert not leaks(repr(config(api_key=secret("repr"))))

@@ -1,0 +1,200 @@
+"""Secrets planted wherever a user may put one, and real commands: no file and no line has any of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from torch import nn
+
+import rl_eval
+from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError
+from rl_eval.loading import load
+from rl_eval.log.storage import open_storage
+from rl_eval.loggers import ConsoleLogger, CSVLogger, JSONLinesLogger, TensorBoardLogger
+from tests.planted import leaking_files, leaks, secret
+from tests.unit.cli_world import call_alone, make_folder
+
+TOYS = '''
+from cli_toys import Count, ones
+
+
+class Vault(Count):
+    """Tells its key when it breaks, which every third episode does once."""
+
+    def __init__(self, api_key, url):
+        super().__init__()
+        self.api_key, self.url = api_key, url
+
+    def begin_episode(self, index, seed, attempt):
+        self.breaks = index % 3 == 0 and attempt == 1
+
+    def step(self, action):
+        if self.breaks:
+            raise ConnectionError(f"{self.url} refused the key {self.api_key!r}")
+        return super().step(action)
+
+
+def vault(context):
+    return Vault(**context)
+
+
+def broken(context):
+    raise ConnectionError(f"no connection with {dict(context)}")
+
+
+def guarded(token):
+    assert token
+    return ones()
+'''
+
+CONFIG = {
+    "environment": {
+        "env": "planted_toys:vault",
+        "env_kwargs": {"api_key": secret("kwarg"), "url": f"https://me:{secret('uri')}@there/x?sig={secret('query')}"},
+    },
+    "policy": {"policy": "planted_toys:guarded", "policy_kwargs": {"token": secret("file")}},
+    "runners": {"num_runners": 0, "num_envs_per_runner": 4},
+    "evaluation": {"num_episodes": 12, "seed": 0},
+}
+
+SET = ("--set", f"policy.policy_kwargs.token={secret('argument')}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_folder(tmp_path, monkeypatch)
+    (tmp_path / "planted_toys.py").write_text(TOYS)
+    (tmp_path / "planted.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def said(*args: str, code: int = 0) -> str:
+    """Run a command; return what it printed, which holds no secret."""
+    outcome = call_alone(*args)
+    assert outcome.returncode == code, outcome.stderr
+    assert not leaks(outcome.stdout + outcome.stderr), args
+    return outcome.stdout + outcome.stderr
+
+
+def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
+    said("run", "planted.yaml", *SET)
+    uri = f"file://{folder}/log"
+    for _ in range(2):
+        said("run", "planted.yaml", *SET, "--run-dir", "runs/one", "--output", "results")
+    said("run", "planted.yaml", *SET, "--run-dir", uri)
+    assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--run-dir", uri, "--fresh")
+    faults = said("show", "runs/one", "--faults")
+    assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
+    for command in (("show", "runs/one"), ("show", "results", "--json"), ("doctor", "planted.yaml", *SET)):
+        assert said(*command)
+    said("export", "runs/one", "--format", "json", "--output", "episodes.jsonl")
+    said("compare", "runs/one", "results", "--json")
+
+    assert list(leaking_files(folder)) == []
+    provenance = load("runs/one").provenance
+    assert "policy.policy_kwargs.token=***" in provenance["command"]
+    assert provenance["config"]["environment"]["env_kwargs"] == {
+        "api_key": "***",
+        "url": "https://***@there/x?sig=***",
+    }
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--set", "environment.env=planted_toys:broken"),
+        ("--set", "environment.env=planted_toys:broken", "--debug"),
+        ("--set", f"runners.runtime_env.env_vars.DATABASE={secret('variable')}"),
+        ("--set", f"runners.num_runners={secret('wrong')}", "--set", f"policy.policy_kwargs.token={secret('wrong')}"),
+        ("--run-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"),
+    ],
+    ids=["constructor", "traceback", "env_vars", "value", "run_dir"],
+)
+def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...]) -> None:
+    outcome = call_alone("run", "planted.yaml", *args)
+    assert outcome.returncode in (ExitCode.USAGE, ExitCode.FAILED, ExitCode.PARTIAL), outcome.stderr
+    assert "***" in outcome.stdout + outcome.stderr
+    assert not leaks(outcome.stdout + outcome.stderr)
+    assert list(leaking_files(folder)) == []
+
+
+def test_another_secret_is_another_run(folder: Path) -> None:
+    """The log holds a digest, and not the value."""
+    said("run", "planted.yaml", "--run-dir", "runs")
+    again = said("run", "planted.yaml", "--run-dir", "runs", *SET, code=ExitCode.USAGE)
+    assert "policy_kwargs.token: " in again
+
+
+def test_a_masked_config_is_not_replayed_with_the_mask(folder: Path) -> None:
+    said("run", "planted.yaml", "--run-dir", "runs")
+    message = said("replay", "runs", "--index", "1", code=ExitCode.USAGE)
+    keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"
+    assert f"{keys} was a secret" in message
+
+
+def count(context: Any) -> Any:
+    import gymnasium
+
+    assert context["api_key"] == secret("live")
+    return gymnasium.make("CartPole-v1")
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def live(**env_kwargs: Any) -> EvalConfig:
+    return EvalConfig().environment(count, env_kwargs=env_kwargs).policy(zeros).evaluation(num_episodes=3)
+
+
+def test_a_replay_with_the_config_given_again_is_identical(tmp_path: Path) -> None:
+    evaluate(live(api_key=secret("live")), run_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"environment\.env_kwargs\.api_key was a secret"):
+        rl_eval.replay(tmp_path, 1, policy=zeros)
+    assert rl_eval.replay(tmp_path, 1, live(api_key=secret("live")), policy=zeros).identical
+
+
+def test_loggers_write_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loggers = [
+        CSVLogger(tmp_path / "points.csv"),
+        JSONLinesLogger(tmp_path / "points.jsonl"),
+        TensorBoardLogger(tmp_path / "tensorboard"),
+        ConsoleLogger(),
+    ]
+    module = nn.Linear(4, 2)
+    with Evaluator(live(api_key=secret("live")).policy(module), loggers=loggers) as evaluator:
+        evaluator.evaluate(module, 1)
+    assert (tmp_path / "points.csv").exists()
+    assert list(leaking_files(tmp_path)) == []
+    assert not leaks("".join(capsys.readouterr()))
+
+
+def test_the_search_finds_what_was_not_redacted(tmp_path: Path) -> None:
+    """In text and in bytes, but not in the files that plant it."""
+    (tmp_path / "planted.yaml").write_text(secret("a"))
+    assert list(leaking_files(tmp_path)) == []
+    write: dict[str, Callable[[Path], object]] = {
+        "a.json": lambda path: path.write_text(json.dumps({"a": secret("a")})),
+        "b.bin": lambda path: path.write_bytes(b"\0\xff" + secret("b").encode()),
+    }
+    for name, write_to in write.items():
+        write_to(tmp_path / name)
+    found = [line.split(":")[0] for line in leaking_files(tmp_path)]
+    for name in write:
+        (tmp_path / name).unlink()  # The scan of the whole suite would find them, too.
+    assert found == [str(tmp_path / name) for name in write]
+
+
+def test_storage_names_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_storage(f"hdfs2://me:{secret('a/b')}@there/x?token={secret('c')}")
+    assert not leaks(str(refused.value))
+    assert "hdfs2://***@there/x?token=***" in str(refused.value)

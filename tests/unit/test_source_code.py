@@ -1,0 +1,221 @@
+"""Which files and packages stand for the code of an evaluation, and what a log makes of a change in them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from torch import nn
+
+from rl_eval import EvalConfig
+from rl_eval.errors import LogError, LogMismatch
+from rl_eval.log import EvaluationLog, Manifest, read_log, version_notes
+from rl_eval.log.manifest import checksum
+from rl_eval.source_code import code_of
+from tests.unit.log_world import make_batch, make_manifest
+
+
+def zeros(observations: Any) -> Any:
+    return observations[:, 0] * 0
+
+
+def files(config: EvalConfig) -> dict[str, str]:
+    return {module: found["sha256"] for module, found in code_of(config.build())["files"].items()}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a package ``plain_project`` that nothing has imported, and that fails when imported."""
+    folder = tmp_path / "plain_project"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "__init__.py").write_text("from .deep.envs import build as make\nfrom . import policies\n1 / 0\n")
+    (folder / "policies.py").write_text("def make(): ...\n")
+    (folder / "deep" / "__init__.py").write_text("")
+    (folder / "deep" / "envs.py").write_text("def build(context): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_a_name_is_followed_to_the_file_that_defines_it_without_an_import(project: Path) -> None:
+    config = EvalConfig().environment("plain_project:make").policy("plain_project:policies.make")
+
+    assert files(config) == {
+        "plain_project": sha256(project / "__init__.py"),
+        "plain_project.deep.envs": sha256(project / "deep" / "envs.py"),
+        "plain_project.policies": sha256(project / "policies.py"),
+    }
+    assert "plain_project" not in sys.modules
+
+
+def test_a_gymnasium_id_stands_for_its_module(project: Path) -> None:
+    assert files(EvalConfig().environment("plain_project.policies:Env-v0")) == {
+        "plain_project.policies": sha256(project / "policies.py")
+    }
+
+
+def test_files_of_installed_packages_stand_for_their_versions() -> None:
+    found = code_of(EvalConfig().environment("CartPole-v1").policy(nn.Linear(2, 2)).build())
+
+    versions = {name: importlib.metadata.version(name) for name in ("gymnasium", "torch")}
+    assert found == {"files": {}, "packages": versions}
+
+
+def test_live_objects_stand_for_their_files() -> None:
+    """Functions, classes, partials and instances, also among the arguments."""
+
+    class Env(gymnasium.Wrapper[Any, Any, Any, Any]): ...
+
+    here = {__name__: sha256(Path(__file__))}
+    for env in (Env, functools.partial(Env), lambda context: Env(context.pop("env"))):
+        assert files(EvalConfig().environment(env)) == here
+    assert files(EvalConfig().environment("CartPole-v1").policy(zeros)) == here
+    assert files(EvalConfig().environment("CartPole-v1", env_kwargs={"wrappers": [[Env]]})) == here
+
+
+def test_what_has_no_file_is_left_out() -> None:
+    exec("def made(context): ...", scope := {"__name__": "nowhere"})
+    for env in (scope["made"], len, "no_such_module:make", "no.such:make", "NoSuch-v0"):
+        assert code_of(EvalConfig().environment(env).build()) == {"files": {}, "packages": {}}
+
+
+SCRIPT = """
+import json, sys
+from rl_eval import EvalConfig
+from rl_eval.source_code import code_of
+
+NUM_RUNNERS = {runners}
+
+class Env:
+    limit = {limit}
+
+print(json.dumps(code_of(EvalConfig().environment(Env).build())["files"]))
+"""
+
+
+def test_of_the_script_itself_only_the_source_of_the_object_counts(tmp_path: Path) -> None:
+    """A script also says how many runners there are, which must not keep it from being continued."""
+
+    def found(**values: int) -> Any:
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT.format(**values))
+        return json.loads(subprocess.run([sys.executable, path], capture_output=True, check=True).stdout)
+
+    first = found(runners=1, limit=1)
+    assert list(first) == ["__main__:Env"]
+    assert found(runners=2, limit=1) == first
+    assert found(runners=1, limit=2) != first
+
+
+# ------------------------------------------------------------------------------ in a log
+
+
+def described(sha: str = "a" * 64, version: str = "1.0", **provenance: Any) -> Manifest:
+    code = {"files": {"my.envs": {"path": "/home/me/my/envs.py", "sha256": sha}}, "packages": {"ale_py": version}}
+    return make_manifest(code=code, provenance=provenance)
+
+
+def session(run_dir: Path, manifest: Manifest, *indices: int, accept: bool = False) -> None:
+    log = EvaluationLog.open(run_dir, accept_code_change=accept)
+    try:
+        log.begin(manifest)
+        log.append(make_batch(indices))
+        log.flush(10)
+    finally:
+        log.close()
+
+
+def texts(run_dir: Path) -> Iterator[str]:
+    return (path.read_text() for path in sorted(run_dir.glob("amendments/*")))
+
+
+def test_changed_code_is_refused_with_the_difference_named(tmp_path: Path) -> None:
+    session(tmp_path, described(), 0, 1)
+    before = (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(LogMismatch) as refused:
+        session(tmp_path, described("b" * 64, "1.1"), 2)
+
+    assert str(refused.value) == textwrap.dedent(f"""\
+        {tmp_path} was begun with other code (there -> here):
+          file /home/me/my/envs.py (module my.envs): sha256 {"a" * 12} -> {"b" * 12}
+          package ale_py: 1.0 -> 1.1
+        Put the former code back, give another --run-dir, or start beside it with --fresh. If the change cannot matter \
+        to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then keeps \
+        both""").replace("        ", "")
+    session(tmp_path, described(), 3)
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    assert not list(texts(tmp_path))
+
+
+def test_an_accepted_change_is_an_amendment_and_a_note(tmp_path: Path) -> None:
+    """The history is kept: the manifest as it was, and one file per change, which never changes."""
+    session(tmp_path, described(), 0, 1)
+    before = (tmp_path / "manifest.json").read_bytes()
+    session(tmp_path, described("b" * 64), 2, accept=True)
+    first = list(texts(tmp_path))
+    session(tmp_path, described("b" * 64), 4)
+    with pytest.raises(LogMismatch, match=f"{'b' * 12} -> {'a' * 12}"):
+        session(tmp_path, described(), 5)
+    session(tmp_path, described("c" * 64), 5, accept=True)
+
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    assert len(first) == 1
+    assert list(texts(tmp_path))[:1] == first
+    found = read_log(tmp_path)
+    assert found.rows["index"].tolist() == [0, 1, 2, 4, 5]
+    assert [change.num_finished for change in found.amendments] == [2, 4]
+    assert [note.partition(" finished episodes")[0] for note in found.notes] == [
+        "the code was changed after 2",
+        "the code was changed after 4",
+    ]
+    assert found.notes[1].endswith(f"file /home/me/my/envs.py (module my.envs): sha256 {'b' * 12} -> {'c' * 12}")
+
+
+def test_accepting_where_nothing_changed_writes_nothing(tmp_path: Path) -> None:
+    session(tmp_path, described(), 0, accept=True)
+    session(tmp_path, described(), 1, accept=True)
+    assert not list(texts(tmp_path))
+
+
+def test_a_log_without_digests_is_continued(tmp_path: Path) -> None:
+    """There is nothing to compare with in a log of an earlier version."""
+    session(tmp_path, described(), 0)
+    path = tmp_path / "manifest.json"
+    body = json.loads(path.read_text())
+    head = {"format": body.pop("format")}
+    del body["code"], body["checksum"]
+    path.write_text(json.dumps(head | {"checksum": checksum(body)} | body))
+    session(tmp_path, described("b" * 64), 1)
+
+    assert read_log(tmp_path).rows["index"].tolist() == [0, 1]
+    assert not list(texts(tmp_path))
+
+
+def test_other_packages_are_a_note() -> None:
+    """They can matter, but are not what is evaluated."""
+    begun = described(python="3.11.2", packages={"numpy": "2.0", "ale-py": "1.0", "torch": "2.5"})
+    now = described(python="3.11.2", packages={"numpy": "2.1", "ale-py": "1.1", "mujoco": "3.3"})
+    assert list(version_notes(begun, now)) == ["the run was begun with numpy 2.0 and continued with 2.1"]
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"checksum": "0", "differences": []}', "[]"])
+def test_a_damaged_amendment_is_an_error(tmp_path: Path, damage: str) -> None:
+    session(tmp_path, described(), 0)
+    session(tmp_path, described("b" * 64), 1, accept=True)
+    (path,) = tmp_path.glob("amendments/*")
+    path.write_text(damage)
+    with pytest.raises(LogError, match=rf"{path.name} is damaged, so nobody knows which code"):
+        read_log(tmp_path)
