@@ -17,6 +17,7 @@ ROOT = Path(rl_eval.__file__).parent
 
 LAYERS = (
     "errors",
+    "atomic_write",
     "episode",
     "protocols",
     "frameworks",
