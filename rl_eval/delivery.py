@@ -36,7 +36,9 @@ _logger = logging.getLogger(__name__)
 _PROGRESS_S: Final = 2.0
 """How often loggers hear of an evaluation that runs."""
 _UNREAD: Final = 1000
-"""Results that are kept to be read when callbacks or loggers have had them anyway."""
+"""Results that are kept to be read; where callbacks and loggers have had them, the oldest go, else no more are made."""
+_BACKLOG: Final = 100
+"""Results that may wait for callbacks and loggers before no more are made."""
 
 
 @dataclass(eq=False)
@@ -93,6 +95,8 @@ class Delivery:
         self.open: list[Request] = []
         self._unread: deque[tuple[EvalPoint | BaseException, EvalHandle | None]] = deque()
         """The handle is there if reading the result is what acknowledges it."""
+        self._reached: int | None = None
+        """Step that the loggers are about to hear of."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._delivering: threading.Thread | None = None
@@ -124,7 +128,10 @@ class Delivery:
     def announce(self, step: int) -> None:
         """Tell the loggers that training has reached a step, before they hear of it."""
         if self._loggers:
-            self._post(partial(self._reach, step))
+            with self._changed:
+                posted, self._reached = self._reached is not None, step
+            if not posted:
+                self._post(self._reach)
 
     def filming(self, request: Request) -> FollowUp | None:
         """Return what has the episodes of a request filmed, if any."""
@@ -148,6 +155,16 @@ class Delivery:
         """Return how many requests are open, and how many results nobody has had."""
         with self._changed:
             return len(self.open), 0 if self._listeners or self._loggers else len(self._unread)
+
+    def congestion(self) -> str:
+        """Say why no more results should be made: nobody takes those that there are; empty if that is not so."""
+        with self._changed:
+            waiting = sum(request.handle.done() for request in self.open)
+        if waiting >= _BACKLOG:
+            return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
+        if (unread := self.outstanding()[1]) >= _UNREAD:
+            return f"{unread} results were not read: poll() or wait() for them, or give on_result or loggers"
+        return ""
 
     def read(self, timeout_s: float) -> EvalPoint | None:
         """Take the oldest result that was not read; None if there is none in time.
@@ -350,7 +367,10 @@ class Delivery:
             for logger in self._loggers:
                 self._attempt(partial(logger.log_video, video, point), polled=False)
 
-    def _reach(self, step: int) -> None:
+    def _reach(self) -> None:
+        with self._changed:
+            step, self._reached = self._reached, None
+        assert step is not None
         for logger in self._loggers:
             self._attempt(partial(logger.reached, step), polled=False)
 

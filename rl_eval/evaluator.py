@@ -426,6 +426,8 @@ class Evaluator:
             EvaluatorBusy: It is refused.
         """
         unfinished = self._delivery.unfinished()
+        if asking.replaceable and (reason := self._delivery.congestion()):
+            raise EvaluatorBusy(f"the evaluation of step {asking.step} was refused: {reason}")
         if not unfinished or not asking.replaceable:
             return None
         waiting = unfinished[1:]
