@@ -249,7 +249,7 @@ class Delivery:
                 delivery = self._log_progress
             if delivery is None:
                 return
-            self._attempt(delivery, polled=False)
+            self._attempt(delivery)
 
     def _conclude(self, request: Request) -> None:
         """Deliver the result of a request that is done."""
@@ -269,7 +269,7 @@ class Delivery:
         try:
             if point is not None:
                 for receive in [*(logger.log for logger in self._loggers), *self._listeners]:
-                    self._attempt(partial(receive, point), request.polled)
+                    self._attempt(partial(receive, point))
         finally:
             if point is not None and request.polled:
                 self._keep(point, None if told else request.handle)
@@ -322,17 +322,17 @@ class Delivery:
         metrics = dict(result.metrics)
         if self._metrics_fn is not None:
             measure = self._metrics_fn
-            self._attempt(lambda: metrics.update(measure(result.records)), request.polled)
+            self._attempt(lambda: metrics.update(measure(result.records)))
         prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
         return EvalPoint(request.step, handle.weights_version, result, prefixed)
 
-    def _attempt(self, function: Callable[[], object], polled: bool) -> None:
-        """Call what the user gave; its error is reported, and nothing else."""
+    def _attempt(self, function: Callable[[], object]) -> None:
+        """Call what the user gave; its error is reported to ``on_error`` or logged, and ends nothing."""
         try:
             function()
         except BaseException as error:
             self._pass_interruptions(error)
-            self._complain(error, polled)
+            self._complain(error, polled=False)
 
     def _complain(self, error: BaseException, polled: bool) -> None:
         if self._on_error is not None:
@@ -365,25 +365,25 @@ class Delivery:
         folder = Path(self._videos.folder, f"step_{point.step}")
         for video in saved((film.result for film in films), folder, partial(self._complain, polled=False)):
             for logger in self._loggers:
-                self._attempt(partial(logger.log_video, video, point), polled=False)
+                self._attempt(partial(logger.log_video, video, point))
 
     def _reach(self) -> None:
         with self._changed:
             step, self._reached = self._reached, None
         assert step is not None
         for logger in self._loggers:
-            self._attempt(partial(logger.reached, step), polled=False)
+            self._attempt(partial(logger.reached, step))
 
     def _close_loggers(self) -> None:
         loggers, self._loggers = self._loggers, []
         for logger in reversed(loggers):
-            self._attempt(logger.close, polled=False)
+            self._attempt(logger.close)
 
     def _log_progress(self) -> None:
         if unfinished := self.unfinished():
             progress = unfinished[0].handle.progress()
             for logger in self._loggers:
-                self._attempt(partial(logger.progress, progress), polled=False)
+                self._attempt(partial(logger.progress, progress))
 
 
 def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
