@@ -37,7 +37,9 @@ _logger = logging.getLogger(__name__)
 _PROGRESS_S: Final = 2.0
 """How often loggers hear of an evaluation that runs."""
 _UNREAD: Final = 1000
-"""Results that are kept to be read when callbacks or loggers have had them anyway."""
+"""Results that are kept to be read; where callbacks and loggers have had them, the oldest go, else no more are made."""
+_BACKLOG: Final = 100
+"""Results that may wait for callbacks and loggers before no more are made."""
 
 
 @dataclass(eq=False)
@@ -94,6 +96,8 @@ class Delivery:
         self.open: list[Request] = []
         self._unread: deque[tuple[EvalPoint | BaseException, EvalHandle | None]] = deque()
         """The handle is there if reading the result is what acknowledges it."""
+        self._reached: int | None = None
+        """Step that the loggers are about to hear of."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._delivering: threading.Thread | None = None
@@ -125,7 +129,10 @@ class Delivery:
     def announce(self, step: int) -> None:
         """Tell the loggers that training has reached a step, before they hear of it."""
         if self._loggers:
-            self._post(partial(self._reach, step))
+            with self._changed:
+                posted, self._reached = self._reached is not None, step
+            if not posted:
+                self._post(self._reach)
 
     def filming(self, request: Request) -> FollowUp | None:
         """Return what has the episodes of a request filmed, if any."""
@@ -149,6 +156,16 @@ class Delivery:
         """Return how many requests are open, and how many results nobody has had."""
         with self._changed:
             return len(self.open), 0 if self._listeners or self._loggers else len(self._unread)
+
+    def congestion(self) -> str:
+        """Say why no more results should be made: nobody takes those that there are; empty if that is not so."""
+        with self._changed:
+            waiting = sum(request.handle.done() for request in self.open)
+        if waiting >= _BACKLOG:
+            return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
+        if (unread := self.outstanding()[1]) >= _UNREAD:
+            return f"{unread} results were not read: poll() or wait() for them, or give on_result or loggers"
+        return ""
 
     def read(self, timeout_s: float) -> EvalPoint | None:
         """Take the oldest result that was not read; None if there is none in time.
@@ -233,7 +250,7 @@ class Delivery:
                 delivery = self._log_progress
             if delivery is None:
                 return
-            self._attempt(delivery, polled=False)
+            self._attempt(delivery)
 
     def _conclude(self, request: Request) -> None:
         """Deliver the result of a request that is done."""
@@ -253,7 +270,7 @@ class Delivery:
         try:
             if point is not None:
                 for receive in [*(logger.log for logger in self._loggers), *self._listeners]:
-                    self._attempt(partial(receive, point), request.polled)
+                    self._attempt(partial(receive, point))
         finally:
             if point is not None and request.polled:
                 self._keep(point, None if told else request.handle)
@@ -306,17 +323,17 @@ class Delivery:
         metrics = dict(result.metrics)
         if self._metrics_fn is not None:
             measure = self._metrics_fn
-            self._attempt(lambda: metrics.update(measure(result.records)), request.polled)
+            self._attempt(lambda: metrics.update(measure(result.records)))
         prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
         return EvalPoint(request.step, handle.weights_version, result, prefixed)
 
-    def _attempt(self, function: Callable[[], object], polled: bool) -> None:
-        """Call what the user gave; its error is reported, and nothing else."""
+    def _attempt(self, function: Callable[[], object]) -> None:
+        """Call what the user gave; its error is reported to ``on_error`` or logged, and ends nothing."""
         try:
             function()
         except BaseException as error:
             self._pass_interruptions(error)
-            self._complain(error, polled)
+            self._complain(error, polled=False)
 
     def _complain(self, error: BaseException, polled: bool) -> None:
         if self._on_error is not None:
@@ -349,22 +366,25 @@ class Delivery:
         folder = Path(self._videos.folder, f"step_{point.step}")
         for video in saved((film.result for film in films), folder, partial(self._complain, polled=False)):
             for logger in self._loggers:
-                self._attempt(partial(logger.log_video, video, point), polled=False)
+                self._attempt(partial(logger.log_video, video, point))
 
-    def _reach(self, step: int) -> None:
+    def _reach(self) -> None:
+        with self._changed:
+            step, self._reached = self._reached, None
+        assert step is not None
         for logger in self._loggers:
-            self._attempt(partial(logger.reached, step), polled=False)
+            self._attempt(partial(logger.reached, step))
 
     def _close_loggers(self) -> None:
         loggers, self._loggers = self._loggers, []
         for logger in reversed(loggers):
-            self._attempt(logger.close, polled=False)
+            self._attempt(logger.close)
 
     def _log_progress(self) -> None:
         if unfinished := self.unfinished():
             progress = unfinished[0].handle.progress()
             for logger in self._loggers:
-                self._attempt(partial(logger.progress, progress), polled=False)
+                self._attempt(partial(logger.progress, progress))
 
 
 def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:

@@ -94,7 +94,7 @@ class Evaluator:
         on_result: One or more functions that are called with every :class:`EvalPoint`, one at a time, in a thread of
             the evaluator (``inline``: in the caller's).
         on_error: Called, likewise, with what an evaluation, a callback or a logger raised. Without it, ``poll`` and
-            ``wait`` raise it, and what nobody can be given is logged.
+            ``wait`` raise the error of an evaluation, and that of a callback or logger is logged: it ends no training.
         metrics_fn: Called with the finished episodes, a sequence of ``EpisodeRecord``; returns more metrics by name.
         log_prefix: Put before the names of all metrics, with a slash.
         loggers: One or more places where points are logged; closed by ``shutdown``.
@@ -305,7 +305,7 @@ class Evaluator:
         """Return the oldest result of ``trigger_eval`` that was not read yet; None if there is none in time.
 
         Raises:
-            Exception: What an evaluation, a callback or a logger raised, if there is no ``on_error``.
+            Exception: What an evaluation raised, if there is no ``on_error``.
         """
         return self._delivery.read(timeout_s)
 
@@ -426,6 +426,8 @@ class Evaluator:
             EvaluatorBusy: It is refused.
         """
         unfinished = self._delivery.unfinished()
+        if asking.replaceable and (reason := self._delivery.congestion()):
+            raise EvaluatorBusy(f"the evaluation of step {asking.step} was refused: {reason}")
         if not unfinished or not asking.replaceable:
             return None
         waiting = unfinished[1:]

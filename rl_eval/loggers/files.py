@@ -1,9 +1,9 @@
 """Files with one line per step, that a kill leaves readable and a resumed training continues.
 
-A point is appended in one write; where the disk is full, what was written of it is taken away at once. A last line that
-was cut short, by a kill in the middle of it, is taken away when the file is opened again. Only what appending cannot
-express rewrites the file, under another name first: a step that is there already is replaced where it stands, and a CSV
-file gets the columns that it lacks.
+Only a file that begins with the names that every point begins with is continued; any other is refused and stays as it
+is. A point is appended in one write; where the disk is full, what was written of it is taken away at once. What
+appending cannot express writes the whole file anew, atomically: the first point, a step that is there already, a column
+that is missing, and an end that a kill has cut short, which is mended with the first point of the next logger.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import csv
 import errno
 import io
 import json
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, Final, final
 
-from rl_eval.atomic_write import write_text
+from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.loggers.base import Logger, row_of
 from rl_eval.point import EvalPoint
@@ -31,46 +31,54 @@ __all__ = ["CSVLogger", "JSONLinesLogger"]
 
 Row = Mapping[str, Any]
 
-_UNREADABLE: Final = (ValueError, KeyError, TypeError, csv.Error)
+_MARK: Final = ["step", "weights_version", "time", "status", "fingerprint"]
+"""First names of every row of :func:`row_of`; a file that begins with them is ours."""
+
+_logger = logging.getLogger(__name__)
 
 
 class _StepFile(Logger):
     """A text file of rows, at most one per step.
 
     Args:
-        path: The file; it is continued if it is there.
+        path: The file; it is continued if it is there, and not changed before the first point.
 
     Raises:
         UsageError: It is there and something else.
     """
 
-    _start: ClassVar[bytes]
-    """What every file of this logger begins with."""
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._steps = {_step(row) for row in self._read()}
+        self._steps: set[int] = set()
+        self._ready = False
+        """Whether the file is there and ends with a whole line."""
+        self._read()
 
     def log(self, point: EvalPoint) -> None:
         """See :class:`Logger`.
 
         Raises:
+            UsageError: The file has become something else.
             OSError: The point cannot be written; the file is as it was.
         """
         row = row_of(point)
         try:
-            if point.step in self._steps or not self._fits(row):
-                self._rewrite(point.step, row)
-            else:
+            if self._can_append(row):
                 self._append(self._line(row))
+            else:
+                self._rewrite(row)
         except OSError as error:
             reason = f"{error.strerror}: step {point.step} was not written"
             raise OSError(error.errno, reason, os.fspath(self.path)) from error
         self._steps.add(point.step)
 
     @abc.abstractmethod
-    def _parse(self, text: str) -> list[Row]:
-        """Read whole lines; raise one of ``_UNREADABLE`` for what this logger has not written."""
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
+        """Return the names that a file begins with, and its rows.
+
+        Raises:
+            ValueError: A line cannot be read.
+        """
 
     @abc.abstractmethod
     def _format(self, rows: list[Row]) -> str:
@@ -82,50 +90,54 @@ class _StepFile(Logger):
 
     @abc.abstractmethod
     def _fits(self, row: Row) -> bool:
-        """Whether a row can be appended."""
+        """Whether a row has a place for all its values."""
 
-    def _read(self) -> list[Row]:
-        """Read the file, and take a torn last line away."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        rows, size = self._whole_rows(content)
-        if size < len(content):
-            os.truncate(self.path, size)
-        return rows
+    def _read(self) -> tuple[dict[int, Row], bool]:
+        """Return the rows by step, and whether there are any and the file ends with them.
 
-    def _whole_rows(self, content: bytes) -> tuple[list[Row], int]:
-        """Return the rows before a torn last line, and how many bytes they take."""
-        size = content.rfind(b"\n") + 1
+        Raises:
+            UsageError: It is something else.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if not content:
+            return {}, False
         try:
-            if not size and content[: len(self._start)] != self._start[: len(content)]:
-                raise ValueError(f"it does not begin with {self._start.decode()}")
-            return self._checked(content[:size]), size
-        except _UNREADABLE as error:
-            # A torn line may have an end nevertheless: that of something that was appended to it.
-            size = content.rfind(b"\n", 0, max(size - 1, 0)) + 1
-            with suppress(*_UNREADABLE):
-                if rows := self._checked(content[:size]):
-                    return rows, size
+            names, rows, whole = self._parse_all_but_torn(content)
+            _check_mark(names)
+            return {_step(row): row for row in rows}, whole
+        except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): give "
-                "another path, or remove it"
+                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): it was "
+                "left as it is; give another path, or move it away"
             ) from error
 
-    def _checked(self, content: bytes) -> list[Row]:
-        rows = self._parse(content.decode())
-        _ = [_step(row) for row in rows]
-        return rows
+    def _parse_all_but_torn(self, content: bytes) -> tuple[list[Any], list[Row], bool]:
+        """Parse a file, without its last line if that one cannot be parsed."""
+        try:
+            return *self._parse(content.decode()), content.endswith(b"\n")
+        except ValueError:
+            rest = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+            if not rest:
+                raise
+            return *self._parse(rest.decode()), False
 
-    def _rewrite(self, step: int, row: Row) -> None:
-        rows = {_step(other): other for other in self._read()}
-        text = self._format([*(rows | {step: row}).values()])
+    def _can_append(self, row: Row) -> bool:
+        if not self._ready:
+            sweep(self.path.parent)
+            rows, self._ready = self._read()
+            self._steps = set(rows)
+            if rows and not self._ready:
+                _logger.warning("%s: its last line was cut short, or its last value may be: it is mended", self.path)
+        return self._ready and row["step"] not in self._steps and self._fits(row)
+
+    def _rewrite(self, row: Row) -> None:
+        rows, _ = self._read()
+        text = self._format([*(rows | {row["step"]: row}).values()])
         write_text(self.path, text)
         self._parse(text)  # A CSV file has these columns from now on, and not before.
+        self._ready = True
 
     def _append(self, line: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             try:
@@ -140,16 +152,15 @@ class JSONLinesLogger(_StepFile):
     """Writes one JSON object per step; NaN is null, and infinity the text ``inf``.
 
     Args:
-        path: The file; it is continued if it is there.
+        path: The file; it is continued if it is there, and not changed before the first point.
 
     Raises:
         UsageError: It is there and something else.
     """
 
-    _start = b'{"step": '
-
-    def _parse(self, text: str) -> list[Row]:
-        return [json.loads(line) for line in text.splitlines()]
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
+        rows = [json.loads(line) for line in text.split("\n") if line]
+        return list(rows[0]), rows
 
     def _format(self, rows: list[Row]) -> str:
         return "".join(map(self._line, rows))
@@ -169,27 +180,26 @@ class CSVLogger(_StepFile):
     leaves its cell empty.
 
     Args:
-        path: The file; it is continued if it is there.
+        path: The file; it is continued if it is there, and not changed before the first point.
 
     Raises:
         UsageError: It is there and something else.
     """
 
-    _start = b"step,"
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._columns: list[str] = []
         super().__init__(path)
 
-    def _parse(self, text: str) -> list[Row]:
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows: list[Row] = list(reader)
-        self._columns = list(reader.fieldnames or ())
-        if self._columns and "step" not in self._columns:
-            raise ValueError("the header has no column 'step'")
+        try:
+            rows: list[Row] = list(reader)
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
         if any(None in row or None in row.values() for row in rows):
             raise ValueError("a line has not as many cells as the header")
-        return rows
+        self._columns = list(reader.fieldnames or ())
+        return self._columns, rows
 
     def _format(self, rows: list[Row]) -> str:
         columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
@@ -224,6 +234,11 @@ def _cells(row: Row, columns: Iterable[str]) -> str:
 
 def _cell(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _check_mark(names: list[Any]) -> None:
+    if names[: len(_MARK)] != _MARK:
+        raise ValueError(f"it begins with {', '.join(map(str, names[:3]))}, not with {', '.join(_MARK)}")
 
 
 def _step(row: Row) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 
@@ -17,7 +17,10 @@ from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
 from rl_eval.settings import PolicySection
 
-__all__ = ["adapt_policy"]
+__all__ = ["adapt_policy", "came_from_factory"]
+
+_FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
+"""An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -85,4 +88,14 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         with random_state_kept():
             return factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
-        raise ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}") from error
+        wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}")
+        setattr(wrong, _FROM_FACTORY, True)
+        raise wrong from error
+    except Exception as error:
+        setattr(error, _FROM_FACTORY, True)
+        raise
+
+
+def came_from_factory(error: BaseException) -> bool:
+    """Tell whether the factory of a policy raised an error, which keeps its type, also on its way from a runner."""
+    return getattr(error, _FROM_FACTORY, False)

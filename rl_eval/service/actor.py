@@ -209,7 +209,7 @@ class EvalService:
             if found is None or found.answer is not None:
                 return
             if self._queue.remove(name, found):
-                self._conclude(found, _nothing_ran(self._open_group(), reason), found.ticket.weights_version)
+                self._conclude(found, self._nothing_ran(reason), found.ticket.weights_version)
             elif found.handle is not None and not unless_started:
                 found.handle.cancel(reason)
 
@@ -313,19 +313,24 @@ class EvalService:
             self._start(request)
 
     def _start(self, request: Request) -> None:
-        group, weights = self._open_group(), request.weights or self._initial
+        """Begin with a request; whatever prevents that is its answer, since nobody else will be told."""
         try:
-            if weights is None and group.published_weights is not None:
-                raise UsageError(
-                    f"client {request.client.name!r} has sent no weights, and the runners have those of another client "
-                    "by now: send some, or start the service with a policy that is a module or has a weights file"
-                )
-            request.handle = group.submit(weights=weights, follow_up=self._filming(request))
-        except EvalError as error:
+            group = self._open_group()
+            request.handle = group.submit(weights=self._weights_for(request, group), follow_up=self._filming(request))
+        except Exception as error:
             self._conclude(request, error, request.ticket.weights_version)
             return
         self._running = request
         request.handle.add_done_callback(partial(self._finished, request))
+
+    def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
+        weights = request.weights or self._initial
+        if weights is None and group.published_weights is not None:
+            raise UsageError(
+                f"client {request.client.name!r} has sent no weights, and the runners have those of another client "
+                "by now: send some, or start the service with a policy that is a module or has a weights file"
+            )
+        return weights
 
     def _finished(self, request: Request, handle: EvalHandle) -> None:
         """A request has its result; called in the thread that drives the runners."""
@@ -352,6 +357,19 @@ class EvalService:
             size -= len(self._past.popleft().answer.outcome)
         self._clients.settle(request.client)
         self._changed.notify_all()
+
+    def _nothing_ran(self, reason: str) -> Any:
+        """Return the result of an evaluation that was cancelled while it waited."""
+        from rl_eval.evaluation import Evaluation
+
+        try:
+            settings = self._open_group().settings
+            evaluation = Evaluation(0, settings, settings.evaluation.plan())
+            evaluation.handle.cancel(reason)
+            evaluation.tick(0.0)
+            return evaluation.handle.exception() or evaluation.handle.result()
+        except Exception as error:
+            return error
 
     def _state(self) -> Literal["starting", "idle", "running", "stopping"]:
         if self._closed.is_set():
@@ -411,21 +429,21 @@ def _end_this_actor() -> None:
     ray.kill(ray.get_runtime_context().current_actor)
 
 
-def _nothing_ran(group: EvalRunnerGroup, reason: str) -> Any:
-    """Return the result of an evaluation that was cancelled while it waited."""
-    from rl_eval.evaluation import Evaluation
-
-    settings = group.settings
-    evaluation = Evaluation(0, settings, settings.evaluation.plan())
-    evaluation.handle.cancel(reason)
-    evaluation.tick(0.0)
-    return evaluation.handle.exception() or evaluation.handle.result()
-
-
 def _pickled(outcome: Any) -> bytes:
     import cloudpickle
 
     try:
-        return bytes(cloudpickle.dumps(outcome))
-    except Exception:
-        return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {outcome}")))
+        data = bytes(cloudpickle.dumps(outcome))
+        if isinstance(outcome, BaseException):
+            cloudpickle.loads(data)  # Errors with arguments of their own can often be written only.
+    except Exception as error:
+        reason = f"it cannot be pickled: {type(error).__name__}"
+        return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {_text(outcome)} ({reason})")))
+    return data
+
+
+def _text(outcome: Any) -> str:
+    try:
+        return str(outcome)
+    except Exception as error:
+        return f"its text cannot be had: {type(error).__name__}"

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -212,10 +212,12 @@ class Staging:
 
     Args:
         folder: Where they are kept, one folder for each.
+        own: Called with the id of a checkpoint before its folder is made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: Callable[[str], object]) -> None:
         self._folder = folder
+        self._own = own
         for name in (_INCOMING, _OUTGOING):
             shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -246,6 +248,7 @@ class Staging:
         digest = digest_of(copied)
         (incoming / _ORIGIN).write_text(json.dumps({"seen": asdict(seen), "digest": digest}))
         home = self._folder / identify(seen.name, digest)
+        self._own(home.name)
         shutil.rmtree(home, ignore_errors=True)
         incoming.rename(home)
         return Staged(seen, digest, home / path.name)

@@ -1,8 +1,11 @@
 """Decides what is known of each checkpoint, and which is the best.
 
-One file, ``watch.json``, written whole at every change. It is the commit: a checkpoint without an entry is evaluated,
-and its evaluation log says which of its episodes are left; one with an entry is not touched again. The leader is the
-checkpoint with the greatest mean return over the selection episodes; among equals the first.
+One file, ``watch.json``, written atomically at every change. It is the commit: a checkpoint without an entry is
+evaluated, and its evaluation log says which of its episodes are left; one with an entry is not touched again. The
+leader is the checkpoint with the greatest mean return over the selection episodes; among equals the first.
+
+The file is also what makes the folder the watcher's own: it says so, and it lists the checkpoints for which folders
+were made. No other folder is ever removed.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
-from rl_eval.log.storage import open_storage
 from rl_eval.report.files import plain
 from rl_eval.watching.checkpoints import Sighting, identify
 
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
     from rl_eval.result import EvalResult
     from rl_eval.watching.checkpoints import Staged
 
-__all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score"]
+__all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score", "check_journal"]
 
+SCHEMA: Final = "rl_eval watch"
+"""Mark of the file; without it, it is somebody else's."""
 FORMAT: Final = 1
 JOURNAL_FILE: Final = "watch.json"
 
@@ -100,9 +105,10 @@ class Journal:
     """
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
-        self._storage = open_storage(folder)
         self._path = folder / JOURNAL_FILE
         self._task = {key: plain(value) for key, value in task.items()}
+        self.owned: dict[str, None] = {}
+        """Ids of the checkpoints for which folders were made; only these may be removed."""
         self.entries: dict[str, Entry] = {}
         """By id."""
         self.superseded = self._load()
@@ -133,6 +139,12 @@ class Journal:
         """Write the file, before there is anything that it should be about."""
         self._save()
 
+    def own(self, checkpoint: str) -> None:
+        """Note that folders are about to be made for a checkpoint, by its id."""
+        if checkpoint not in self.owned:
+            self.owned[checkpoint] = None
+            self._save()
+
     def record(self, staged: Staged, selection: Score) -> Entry:
         """Commit what was found about a checkpoint."""
         entry = self.entries[staged.id] = Entry(staged.seen, staged.digest, selection)
@@ -160,23 +172,25 @@ class Journal:
     # ------------------------------------------------------------------ the file
 
     def _save(self) -> None:
-        data = {"format": FORMAT, "task": self._task, "checkpoints": [asdict(entry) for entry in self.curve]}
-        self._storage.write(JOURNAL_FILE, (json.dumps(data, indent=1) + "\n").encode())
+        data = {
+            "schema": SCHEMA,
+            "format": FORMAT,
+            "task": self._task,
+            "folders": list(self.owned),
+            "checkpoints": [asdict(entry) for entry in self.curve],
+        }
+        write_text(self._path, json.dumps(data, indent=1) + "\n")
 
     def _load(self) -> bool:
         """Read the entries, unless they are of another task; tell whether they are."""
-        try:
-            data = json.loads(self._path.read_text())
-        except FileNotFoundError:
+        if not self._path.exists():
             return False
-        except (OSError, ValueError) as error:
-            raise self._damaged(error) from error
+        data = check_journal(self._path)
         try:
-            if data["format"] != FORMAT:
-                raise ConfigError(f"{self._path} has format {data['format']!r}; this version reads {FORMAT}")
-            entries, task = [_entry(item) for item in data["checkpoints"]], dict(data["task"])
+            entries, task = [_entry(item) for item in data.get("checkpoints", ())], dict(data.get("task", self._task))
+            self.owned = dict.fromkeys(map(_plain_name, data.get("folders", ())))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise self._damaged(error) from error
+            raise _unusable(self._path, error) from error
         changes = [
             f"{key}: {task.get(key)!r} -> {self._task.get(key)!r}"
             for key in task | self._task
@@ -192,15 +206,41 @@ class Journal:
             self.entries = {entry.id: entry for entry in entries}
         return bool(changes)
 
-    def _damaged(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"{self._path} is damaged ({type(error).__name__}: {error}). Remove it: evaluations that are there are not "
-            "run again"
-        )
+
+def check_journal(path: Path) -> dict[str, Any]:
+    """Read the file of a journal.
+
+    Raises:
+        ConfigError: It is damaged, or no journal of a watcher.
+    """
+    try:
+        data = json.loads(path.read_text())
+        if data["schema"] == SCHEMA and data.get("format", FORMAT) != FORMAT:
+            raise ConfigError(f"{path} has format {data['format']!r}; this version reads {FORMAT}")
+        if data["schema"] == SCHEMA:
+            return dict(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(path, error) from error
+    raise _unusable(path, ValueError(f"its schema is {data['schema']!r}"))
+
+
+def _unusable(path: Path, error: Exception) -> ConfigError:
+    mark = json.dumps({"schema": SCHEMA})
+    return ConfigError(
+        f"{path} is damaged, or was not written by rl-eval watch ({type(error).__name__}: {error}): give another "
+        f"--output. If the folder is a watcher's, write {mark} into the file instead: evaluations that are there are "
+        "not run again"
+    )
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _plain_name(name: str) -> str:
+    if name != Path(name).name:
+        raise ValueError(f"{name!r} is no name of a folder")
+    return name
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -8,23 +8,24 @@ log, the entry is one file that is replaced, and everything else follows from th
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.errors import ClusterError, ConfigError, LogMismatch, LogOwned, WeightsError
+from rl_eval.atomic_write import sweep, write_bytes
+from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
 from rl_eval.group import EvalRunnerGroup
-from rl_eval.log.storage import open_storage
+from rl_eval.policies import came_from_factory
+from rl_eval.watching.best import BestCheckpoint
 from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, Staging, compile_step_pattern
+from rl_eval.watching.claim import OutputClaim
 from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
 from rl_eval.watching.journal import Entry, Journal, Score
+from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
 from rl_eval.weights import load_weights_file
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchOptions", "Watcher"]
 
-WEIGHTS: Final = "policy.weights"
-KWARGS: Final = "policy.policy_kwargs."
-
-_LOCK_FILE: Final = ".lock"
-_BEST_FILE: Final = "best.json"
 _REFRESH_S: Final = 0.2
 _VERSIONS: Final = 2**31
 
@@ -83,8 +79,8 @@ class Watcher:
         submitted: Called with every evaluation that begins.
 
     Raises:
-        ConfigError: An option is wrong, or the output folder is about something else.
-        LogOwned: Another watcher writes to it.
+        ConfigError: An option is wrong, or the output folder is somebody else's, or about something else.
+        LogOwned: Another watcher writes to it, in this process or in another.
     """
 
     def __init__(
@@ -96,7 +92,7 @@ class Watcher:
         submitted: Callable[[EvalHandle], None],
     ) -> None:
         self._settings = settings
-        self._key = _check_key(options.key)
+        self._key = check_key(options.key)
         self._retry_s = options.retry_s
         self._say = say
         self._stopping = stopping
@@ -108,18 +104,14 @@ class Watcher:
             self._held_out_episodes()
         pattern = compile_step_pattern(options.step_pattern)
         self._folder = CheckpointFolder(options.run_dir.resolve(), options.pattern, pattern, self._output)
-        self._lock = _lock(self._output)
+        self._claim = OutputClaim(options.run_dir.resolve(), self._output)
         try:
-            self._storage = open_storage(self._output)
-            self._storage.sweep("")
-            self._journal = Journal(self._output, _task(settings, self._key, self._num_held_out))
-            if self._journal.superseded:
-                for kind in ("evaluations", "held_out"):
-                    shutil.rmtree(self._output / kind, ignore_errors=True)
-            self._journal.begin()
-            self._staging = Staging(self._output / "checkpoints")
+            self._journal = Journal(self._output, task_of(settings, self._key, self._num_held_out))
+            self._take_over()
+            self._staging = Staging(self._output / "checkpoints", self._journal.own)
+            self._best = BestCheckpoint(self._output / "best")
         except BaseException:
-            self._lock.close()
+            self._claim.release()
             raise
         self._group: EvalRunnerGroup | None = None
         self._told: set[str] = set()
@@ -151,7 +143,7 @@ class Watcher:
     def close(self) -> None:
         """Stop the runners, and let the next watcher in."""
         self._stop_group()
-        self._lock.close()
+        self._claim.release()
 
     @property
     def journal(self) -> Journal:
@@ -162,6 +154,18 @@ class Watcher:
     def unfinished(self) -> bool:
         """Whether something that was seen has no entry yet: half-written, unreadable and young, or not reached."""
         return any(not self._journal.knows(seen) for seen in self._folder.seen)
+
+    def _take_over(self) -> None:
+        """Make the folder ours, and remove what a killed watcher, or one of another task, has left to be removed."""
+        if self._journal.superseded:
+            for kind in ("evaluations", "held_out"):
+                for checkpoint in self._journal.owned:
+                    shutil.rmtree(self._output / kind / checkpoint, ignore_errors=True)
+        self._journal.begin()
+        sweep(self._output)
+
+    def _copies(self) -> list[Staged]:
+        return [staged for staged in self._staging.found() if staged.id in self._journal.owned]
 
     def _sleep(self, duration_s: float) -> None:
         end = time.monotonic() + duration_s
@@ -194,7 +198,7 @@ class Watcher:
 
     def _resume(self) -> None:
         """Finish what another watcher had begun, also where the trainer has removed the checkpoint since."""
-        for staged in self._staging.found():
+        for staged in self._copies():
             if staged.id not in self._journal.entries:
                 if staged.is_intact():
                     self._handle(staged)
@@ -257,13 +261,11 @@ class Watcher:
 
     def _tidy(self) -> None:
         """Remove the copies that are needed no more: all but the leader's until it is the best, and the best's own."""
-        leader, best = self._journal.leader, self._best()
-        for staged in self._staging.found():
+        leader, best = self._journal.leader, self._best.id
+        for staged in self._copies():
             if staged.id in self._journal.entries and (leader is None or staged.id not in {leader.id} - {best}):
                 self._staging.drop(staged.id)
-        for home in (self._output / "best").glob("*"):
-            if home.is_dir() and home.name != best:
-                shutil.rmtree(home, ignore_errors=True)
+        self._best.tidy(self._journal.owned)
 
     def _tell(self, line: str) -> None:
         """Say something once."""
@@ -276,9 +278,9 @@ class Watcher:
     def _crown(self) -> None:
         """Test the leader on the held-out episodes, unless that was done, and keep it as the best."""
         leader = self._journal.leader
-        if leader is not None and leader.id != self._best():
+        if leader is not None and leader.id != self._best.id:
             self._check_stop()
-            copies = {staged.id: staged for staged in self._staging.found()}
+            copies = {staged.id: staged for staged in self._copies()}
             if leader.id not in copies:
                 self._tell(f"the copy of {leader.seen.name} is gone from {self._output}: it cannot be kept as the best")
                 self._publish()
@@ -310,27 +312,16 @@ class Watcher:
         return held_out
 
     def _keep(self, leader: Entry, staged: Staged) -> None:
-        """Put the leader into ``best``: first its copy, then the file that names it, then the former goes."""
-        best = self._output / "best"
-        home = best / leader.id
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
-        copied = home / staged.path.name
-        if staged.path.is_dir():
-            shutil.copytree(staged.path, copied)
-        else:
-            shutil.copyfile(staged.path, copied)
-        described = json.dumps(self._describe(leader, f"{leader.id}/{copied.name}"), indent=2, allow_nan=False) + "\n"
-        open_storage(best).write(_BEST_FILE, described.encode())
+        """Make the leader the best."""
+        self._best.keep(staged, self._describe(leader))
         self._tidy()
         self._say(f"best: {_titled(leader.seen)}: selection {_told(leader.selection)}, biased upward by the choice")
         if leader.held_out is not None:
             self._say(f"best: {_titled(leader.seen)}: held-out {_told(leader.held_out)}")
 
-    def _describe(self, leader: Entry, checkpoint: str) -> dict[str, Any]:
+    def _describe(self, leader: Entry) -> dict[str, Any]:
         first, num = self._settings.evaluation.first_index, self._settings.evaluation.num_episodes
         return {
-            "checkpoint": checkpoint,
             "name": leader.seen.name,
             "step": leader.seen.step,
             "digest": leader.digest,
@@ -348,23 +339,15 @@ class Watcher:
             },
         }
 
-    def _best(self) -> str | None:
-        """Return the id of the checkpoint that is kept as the best."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            checkpoint = json.loads((self._output / "best" / _BEST_FILE).read_text())["checkpoint"]
-            if (self._output / "best" / checkpoint).exists():
-                return str(checkpoint.partition("/")[0])
-        return None
-
     def _publish(self) -> None:
         """Write the curve if it has changed."""
-        entries, best = self._journal.curve, self._best()
+        entries, best = self._journal.curve, self._best.id
         if not entries or self._drawn == (entries, best):
             return
-        self._storage.write(CSV_FILE, curve_csv(entries, best).encode())
+        write_bytes(self._output / CSV_FILE, curve_csv(entries, best).encode())
         title = f"{self._settings.identity()['environment']['env']}, {self._folder.label}"
         try:
-            self._storage.write(PNG_FILE, curve_png(entries, best, title))
+            write_bytes(self._output / PNG_FILE, curve_png(entries, best, title))
         except ImportError:
             self._tell(f"matplotlib is not installed, so there is no {PNG_FILE}: pip install 'rl-eval[plot]'")
         self._drawn = (entries, best)
@@ -377,23 +360,17 @@ class Watcher:
         Raises:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: It was given up; its log has what finished.
-            ClusterError: No runner is left.
+            UsageError: The config cannot work.
+            ClusterError: It cannot run, and the checkpoint is not to blame.
         """
-        group = self._warm_group(staged) if self._key == WEIGHTS else self._new_group(staged)
         try:
-            handle = group.submit(
-                num_episodes=episodes.num_episodes,
-                first_index=episodes.first_index,
-                run_dir=self._output / kind / staged.id,
-            )
-            self._submitted(handle)
-            result = self._wait(handle)
-        except (ClusterError, LogMismatch, LogOwned):
+            result = self._run(staged, kind, episodes)
+        except (_BadCheckpoint, UsageError, ClusterError):
             raise
         except Exception as error:
-            if self._key == WEIGHTS:
-                raise
-            raise _BadCheckpoint(_one_line(error)) from error
+            raise ClusterError(
+                f"{staged.seen.name} was not evaluated, and is by the next call: {_one_line(error)}"
+            ) from error
         finally:
             if self._key != WEIGHTS:
                 self._stop_group()
@@ -401,6 +378,22 @@ class Watcher:
             self._check_stop()
             raise ClusterError(f"{staged.seen.name}: {result.reason}")
         return result
+
+    def _run(self, staged: Staged, kind: str, episodes: EvaluationSection) -> EvalResult:
+        group = self._warm_group(staged) if self._key == WEIGHTS else self._new_group(staged)
+        handle = group.submit(
+            num_episodes=episodes.num_episodes,
+            first_index=episodes.first_index,
+            run_dir=self._output / kind / staged.id,
+        )
+        self._submitted(handle)
+        try:
+            return self._wait(handle)
+        except Exception as error:
+            # Without warm runners the factory has loaded the checkpoint; whatever else fails is not its fault.
+            if self._key != WEIGHTS and came_from_factory(error):
+                raise _BadCheckpoint(_one_line(error)) from error
+            raise
 
     def _wait(self, handle: EvalHandle) -> EvalResult:
         while not handle.done():
@@ -428,62 +421,13 @@ class Watcher:
         return self._group
 
     def _new_group(self, staged: Staged) -> EvalRunnerGroup:
-        try:
-            self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(staged.path)))
-        except ClusterError:
-            raise
-        except Exception as error:
-            raise _BadCheckpoint(_one_line(error)) from error
+        self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(staged.path)))
         return self._group
 
     def _stop_group(self) -> None:
         if self._group is not None:
             group, self._group = self._group, None
             group.stop()
-
-
-def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalSettings:
-    """Return settings with a checkpoint's path at a dotted key of the policy section."""
-    section = settings.policy
-    if key == WEIGHTS:
-        section = section.model_copy(update={"weights": path})
-    else:
-        kwargs = _nested(section.policy_kwargs, key.removeprefix(KWARGS).split("."), path)
-        section = section.model_copy(update={"policy_kwargs": kwargs})
-    return settings.model_copy(update={"policy": section})
-
-
-def _nested(old: Any, path: list[str], value: Any) -> Any:
-    known = old if isinstance(old, Mapping) else {}
-    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value) if path[1:] else value}
-
-
-def _check_key(key: str) -> str:
-    if key == WEIGHTS or (key.startswith(KWARGS) and all(key.removeprefix(KWARGS).split("."))):
-        return key
-    raise ConfigError(f"--as {key}: a checkpoint goes to {WEIGHTS}, or to {KWARGS}NAME, an argument of the factory")
-
-
-def _task(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, Any]:
-    """Return what the points of one curve have in common, by dotted key."""
-    identity = with_checkpoint(settings, key, None).identity()
-    episodes = settings.evaluation
-    return {
-        **dict(_flat(identity, "")),
-        "num_episodes": episodes.num_episodes,
-        "seed": episodes.seed,
-        "first_index": episodes.first_index,
-        "held_out": num_held_out,
-        "as": key,
-    }
-
-
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", item
 
 
 def _version(seen: Sighting) -> int:
@@ -505,32 +449,3 @@ def _told(score: Score) -> str:
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _lock(output: Path) -> Any:
-    """Take the output folder; the kernel gives it back when the process ends, however it does.
-
-    Raises:
-        ConfigError: It cannot be written to.
-        LogOwned: Another process has it.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = (output / _LOCK_FILE).open("a+")
-    except OSError as error:
-        raise ConfigError(f"the output folder {output} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        lock.close()
-        raise LogOwned(
-            f"{output} is being written by {owner}: one watcher is enough; stop it, or give another --output"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"the output folder {output} cannot be locked: {error.strerror}") from error
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-    lock.flush()
-    return lock

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from rl_eval import EvalConfig
+from rl_eval.errors import ClusterError
 from rl_eval.watching import Watcher, WatchOptions
-from tests.unit.watch_world import CONFIG, best, curve, make_world, rows_in_logs, save
+from tests.unit.watch_world import CONFIG, age, best, curve, make_world, rows_in_logs, save
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -48,3 +49,24 @@ def test_actors_that_stay_give_the_same_curve(folder):
     assert seen == set(pids[-1])
     assert 1 <= len(seen) <= 2
     assert os.getpid() not in seen
+
+
+def test_an_actor_tells_a_bad_checkpoint_from_a_bad_environment(folder, monkeypatch):
+    """The factory's error arrives as what it is: it is recorded, and that of an environment is not."""
+    age(save(1))
+    config = EvalConfig.from_dict(CONFIG | {"policy": {"policy": "watch_factories:reject"}})
+    config = config.runners(num_runners=1, runtime_env={"env_vars": {"PYTHONPATH": str(folder)}})
+    with pytest.raises(ClusterError, match="no licence server"):
+        watch_with_factory(config.copy().environment("watch_factories:without_licence"))
+    (entry,) = watch_with_factory(config).curve
+    assert "is no checkpoint of mine" in entry.selection.reason
+
+
+def watch_with_factory(config):
+    options = WatchOptions(Path("run"), "*.safetensors", Path("out"), key="policy.policy_kwargs.path")
+    watcher = Watcher(config.build(), options, print, lambda: False, lambda handle: None)
+    try:
+        watcher.run_once(0.0)
+    finally:
+        watcher.close()
+    return watcher.journal

@@ -357,3 +357,30 @@ def test_a_tune_trial_that_took_every_cpu_fails_in_bounded_time(tmp_path: Path) 
     assert "RunnerStartError" in str(errors[0])
     assert "1 CPU" in str(errors[0])
     assert eventually(lambda: runners_alive() == 0)
+
+
+def test_a_callback_that_raises_does_not_end_the_training_and_old_points_go(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others hear of every point; the session keeps the last ones, and counts the episodes of all."""
+    monkeypatch.setattr("rl_eval.integrations.rllib.session._KEPT", 2)
+    heard: list[int] = []
+
+    def broken(point: EvalPoint) -> None:
+        raise ValueError("no dashboard")
+
+    function = evaluation_function(on_result=[broken, lambda point: heard.append(point.weights_version)])
+    config = ppo("CartPole-v1").evaluation(
+        evaluation_interval=1,
+        evaluation_duration=5,
+        evaluation_config=DETERMINISTIC,
+        custom_evaluation_function=function,
+    )
+    algorithm = config.build_algo()
+    rows = [algorithm.train()["evaluation"]["env_runners"] for _ in range(4)]
+    assert heard == [1, 2, 3, 4]
+    assert [point.weights_version for point in session_of(algorithm).points] == [3, 4]
+    assert [row["num_episodes_lifetime"] for row in rows] == [5, 10, 15, 20]
+    assert caplog.text.count("training goes on") == 4
+    assert "no dashboard" in caplog.text
+    algorithm.stop()

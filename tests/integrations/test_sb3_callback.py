@@ -2,8 +2,12 @@
 
 import csv
 import io
+import json
+import logging
 import os
 import random
+import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -25,10 +29,12 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.evaluator import Evaluator
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
+from rl_eval.integrations.sb3.arrays import EvaluationArrays
+from rl_eval.integrations.sb3.best_model import BestModel
 
 
 def make_ppo(envs=2, action="box", normalize=False):
@@ -100,7 +106,19 @@ def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
     assert callback.best_mean_reward == best.mean_return
     frozen = load_policy(tmp_path / "best_model", tmp_path / "best_model_vecnormalize.pkl")
     assert evaluate(make_config(), frozen).fingerprint == best.fingerprint
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.pkl"]
+    (pair,) = (path for path in tmp_path.iterdir() if not path.is_symlink())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best_model.d", pair.name, "best_model.zip", "best_model_vecnormalize.pkl",
+    ]  # fmt: skip
+    assert sorted(path.name for path in pair.iterdir()) == [
+        "best_model.json", "best_model.zip", "best_model_vecnormalize.pkl",
+    ]  # fmt: skip
+    step = next(step for step, result in callback.results if result is best)
+    assert json.loads((tmp_path / "best_model.d" / "best_model.json").read_text()) == {
+        "step": step,
+        "mean_reward": best.mean_return,
+        "fingerprint": best.fingerprint,
+    }
     PPO.load(tmp_path / "best_model.zip", env=model.get_env()).learn(64)
 
 
@@ -341,3 +359,188 @@ def test_runners_in_other_processes_have_the_same_results(ray_cluster, tmp_path)
     with_one_thread = {**here.provenance["numerics"], "num_threads": 1}
     assert there.provenance["numerics"] == with_one_thread
     assert there.fingerprint == here.fingerprint
+
+
+# ------------------------------------------------------------------------------ the best model, and kills
+
+
+def numbered(number: int) -> PPO:
+    """Return a model whose statistics and weights both say which one it is."""
+    model = make_ppo(normalize=True)
+    model.get_vec_normalize_env().obs_rms.count = float(number)
+    with torch.no_grad():
+        model.policy.action_net.bias.fill_(number)
+    return model
+
+
+def kept(folder: Path) -> tuple[float, float] | None:
+    """Return which model and which statistics are there under SB3's names; None if there is no model."""
+    if not (folder / "best_model.zip").exists():
+        return None
+    model = PPO.load(folder / "best_model", device="cpu")
+    statistics = VecNormalize.load(
+        str(folder / "best_model_vecnormalize.pkl"), DummyVecEnv([lambda: Rewards("vector")])
+    )
+    return model.policy.action_net.bias[0].item(), statistics.obs_rms.count
+
+
+CHANGES = [
+    (Path, "rename"),
+    (Path, "replace"),
+    (Path, "symlink_to"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+    (shutil, "rmtree"),
+]
+
+
+def die_at(number: int) -> None:
+    """End this process, without a last word, before its n-th change of a folder."""
+    count = 0
+
+    def deadly(operation):
+        def run(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*args, **kwargs)
+
+        return run
+
+    for owner, name in CHANGES:
+        setattr(owner, name, deadly(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("former", ["none", "ours", "SB3's"])
+def test_a_kill_at_any_moment_leaves_a_model_with_its_own_statistics(tmp_path, former):
+    """Before every single change of the folder; the next training cleans up, and goes on."""
+    models = [numbered(number) for number in (1, 2)]
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "best_model.mine").mkdir()
+        if former == "ours":
+            best = BestModel(folder)
+            best.prepare()
+            best.keep(best.save(models[0], 64), {})
+        elif former == "SB3's":
+            models[0].save(folder / "best_model.zip")
+            models[0].get_vec_normalize_env().save(str(folder / "best_model_vecnormalize.pkl"))
+        child = os.fork()
+        if not child:
+            die_at(number)
+            best = BestModel(folder)
+            best.prepare()
+            waiting = best.save(models[0], 128)
+            best.keep(best.save(models[1], 192), {})
+            waiting.discard()
+            os._exit(0)
+        died = os.waitpid(child, 0)[1] == signal.SIGKILL
+        allowed = {(2.0, 2.0)} if not died else {(1.0, 1.0), (2.0, 2.0)} | ({None} if former != "ours" else set())
+        assert kept(folder) in allowed, number
+        before = kept(folder)
+        BestModel(folder).prepare()
+        assert kept(folder) == before, number
+        pairs = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        assert len(pairs) == 1 + (folder / "best_model.d").exists(), number
+        assert (folder / "best_model.mine") in pairs
+        if not died:
+            break
+    assert number > 10
+
+
+def test_a_candidate_of_a_training_that_lives_is_no_leftover(tmp_path):
+    """Two trainings that share a folder leave each other's alone."""
+    first, second = BestModel(tmp_path), BestModel(tmp_path)
+    first.prepare()
+    candidate = first.save(numbered(1), 64)
+    second.prepare()
+    assert candidate.path.exists()
+    candidate.discard()
+    candidate.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ what must not end a training
+
+
+class Breaks(BaseCallback):
+    def _on_step(self) -> bool:
+        raise ValueError("no dashboard")
+
+
+def test_what_a_callback_or_a_writer_raises_does_not_end_the_training(tmp_path, caplog, monkeypatch):
+    """It is logged by name; the best model is kept, and the next evaluation runs."""
+    model = make_ppo()
+    model.set_logger(configure(str(tmp_path / "log"), ["csv"]))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model.logger.output_formats[0], "write", full)
+    monkeypatch.setattr(model.logger, "dump", lambda step=0: None)  # That of the training itself would end it.
+    callback = EvalCallback(make_config(), Breaks(), Breaks(), every_steps=64, best_model_save_path=tmp_path, verbose=0)
+    with caplog.at_level(logging.ERROR):
+        model.learn(192, callback=callback)
+    model.logger.close()
+    assert callback.results[-1][0] == model.num_timesteps == 192
+    for what in ("callback_on_new_best", "callback_after_eval", "CSVOutputFormat"):
+        assert f"{what} failed; training goes on" in caplog.text
+    assert (tmp_path / "best_model.zip").exists()
+
+    def refuse(error: BaseException) -> None:
+        raise KeyError("no phone")
+
+    strange = EvalCallback(make_config(observation="matrix"), every_steps=64, verbose=0, on_error=refuse)
+    make_ppo().learn(128, callback=strange)
+    assert "on_error failed; training goes on" in caplog.text
+
+
+def test_a_model_that_cannot_be_saved_does_not_end_the_training(tmp_path, caplog, monkeypatch):
+    """The disk is full; nothing half is left."""
+    model = make_ppo()
+    monkeypatch.setattr(model, "save", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    model.learn(128, callback=EvalCallback(make_config(), every_steps=64, best_model_save_path=tmp_path, verbose=0))
+    assert "saving the model failed; training goes on" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ what must not grow
+
+
+def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypatch):
+    """As in SB3's file, which has every evaluation when the training ends."""
+    monkeypatch.setattr("rl_eval.integrations.sb3.callback._KEPT", 2)
+    callback = EvalCallback(make_config(), every_steps=40, log_path=tmp_path, verbose=0)
+    seen: list[tuple[int, EvalResult]] = []
+    log = callback._log
+    monkeypatch.setattr(callback, "_log", lambda step, result: (seen.append((step, result)), log(step, result)))
+    make_ppo().learn(320, callback=callback)
+    assert len(seen) > 2
+    assert callback.results == seen[-2:]
+    with np.load(tmp_path / "evaluations.npz") as arrays:
+        assert arrays["timesteps"].tolist() == [step for step, _ in seen]
+        assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in seen])
+
+
+def test_the_arrays_are_written_in_proportion_to_the_evaluations(tmp_path, monkeypatch):
+    """Each of the first hundred times, then ever less often, and at the end; never more than 1 % is missing."""
+    result = evaluate(make_config(), make_ppo())
+    file, sizes = tmp_path / "evaluations.npz", []
+    arrays = EvaluationArrays(file)
+
+    def written() -> int:
+        with np.load(file) as found:
+            return len(found["timesteps"])
+
+    write = arrays.write
+    monkeypatch.setattr(arrays, "write", lambda: (sizes.append(len(arrays._steps)), write()))
+    for step in range(1000):
+        arrays.add(step, result)
+        assert len(arrays._steps) - sizes[-1] <= 0.01 * sizes[-1]
+    assert sizes[:100] == list(range(1, 101))
+    assert sum(sizes) < 1000 * 110
+    assert written() == sizes[-1]
+    write()
+    assert written() == 1000

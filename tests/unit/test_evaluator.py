@@ -292,8 +292,10 @@ def test_whatever_callbacks_raise_the_result_is_delivered(cue: Cue, where: str, 
 
 
 @pytest.mark.parametrize("where", ["on_result", "metrics_fn", "logger"])
-def test_without_on_error_a_callbacks_error_is_read_before_the_result(cue: Cue, where: str) -> None:
-    """``wait`` raises it once; the result follows."""
+def test_without_on_error_a_callbacks_error_is_logged_and_ends_no_training(
+    cue: Cue, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``wait`` raises nothing, since the evaluation did not fail."""
 
     def raising(*anything: Any) -> Any:
         raise ValueError(where)
@@ -305,11 +307,9 @@ def test_without_on_error_a_callbacks_error_is_read_before_the_result(cue: Cue, 
     with Evaluator(config(), **options) as ev:
         ev.trigger_eval()
         cue.end(0)
-        with pytest.raises(ValueError, match=where):
-            ev.wait(LIMIT_S)
-        point = ev.wait(LIMIT_S)
-        assert point is not None
+        assert ev.wait(LIMIT_S) is not None
         assert ev.wait(LIMIT_S) is None
+    assert caplog.messages == [f"ValueError: {where}"]
 
 
 def test_an_error_surfaces_once_where_it_is_documented(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
@@ -544,14 +544,78 @@ def test_an_error_that_nobody_reads_is_logged_at_last(
 
 
 def test_without_callbacks_every_result_is_kept(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else has had them."""
-    monkeypatch.setattr("rl_eval.delivery._UNREAD", 5)
-    with Evaluator(config()) as ev:
+    """Nobody else has had them; so when very many are unread, no more are made until one is."""
+    monkeypatch.setattr("rl_eval.delivery._UNREAD", 20)
+    with Evaluator(config(), busy_policy="skip") as ev:
         for _ in range(20):
-            ev.trigger_eval()
+            assert ev.trigger_eval()
             cue.end(-1)
         settled(ev)
-        assert drained(ev) == list(range(20))
+        assert not ev.trigger_eval()
+        with pytest.raises(EvaluatorBusy, match="20 results were not read: poll"):
+            ev.submit()
+        assert ev.poll() is not None
+        assert ev.trigger_eval(None, 20)
+        cue.end(-1)
+        settled(ev)
+        assert drained(ev) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("policy", ["error", "skip", "queue", "latest"])
+def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
+    cue: Cue, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than so many results wait for it, whatever the policy; evaluate() waits for its turn as ever."""
+    monkeypatch.setattr("rl_eval.delivery._BACKLOG", 5)
+    go, steps = threading.Event(), []
+
+    def slow(point: EvalPoint) -> None:
+        assert go.wait(LIMIT_S)
+        steps.append(point.step)
+
+    with Evaluator(config(), on_result=slow, busy_policy=policy) as ev:
+        for step in range(5):
+            ev.submit(None, step)
+            cue.end(-1)
+        for step in range(5, 1000):
+            with pytest.raises(EvaluatorBusy, match="5 results wait for callbacks and loggers"):
+                ev.submit(None, step)
+        assert len(ev._delivery.open) == len(cue.handles) == 5
+        assert steps == []
+        go.set()
+        settled(ev)
+        ev.submit(None, 1000)
+        cue.end(-1)
+        settled(ev)
+    assert steps == [0, 1, 2, 3, 4, 1000]
+
+
+def test_a_logger_that_hangs_is_told_the_newest_step_only(cue: Cue) -> None:
+    """Refused requests tell it where training is; what it has not heard does not pile up."""
+    go, begun = threading.Event(), threading.Event()
+    heard: list[int] = []
+
+    class Slow(Logger):
+        def log(self, point: EvalPoint) -> None:
+            begun.set()
+            assert go.wait(LIMIT_S)
+
+        def reached(self, step: int) -> None:
+            heard.append(step)
+
+    with Evaluator(config(), loggers=Slow()) as ev:
+        ev.submit(None, 0)
+        cue.end(0)
+        assert begun.wait(LIMIT_S)
+        ev.submit(None, 1)
+        for step in range(2, 1000):
+            with pytest.raises(EvaluatorBusy):
+                ev.submit(None, step)
+        assert ev._delivery._deliveries.qsize() <= 2
+        go.set()
+        cue.end(1)
+        settled(ev)
+    assert heard == [0, 999]
 
 
 # ------------------------------------------------------------------------------ points and state

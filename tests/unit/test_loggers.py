@@ -19,7 +19,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -147,32 +147,57 @@ def test_a_point_that_is_appended_leaves_the_rest_alone(tmp_path, logger, rows):
 
 
 @both
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_line_that_was_cut_anywhere_is_dropped(tmp_path_factory, logger, rows, data):
-    """Whatever a kill left of the last line; the step can be written again."""
+    """Whatever a kill left of the last line; the step can be written again. Only the first point changes the file."""
     path = tmp_path_factory.mktemp("torn") / "curve"
     log = logger(path)
     log.log(point(10))
     whole = path.stat().st_size
     log.log(point(20))
     content = path.read_bytes()
-    path.write_bytes(content[: data.draw(st.integers(whole, len(content) - 1))])
+    torn = content[: data.draw(st.integers(whole, len(content) - 1))]
+    path.write_bytes(torn)
     again = logger(path)
-    assert path.stat().st_size == whole
+    assert path.read_bytes() == torn
     again.log(point(20))
     assert path.read_bytes() == content
     assert [int(row["step"]) for row in rows(path)] == [10, 20]
 
 
 @both
-def test_a_header_that_was_cut_is_no_obstacle(tmp_path, logger, rows):
-    """The kill came in the first write."""
+def test_a_last_line_without_an_end_is_kept(tmp_path, logger, rows, caplog):
+    """It can be read, so it is nothing to be dropped; a value may be cut, which is said."""
     path = tmp_path / "curve"
-    starts = {JSONLinesLogger: (b"", b'{"st', b'{"step": 1'), CSVLogger: (b"", b"st", b"step,weights_v")}
-    for torn in starts[logger]:
-        path.write_bytes(torn)
+    logger(path).log(point(10))
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n"))
+    log = logger(path)
+    assert not caplog.messages
+    log.log(point(20))
+    assert "may be" in caplog.text
+    assert path.read_bytes().startswith(whole)
+    assert [int(row["step"]) for row in rows(path)] == [10, 20]
+
+
+@both
+def test_the_first_point_is_there_whole_or_not_at_all(tmp_path, logger, rows):
+    """A kill while the file is made leaves none that looks like somebody else's; an empty one is no obstacle."""
+    path = tmp_path / "curve"
+    child = os.fork()
+    if not child:
+        write = Path.write_text
+        Path.write_text = lambda self, text, **_: (write(self, text[: len(text) // 2]), os.kill(os.getpid(), 9))
         logger(path).log(point(10))
-        assert [int(row["step"]) for row in rows(path)] == [10]
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert not path.exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    path.touch()
+    logger(path).log(point(10))
+    assert [int(row["step"]) for row in rows(path)] == [10]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @both
@@ -223,17 +248,64 @@ def test_names_with_commas_and_quotes_survive(tmp_path):
     assert [row['eval/a,"b"'] for row in csv_rows(path)] == ["1.5", "2.5"]
 
 
+FOREIGN = {
+    "text": "hello\nworld\n",
+    "a word": "hello",
+    "an open quote": '"a\n',
+    "an object": '{"a": 1}\n',
+    "a list": "[1]\n",
+    "a number": "step\nx\n",
+    "a trainer's table": "step,train_loss,lr\n10000,0.51,3e-4\n",
+    "a trainer's table without an end": "step,train_loss,lr\n10000,0.51,3e-4",
+    "a trainer's header": "step,train_loss,lr\n",
+    "the beginning of a header": "step,weights_v",
+    "a trainer's objects": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}\n',
+    "a trainer's objects without an end": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}',
+    "a trainer's one object": '{"step": 10000, "loss": 0.5}',
+    "a torn first object": '{"step": 10',
+    "text that is no UTF-8": "step,\udcff\n",
+}
+
+
 @both
-@pytest.mark.parametrize(
-    "content", ["hello\nworld\n", "hello", '"a\n', '{"a": 1}\n', "step,b\n1\n", "[1]\n", "step\nx\n"]
-)
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_file_of_something_else_is_refused(tmp_path, logger, rows, content):
-    """It is not overwritten."""
+    """At once, by name and with what helps; not a byte of it changes."""
     path = tmp_path / "curve"
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
+    before = path.read_bytes(), path.stat()
+    with pytest.raises(UsageError, match="no file of this logger") as caught:
+        logger(path)
+    assert str(path) in str(caught.value)
+    assert "give another path" in str(caught.value)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (before[0], before[1].st_mtime_ns)
+
+
+@both
+@pytest.mark.parametrize("end", ["\n", ""], ids=["with an end", "without"])
+def test_a_last_line_of_somebody_else_is_refused(tmp_path, logger, rows, end):
+    """It can be read, so no kill has cut it short."""
+    path = tmp_path / "curve"
+    logger(path).log(point(10))
+    columns = len(path.read_text().splitlines()[0].split(","))
+    line = '{"loss": 0.5}' if logger is JSONLinesLogger else ",".join("x" * columns)
+    with path.open("a") as file:
+        file.write(line + end)
+    before = path.read_bytes()
     with pytest.raises(UsageError, match="no file of this logger"):
         logger(path)
-    assert path.read_text() == content
+    assert path.read_bytes() == before
+
+
+@both
+def test_a_file_that_becomes_something_else_is_refused_by_the_first_point(tmp_path, logger, rows):
+    """A trainer makes its own while the logger waits for an evaluation."""
+    path = tmp_path / "curve"
+    log = logger(path)
+    path.write_text(FOREIGN["a trainer's table"])
+    with pytest.raises(UsageError, match="no file of this logger"):
+        log.log(point(10))
+    assert path.read_text() == FOREIGN["a trainer's table"]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The checkpoint watcher: every checkpoint once, none half-written, none lost to a kill, and an honest best."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rl_eval import EvalConfig, evaluate, load, replay
+from rl_eval.atomic_write import is_temporary
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import ConfigError
-from rl_eval.log.storage import LocalStorage
+from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.settings import make_settings
 from rl_eval.watching import Watcher, WatchOptions, watcher
 from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, compile_step_pattern
@@ -515,28 +516,163 @@ def test_a_curve_has_points_of_one_evaluation(folder):
 
 
 def test_a_mistake_that_left_no_points_can_be_corrected(folder):
-    """The factory did not exist, so no checkpoint could be loaded; with the right one they all are."""
+    """The factory was another one, so no checkpoint could be loaded; with the right one they all are."""
     age(save(1))
-    wrong = watch_once("--set", "policy.policy=watch_factories:from_pat", "--as", "policy.policy_kwargs.path")
+    wrong = watch_once("--set", "policy.policy=watch_factories:reject", "--as", "policy.policy_kwargs.path")
     assert wrong.exit_code == ExitCode.FAILED
     assert watch_once().exit_code == ExitCode.COMPLETE
     assert [row["status"] for row in curve()] == ["complete"]
 
 
-def test_a_damaged_journal_is_said_and_can_be_removed(folder):
-    """The evaluations are there, so nothing runs again."""
+def test_a_mistake_of_the_config_is_nobody_elses(folder):
+    """A factory that does not exist ends the watch; no checkpoint is recorded as unreadable."""
+    age(save(1))
+    outcome = watch_once("--set", "policy.policy=watch_factories:from_pat", "--as", "policy.policy_kwargs.path")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "from_pat" in outcome.stderr
+    assert not journal().entries
+
+
+@pytest.mark.parametrize(
+    "content", ['{"format": 1, "checkp', "[]", '{"schema": "rl_eval watch", "format": 1, "folders": 3}']
+)
+def test_a_damaged_journal_is_said_and_can_be_mended(folder, content):
+    """The message says how; the evaluations are there, so nothing runs again."""
     save(1)
     watch_once()
     rows = rows_in_logs()
-    Path("run/eval/watch.json").write_text('{"format": 1, "checkp')
+    Path("run/eval/watch.json").write_text(content)
     outcome = watch_once()
     assert outcome.exit_code == ExitCode.USAGE
-    assert "Remove it" in outcome.stderr
+    mark = '{"schema": "rl_eval watch"}'
+    assert f"write {mark} into the file" in outcome.stderr
     with pytest.raises(ConfigError, match="damaged"):
         make_watcher()
-    Path("run/eval/watch.json").unlink()
+    Path("run/eval/watch.json").write_text(mark)
     assert watch_once().exit_code == ExitCode.COMPLETE
     assert rows_in_logs() == rows
+
+
+# ------------------------------------------------------------------------------ what is not ours
+
+
+def journal():
+    return Journal(Path("run/eval").resolve(), {})
+
+
+def contents(folder):
+    """Return every file of a folder, and the folders without any."""
+    return {
+        str(path): path.read_bytes() if path.is_file() else b""
+        for path in Path(folder).rglob("*")
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+FOREIGN = {
+    "the watched folder": ("run", "the trainer's"),
+    "one above it": (".", "the trainer's"),
+    "the watched folder by a link": ("link", "the trainer's"),
+    "a folder of somebody else": ("results", "results holds best, notes.txt"),
+    "one whose watch.json is another program's": ("other", "was not written by rl-eval watch"),
+    "the default, which the trainer uses": (None, "holds best, mine.csv"),
+}
+
+
+@pytest.mark.parametrize(("output", "message"), FOREIGN.values(), ids=FOREIGN)
+def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(folder, output, message):
+    """Whatever names are in it: the trainer may have a folder named best."""
+    save(1)
+    for name in ("run/best/mine/model.bin", "results/best/run7/model.bin", "results/notes.txt", "other/best/x/y"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("precious")
+    Path("other/watch.json").write_text('{"format": 1, "interval": 5}')
+    Path("link").symlink_to("run")
+    if output is None:
+        Path("run/eval/best/a").mkdir(parents=True)
+        Path("run/eval/mine.csv").write_text("step,loss")
+    before = contents(".")
+    outcome = watch_once(*(() if output is None else ("--output", output)))
+    assert outcome.exit_code == ExitCode.USAGE, outcome.output
+    assert message in outcome.stderr
+    assert "--output" in outcome.stderr
+    assert contents(".") == before
+
+
+def test_what_others_put_into_its_folder_stays(folder):
+    """Only what the journal lists is removed: by a new best, and by an evaluation that takes the place of another."""
+    Path("run/eval").mkdir()
+    age(save(1))
+    wrong = ("--set", "policy.policy=watch_factories:reject", "--as", "policy.policy_kwargs.path")
+    assert watch_once(*wrong).exit_code == ExitCode.FAILED
+    mine = [Path("run/eval", kind, "mine", "file") for kind in ("best", "checkpoints", "evaluations", "held_out")]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    watch_once()
+    former = best()["checkpoint"]
+    save(7, good=True)
+    watch_once()
+    assert best()["step"] == 7
+    assert not Path("run/eval/best", former).exists()
+    assert [path.read_text() for path in mine] == ["precious"] * 4
+
+
+LICENSED = """
+from pathlib import Path
+
+import gymnasium as gym
+
+
+def make(context):
+    if not Path("licence").exists():
+        raise RuntimeError("no licence server")
+    return gym.make("CartPole-v1")
+"""
+
+
+@pytest.mark.parametrize("key", ["policy.weights", "policy.policy_kwargs.path"])
+def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, monkeypatch, key):
+    """It ends the watch, is told, and leaves no entry: the next call evaluates them all."""
+    Path("watch_licensed.py").write_text(LICENSED)
+    monkeypatch.syspath_prepend(folder)
+    if key != "policy.weights":
+        use_factory()
+    for step in (1, 2):
+        age(save(step))
+    args = ("--set", "environment.env=watch_licensed:make", "--as", key)
+    outcome = watch_once(*args)
+    assert outcome.exit_code == ExitCode.CLUSTER, outcome.output
+    assert "model_1.safetensors was not evaluated" in outcome.stderr
+    assert "no licence server" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert not journal().entries
+    Path("licence").touch()
+    assert watch_once(*args).exit_code == ExitCode.COMPLETE
+    assert steps() == [1, 2]
+
+
+def use_factory():
+    """Have checkpoints loaded by a factory that takes files of weights."""
+    import yaml
+
+    config = CONFIG | {"policy": {"policy": "watch_factories:from_file"}}
+    Path("c.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_of_two_watchers_in_one_process_one_is_refused(folder):
+    """Nor does the refused one, when it goes, let another process in; the folder is free when the first is closed."""
+    save(1)
+    first = make_watcher()
+    for _ in range(2):
+        with pytest.raises(LogOwned, match="another watcher of this process"):
+            make_watcher()
+    other = start(*watch_args("--once"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _, err = other.communicate(timeout=120)
+    assert other.returncode == ExitCode.USAGE
+    assert f"process {os.getpid()} on" in err
+    first.close()
+    make_watcher().close()
 
 
 # ------------------------------------------------------------------------------ crashes
@@ -547,43 +683,53 @@ class Crash(BaseException):
 
 
 def crash_at(monkeypatch, number):
-    """Let the n-th change of a file or folder be the last: it does not happen."""
+    """Let the n-th change of a file or folder be the last: a file is half written, anything else does not happen.
+
+    Nothing is cleaned up after it either. The evaluation logs have a test of their own.
+    """
     count = 0
 
-    def guarded(operation):
-        def run(*args, **kwargs):
+    def guarded(operation, half=lambda *args: None):
+        def run(path, *args, **kwargs):
             nonlocal count
+            if {"evaluations", "held_out"} & set(Path(path).parts):
+                return operation(path, *args, **kwargs)
             count += 1
-            if count == number:
+            if count >= number:
+                half(path, *args)
                 raise Crash
-            return operation(*args, **kwargs)
+            return operation(path, *args, **kwargs)
 
         return run
 
-    real = LocalStorage.write
-    monkeypatch.setattr(
-        LocalStorage, "write", lambda self, name, data: (guarded(real) if _ours(self, name) else real)(self, name, data)
-    )
-    for name in ("rmtree", "copyfile"):
-        monkeypatch.setattr(shutil, name, guarded(getattr(shutil, name)))
-    monkeypatch.setattr(Path, "rename", guarded(Path.rename))
+    def unlink(path, missing_ok=False):
+        if count < number:
+            real_unlink(path, missing_ok)
 
+    def half_of(write):
+        return lambda path, data: write(path, data[: len(data) // 2])
 
-def _ours(storage, name):
-    return name in ("watch.json", "curve.csv", "curve.png", "best.json")
+    real_unlink = Path.unlink
+    for name in ("write_text", "write_bytes"):
+        write = getattr(Path, name)
+        monkeypatch.setattr(Path, name, guarded(write, half_of(write)))
+    for owner, name in ((shutil, "rmtree"), (shutil, "copyfile"), (Path, "rename"), (Path, "replace")):
+        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
+    monkeypatch.setattr(Path, "unlink", unlink)
 
 
 def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(folder, monkeypatch):
-    """A crash before every single change of the output folder: the end is the same, and no episode ran twice."""
+    """A crash before and in every single change of the output folder: the end is the same, and no episode ran twice."""
     for step in (1, 2):
         save(step, good=step == 2)
     config = CONFIG | {"evaluation": {"num_episodes": 3, "max_episode_steps": 20}}
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # The power stays on.
     # Drawing takes longest, and is tested elsewhere.
     monkeypatch.setattr(watcher, "curve_png", lambda entries, best, title: repr((entries, best)).encode())
     undisturbed = make_watcher(config=config, output=Path("plain"))
     undisturbed.run_once(0.0)
     undisturbed.close()
-    crashes = 0
+    crashes = left = 0
     for number in range(1, 1000):
         output, crashed = Path(f"out{number}"), False
         with pytest.MonkeyPatch.context() as patch:
@@ -596,6 +742,7 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
                 crashed = True
             finally:
                 patch.undo()
+                half_written = any(is_temporary(path.name) for path in output.rglob("*"))
                 if watching is not None:
                     watching.close()
         crashes += crashed
@@ -608,10 +755,13 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
         assert rows_in_logs(folder=output) == rows_in_logs(folder="plain"), number
         assert list((output / "checkpoints").iterdir()) == [], number
         assert kept_as_best(output) == [best(output)["checkpoint"]], number
+        assert [path for path in output.rglob("*") if is_temporary(path.name)] == [], number
+        left += crashed and half_written
         shutil.rmtree(output)
         if not crashed:
             break
-    assert crashes > 20
+    assert crashes > 40
+    assert left > 20
 
 
 SLOW = {

@@ -43,7 +43,7 @@ def evaluation_function(
             one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
             before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
             ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included.
+        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included; what it raises is logged.
         final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
 
     Raises:
@@ -110,7 +110,7 @@ def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
         "result_is_new": int(is_new),
         "num_evaluations_skipped": session.num_skipped,
         "num_env_steps_sampled_lifetime": session.env_steps,
-        "num_episodes_lifetime": sum(len(point.result.records) for point in session.points),
+        "num_episodes_lifetime": session.num_episodes,
     }
     return numbers | (_NOTHING if point is None else _numbers(point))
 

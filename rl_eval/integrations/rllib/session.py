@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Final, final
 from weakref import WeakKeyDictionary, finalize, ref
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -18,6 +19,10 @@ from rl_eval.settings import EvalSettings
 
 __all__ = ["EvaluationSession", "open_session", "session_of"]
 
+_KEPT: Final = 100
+
+_logger = logging.getLogger(__name__)
+
 _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
 
 
@@ -30,7 +35,7 @@ class EvaluationSession:
     Args:
         algorithm: Evaluated on each call; only weakly referenced.
         config: What to evaluate and how; its policy is the Algorithm's.
-        on_result: Called with each :class:`EvalPoint`.
+        on_result: Called with each :class:`EvalPoint`; what one raises is logged, and training goes on.
     """
 
     def __init__(
@@ -44,7 +49,9 @@ class EvaluationSession:
         self._on_result = tuple(on_result)
         self._running: tuple[int, EvalHandle] | None = None
         self.points: list[EvalPoint] = []
-        """Every finished evaluation, in order."""
+        """The last 100 finished evaluations, in order; ``on_result`` has them all."""
+        self.num_episodes = 0
+        """Finished episodes of all evaluations."""
         self.reported: EvalPoint | None = None
         """The one that RLlib was told about last."""
         self.num_skipped = 0
@@ -94,11 +101,13 @@ class EvaluationSession:
             raise
         self._running = None
         self.env_steps += result.timing.env_steps
+        self.num_episodes += len(result.records)
         metrics = {f"eval/{key}": value for key, value in result.metrics.items()}
         point = EvalPoint(step, handle.weights_version, result, metrics)
         self.points.append(point)
+        del self.points[:-_KEPT]
         for notify in self._on_result:
-            notify(point)
+            _tell(notify, point)
         return point
 
     def evaluate_final(self, timeout_s: float | None = None) -> EvalPoint | None:
@@ -123,6 +132,13 @@ class EvaluationSession:
         """End the runners; points stay."""
         self.stopped = True
         self._group.stop()
+
+
+def _tell(notify: Callable[[EvalPoint], object], point: EvalPoint) -> None:
+    try:
+        notify(point)
+    except Exception:
+        _logger.exception("on_result raised for the evaluation of step %s; training goes on", point.step)
 
 
 def open_session(

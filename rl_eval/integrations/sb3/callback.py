@@ -6,31 +6,37 @@ result is taken in at the first training step after it is there, under the step 
 
 from __future__ import annotations
 
+import logging
 import os
-import pickle
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.logger import KVWriter
 
-from rl_eval.atomic_write import write_atomically
 from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.eval_schedule import EvalSchedule
 from rl_eval.evaluator import Evaluator
 from rl_eval.handle import EvalHandle
+from rl_eval.integrations.sb3.arrays import EvaluationArrays
+from rl_eval.integrations.sb3.best_model import BestModel, Candidate
 from rl_eval.result import EvalResult
 from rl_eval.settings import EvalSettings
 
 __all__ = ["EvalCallback"]
 
 _DEFAULT_FREQUENCY: Final = 10_000
-_STATISTICS: Final = "_vecnormalize.pkl"
+_KEPT: Final = 100
+
+_logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,13 @@ class _Open:
 
     step: int
     handle: EvalHandle
-    candidate: Path | None
+    candidate: Candidate | None
     """The model as it was submitted, until it is known whether it is the best."""
+
+    def discard(self) -> None:
+        """Remove the candidate, unless it has become the best model."""
+        if self.candidate is not None:
+            self.candidate.discard()
 
 
 @final
@@ -49,7 +60,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     In place of SB3's class of the same name: the first argument says how to evaluate and replaces ``eval_env``, and the
     others mean what they mean there. A due evaluation that finds the last one still running waits for it, and then
-    takes the weights of that moment. The final policy is always evaluated, before ``learn`` returns.
+    takes the weights of that moment. The final policy is always evaluated, before ``learn`` returns. What a callback, a
+    writer of SB3's logger or a full disk raises is logged, and training goes on.
 
     Args:
         evaluator: What to evaluate in and how; its policy is the model. An :class:`~rl_eval.Evaluator` is used as it
@@ -61,9 +73,11 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         eval_freq: Evaluate every so many calls of the callback, each of which is one step of every training
             environment; by default 10000.
         every_steps: Evaluate every so many training steps instead, whatever the number of environments.
-        log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has. Failed episodes are NaN.
+        log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has, of all evaluations. Failed
+            episodes are NaN. After more than 100 evaluations it may lack the last 1 % of them until the training ends.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
-            ``best_model_vecnormalize.pkl``: the model as it was when it was submitted.
+            ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
+            and change together, so a kill leaves the old pair or the new one.
         deterministic: Take the mode of the policy's distribution; by default as configured.
         verbose: 1 prints each result.
         on_error: Called with the error of an evaluation that could not run; by default it is raised, which ends the
@@ -113,18 +127,20 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self._schedule = EvalSchedule()
         self._open: deque[_Open] = deque()
         self._log_path = None if log_path is None else Path(log_path)
-        self._best_path = None if best_model_save_path is None else Path(best_model_save_path)
+        self._arrays = None if log_path is None else EvaluationArrays(Path(log_path) / "evaluations.npz")
+        self._best = None if best_model_save_path is None else BestModel(Path(best_model_save_path))
         self.best_mean_reward = -np.inf
         self.last_mean_reward = -np.inf
         self.results: list[tuple[int, EvalResult]] = []
-        """Training step and result of every evaluation, in order."""
+        """Training step and result of the last 100 evaluations, in order."""
 
     # ------------------------------------------------------------------ what SB3 calls
 
     def _init_callback(self) -> None:
-        for folder in (self._log_path, self._best_path):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+        if self._log_path is not None:
+            self._log_path.mkdir(parents=True, exist_ok=True)
+        if self._best is not None:
+            self._best.prepare()
         if self.callback_on_new_best is not None:
             self.callback_on_new_best.init_callback(self.model)
 
@@ -149,6 +165,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             self._finish()
         finally:
             self._release()
+            if self._arrays is not None:
+                _attempt("writing evaluations.npz", self._arrays.write, None)
 
     # ------------------------------------------------------------------ submitting
 
@@ -169,15 +187,10 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self._open.append(_Open(step, handle, self._save_candidate(step)))
         return handle
 
-    def _save_candidate(self, step: int) -> Path | None:
+    def _save_candidate(self, step: int) -> Candidate | None:
         """Save the model beside the best one, since it will have changed when its result is there."""
-        if self._best_path is None:
-            return None
-        candidate = self._best_path / f".candidate_{step}.zip"
-        self.model.save(candidate)
-        if (wrapper := self.model.get_vec_normalize_env()) is not None:
-            _statistics_of(candidate).write_bytes(pickle.dumps(wrapper))
-        return candidate
+        best = self._best
+        return None if best is None else _attempt("saving the model", lambda: best.save(self.model, step), None)
 
     def _finish(self) -> None:
         try:
@@ -196,7 +209,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _release(self) -> None:
         """Let go of what belongs to one training."""
         while self._open:
-            _discard(self._open.popleft().candidate)
+            self._open.popleft().discard()
         if self.evaluator is not None and self.evaluator is not self._given:
             self.evaluator.shutdown()
         self.evaluator = None
@@ -215,35 +228,33 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 elif self._on_error is None:
                     raise error
                 else:
-                    self._on_error(error)
+                    _attempt("on_error", partial(self._on_error, error), None)
             finally:
-                _discard(first.candidate)
+                first.discard()
         return go_on
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
         if not len(result.records) and result.stopped_early:
             return True  # Cancelled before it began, as an Evaluator does whose busy_policy is "latest".
         self.results.append((done.step, result))
+        del self.results[:-_KEPT]
         self.last_mean_reward = result.mean_return
         self._log(done.step, result)
         go_on = True
         # A result that lacks episodes speaks of those that happened to finish: it is no record to beat.
         if result.status == "complete" and result.mean_return > self.best_mean_reward:
             self.best_mean_reward = result.mean_return
-            self._keep(done.candidate)
+            self._keep(done.candidate, result)
             if self.callback_on_new_best is not None:
-                go_on = self.callback_on_new_best.on_step()
-        return bool(self._on_event()) and go_on
+                go_on = _attempt("callback_on_new_best", self.callback_on_new_best.on_step, default=True)
+        return bool(_attempt("callback_after_eval", self._on_event, default=True)) and go_on
 
-    def _keep(self, candidate: Path | None) -> None:
+    def _keep(self, candidate: Candidate | None, result: EvalResult) -> None:
         if self.verbose:
             print("New best mean reward!")  # noqa: T201
-        if candidate is None:
-            return
-        best = candidate.with_name("best_model.zip")
-        if _statistics_of(candidate).exists():
-            _statistics_of(candidate).replace(_statistics_of(best))
-        candidate.replace(best)
+        if candidate is not None and self._best is not None:
+            facts = {"mean_reward": result.mean_return, "fingerprint": result.fingerprint}
+            _attempt("keeping the best model", partial(self._best.keep, candidate, facts), None)
 
     def _log(self, step: int, result: EvalResult) -> None:
         values = _logged(result)
@@ -254,9 +265,10 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         excluded: dict[str, tuple[str, ...]] = dict.fromkeys(values, ()) | {"time/total_timesteps": ("tensorboard",)}
         for writer in self.logger.output_formats:
             if isinstance(writer, KVWriter):
-                writer.write({**values, "time/total_timesteps": step}, excluded, step)
-        if self._log_path is not None:
-            _save_arrays(self._log_path / "evaluations.npz", self.results)
+                row = {**values, "time/total_timesteps": step}
+                _attempt(type(writer).__name__, partial(writer.write, row, excluded, step), None)
+        if self._arrays is not None:
+            _attempt("writing evaluations.npz", partial(self._arrays.add, step, result), None)
 
     @staticmethod
     def _print(step: int, result: EvalResult) -> None:
@@ -302,35 +314,10 @@ def _logged(result: EvalResult) -> dict[str, float]:
     return values
 
 
-def _save_arrays(file: Path, results: list[tuple[int, EvalResult]]) -> None:
-    """Write the arrays of SB3's ``evaluations.npz``; a reader sees the old file or the new one."""
-    arrays: dict[str, Any] = {
-        "timesteps": np.array([step for step, _ in results]),
-        "results": np.array([_column(result, "episode_return") for _, result in results]),
-        "ep_lengths": np.array([_column(result, "length") for _, result in results]),
-    }
-    if all(result.success_rate is not None for _, result in results):
-        arrays["successes"] = np.array([_column(result, "success_at_end") > 0 for _, result in results])
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as stream:  # To a path, numpy would add a suffix.
-            np.savez(stream, **arrays)
-
-    write_atomically(file, write)
-
-
-def _column(result: EvalResult, name: str) -> Any:
-    """Return one number per planned episode, NaN where it did not complete."""
-    column = result.table.rows[name].astype(np.float64)
-    column[~result.table.completed] = np.nan
-    return column
-
-
-def _statistics_of(model: Path) -> Path:
-    return model.with_name(model.stem + _STATISTICS)
-
-
-def _discard(candidate: Path | None) -> None:
-    if candidate is not None:
-        candidate.unlink(missing_ok=True)
-        _statistics_of(candidate).unlink(missing_ok=True)
+def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:
+    """Call what must not end the training; its error is logged."""
+    try:
+        return function()
+    except Exception:
+        _logger.exception("%s failed; training goes on", what)
+        return default

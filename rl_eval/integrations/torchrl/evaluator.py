@@ -95,7 +95,8 @@ class Evaluator:
         num_envs: Environments that step together; by default 8 or ``num_trajectories`` if less, and 1 with ``init_fn``,
             since simulators that need one are often alone in their process.
         num_runners: Actors that share the work, on ``process`` and ``ray``.
-        on_error: Called with what an evaluation or a callback raised; without it, ``poll`` and ``wait`` raise it.
+        on_error: Called with what an evaluation or a callback raised; without it, ``poll`` and ``wait`` raise the error
+            of an evaluation, and that of a callback is logged.
         loggers: Where results are logged besides.
         videos: Which episodes to record after each evaluation, and where.
 
@@ -225,7 +226,7 @@ class Evaluator:
 
         Raises:
             EvaluationFailed: Too many of its episodes failed; without ``on_error`` only.
-            Exception: What the evaluation or a callback raised; without ``on_error`` only.
+            Exception: What the evaluation raised; without ``on_error`` only.
         """
         return self._take(self._evaluator.poll(timeout))
 

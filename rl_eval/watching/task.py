@@ -1,0 +1,65 @@
+"""What the points of one curve have in common, and where in a config the checkpoint goes that tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_eval.settings import EvalSettings
+
+__all__ = ["WEIGHTS", "check_key", "task_of", "with_checkpoint"]
+
+WEIGHTS: Final = "policy.weights"
+_KWARGS: Final = "policy.policy_kwargs."
+
+
+def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalSettings:
+    """Return settings with a checkpoint's path at a dotted key of the policy section."""
+    section = settings.policy
+    if key == WEIGHTS:
+        section = section.model_copy(update={"weights": path})
+    else:
+        kwargs = _nested(section.policy_kwargs, key.removeprefix(_KWARGS).split("."), path)
+        section = section.model_copy(update={"policy_kwargs": kwargs})
+    return settings.model_copy(update={"policy": section})
+
+
+def _nested(old: Any, path: list[str], value: Any) -> Any:
+    known = old if isinstance(old, Mapping) else {}
+    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value) if path[1:] else value}
+
+
+def check_key(key: str) -> str:
+    """Return a dotted key at which a checkpoint's path can go.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if key == WEIGHTS or (key.startswith(_KWARGS) and all(key.removeprefix(_KWARGS).split("."))):
+        return key
+    raise ConfigError(f"--as {key}: a checkpoint goes to {WEIGHTS}, or to {_KWARGS}NAME, an argument of the factory")
+
+
+def task_of(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, Any]:
+    """Return what the points of one curve have in common, by dotted key."""
+    identity = with_checkpoint(settings, key, None).identity()
+    episodes = settings.evaluation
+    return {
+        **dict(_flat(identity, "")),
+        "num_episodes": episodes.num_episodes,
+        "seed": episodes.seed,
+        "first_index": episodes.first_index,
+        "held_out": num_held_out,
+        "as": key,
+    }
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
