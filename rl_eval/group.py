@@ -26,7 +26,7 @@ from rl_eval.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.settings import EvalSettings
+from rl_eval.settings import EvalSettings, PolicySection
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class EvalRunnerGroup:
         """Held while jobs that belong together are posted, so that no others come between them."""
         if not isinstance(live, str):
             live = portable_policy(live)
-        path = settings.policy.weights
-        weights = weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
+        weights = _initial_weights(settings.policy, live)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
@@ -339,6 +338,22 @@ def evaluate(
         return group.evaluate(run_dir=run_dir)
 
 
+def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
+    """Return the weights of the configured file, else those of the live policy, if it has any.
+
+    Raises:
+        ConfigError: They cannot be read.
+    """
+    if section.weights is not None:
+        return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
+    if section.weights_key is not None:
+        raise ConfigError(
+            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
+            "leave the key out"
+        )
+    return weights_of(live)
+
+
 def _open_log(run_dir: str | os.PathLike[str]) -> EvaluationLog:
     from rl_eval.log import EvaluationLog
 
@@ -356,7 +371,9 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
 
 
 def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
-    section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}, "weights": None})
+    section = settings.policy.model_copy(
+        update={"policy": policy, "policy_kwargs": {}, "weights": None, "weights_key": None}
+    )
     return settings.model_copy(update={"policy": section})
 
 

@@ -206,7 +206,7 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     if live is not None:
         source, found = "the policy", weights_of(live)
     elif path is not None:
-        source, found = repr(path), snapshot_weights(load_weights_file(path), version)
+        source, found = repr(path), snapshot_weights(load_weights_file(path, settings.policy.weights_key), version)
     else:
         raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
     if found is None or found.digest != digest:

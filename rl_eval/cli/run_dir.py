@@ -77,7 +77,7 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
     path, plan = settings.policy.weights, settings.evaluation.plan()
-    weights = None if path is None else snapshot_weights(load_weights_file(path), 0)
+    weights = None if path is None else snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
     return bool(contents.manifest.differences(manifest_of(settings, plan, weights)))
 
 

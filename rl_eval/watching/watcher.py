@@ -414,7 +414,7 @@ class Watcher:
         """Return runners that have the weights of a checkpoint; they serve one after the other."""
         path = self._folder.path(staged.seen)
         try:
-            weights = load_weights_file(staged.path)
+            weights = load_weights_file(staged.path, self._settings.policy.weights_key)
         except ConfigError as error:
             raise _BadCheckpoint(str(error).replace(str(staged.path), str(path))) from error
         if self._group is None:
@@ -446,7 +446,7 @@ def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalS
     """Return settings with a checkpoint's path at a dotted key of the policy section."""
     section = settings.policy
     if key == WEIGHTS:
-        section = section.model_copy(update={"weights": path})
+        section = section.model_copy(update={"weights": path, "weights_key": path and section.weights_key})
     else:
         kwargs = _nested(section.policy_kwargs, key.removeprefix(KWARGS).split("."), path)
         section = section.model_copy(update={"policy_kwargs": kwargs})

@@ -86,6 +86,44 @@ def test_help_fits_80_columns():
         assert max(map(len, call(*command, "--help").output.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"_RL_EVAL_COMPLETE": "bash_source"}, "complete -o default -F _rl_eval_completion rl-eval"),
+        ({"_RL_EVAL_COMPLETE": "source_zsh"}, "#compdef rl-eval"),
+        ({"_RL_EVAL_COMPLETE": "complete_bash", "COMP_WORDS": "rl-eval re", "COMP_CWORD": "1"}, "replay"),
+        (
+            {"_RL_EVAL_COMPLETE": "bash_complete", "COMP_WORDS": "rl-eval run --num-r", "COMP_CWORD": "2"},
+            "--num-runners",
+        ),
+    ],
+)
+def test_a_shell_can_complete(variables, expected):
+    """Also while the user types, nothing heavy is imported."""
+    code = (
+        "import sys\n"
+        "from rl_eval.cli import main\n"
+        "sys.argv = ['rl-eval']\n"
+        "try:\n    main()\n"
+        f"finally:\n    print('heavy:', sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment() | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert expected in done.stdout.splitlines()
+    assert "heavy: []" in done.stdout
+
+
+def test_completion_is_offered():
+    assert "complete -o default -F _rl_eval_completion rl-eval" in start_and_read("--show-completion", "bash")
+
+
+def start_and_read(*args):
+    process = start(*args, stdout=subprocess.PIPE, text=True)
+    return process.communicate(timeout=60)[0]
+
+
 def test_main_module_is_the_console_script():
     done = subprocess.run(
         [sys.executable, "-m", "rl_eval", "--version"], env=environment(), capture_output=True, text=True, check=True
@@ -399,12 +437,12 @@ def test_every_error_has_its_code(error, code):
     assert code_of(error) == code
 
 
-def test_errors_are_one_line(capfd):
+def test_errors_keep_their_lines_and_no_terminal_codes(capfd):
     import typer
 
     with pytest.raises(typer.Exit), reported(debug=False):
-        raise ConfigError("a message\n   of two lines")
-    assert capfd.readouterr().err == "error: a message of two lines\n"
+        raise ConfigError("a \x1b[1mmessage\x1b[0m\n   of two\x07 lines\n")
+    assert capfd.readouterr().err == "error: a message\n   of two  lines\n"
 
 
 # Signals
