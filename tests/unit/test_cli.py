@@ -17,7 +17,7 @@ from rich.console import Console
 
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
-from rl_eval.cli.output import claim_folder, output_folder
+from rl_eval.cli.output import claimed_folder
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config import EvalConfig
@@ -202,10 +202,31 @@ def test_the_layout_does_not_change_the_fingerprint(folder):
     assert EvalResult.load("lanes1").fingerprint == EvalResult.load("lanes7").fingerprint
 
 
-def test_an_earlier_result_is_replaced(folder):
-    for episodes in (3, 4):
-        assert call("run", "toy.yaml", "--num-episodes", episodes, "-q").exit_code == 0
-    assert len(EvalResult.load("out/toy").plan) == 4
+def test_an_earlier_result_stays(folder):
+    """By default every run has a folder of its own."""
+    for episodes, place in ((3, "out/toy"), (4, "out/toy-2"), (5, "out/toy-3")):
+        outcome = call("run", "toy.yaml", "--num-episodes", episodes)
+        assert outcome.stdout.endswith(f"saved in {place}: result.json, episodes.parquet\n")
+    assert [len(EvalResult.load(place).plan) for place in ("out/toy", "out/toy-2", "out/toy-3")] == [3, 4, 5]
+
+
+def test_a_run_without_a_result_leaves_no_folder(folder):
+    assert call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken").exit_code == ExitCode.BUG
+    assert list((folder / "out").iterdir()) == []
+
+
+def test_a_result_in_a_given_folder_is_replaced_by_force_alone(folder):
+    def run(episodes, *args):
+        return call("run", "toy.yaml", "--output", "mine", "--num-episodes", episodes, *args)
+
+    assert run(3).exit_code == 0
+    refused = run(4)
+    assert refused.exit_code == ExitCode.USAGE
+    assert "mine holds the result of an evaluation already" in refused.stderr
+    assert "--force" in refused.stderr
+    assert len(EvalResult.load("mine").plan) == 3
+    assert run(4, "--force").exit_code == 0
+    assert len(EvalResult.load("mine").plan) == 4
 
 
 @pytest.mark.parametrize("name", ["result.json", "episodes.parquet"])
@@ -218,10 +239,20 @@ def test_foreign_files_are_not_overwritten(folder, name):
     assert (folder / "mine" / name).read_text() == '{"my": "data"}'
 
 
-def test_an_impossible_output_folder_is_refused_before_anything_runs(folder):
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("file", "--output file is a file: give a folder"),
+        ("file/below", "cannot be created (Not a directory): choose another one with --output"),
+        ("/proc/x", "the output folder /proc/x cannot be created"),
+    ],
+)
+def test_an_impossible_output_folder_is_refused_before_anything_runs(folder, monkeypatch, output, words):
     (folder / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be created"):
-        claim_folder(folder / "file" / "below")
+    monkeypatch.setattr("rl_eval.cli.run._evaluate", None)
+    outcome = call("run", "toy.yaml", "--output", output)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert words in outcome.stderr
 
 
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypatch):
@@ -235,14 +266,20 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypat
     assert "No space left on device" in outcome.stderr
 
 
-def test_output_folder():
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((None, None, Path("a/b/cart.yaml"), None), Path("out/cart")),
+        ((None, None, Path("a/b/cart.yaml"), "evaluation"), Path("out/cart-evaluation")),
+        ((None, "runs/a", Path("cart.yaml"), None), Path("runs/a")),
+        ((None, "s3://runs/a", Path("cart.yaml"), None), None),
+        ((Path("mine"), "s3://runs/a", Path("cart.yaml"), None), Path("mine")),
+    ],
+)
+def test_output_folder(folder, args, expected):
     """As given, else the run folder if it is one, else named after the config."""
-    config = Path("a/b/cart.yaml")
-    assert output_folder(None, None, config, None) == Path("out/cart")
-    assert output_folder(None, None, config, "evaluation") == Path("out/cart-evaluation")
-    assert output_folder(None, "runs/a", config, None) == Path("runs/a")
-    assert output_folder(None, "s3://runs/a", config, None) is None
-    assert output_folder(Path("mine"), "s3://runs/a", config, None) == Path("mine")
+    with claimed_folder(*args) as place:
+        assert place == expected
 
 
 # What is printed
