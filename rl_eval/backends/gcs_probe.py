@@ -7,8 +7,12 @@ there; neither may happen to a trainer.
 from __future__ import annotations
 
 import sys
+from typing import Final
 
-REFUSES = "refuses"
+__all__ = ["REFUSES", "main"]
+
+REFUSES: Final = "refuses"
+"""Beginning of the answer of a cluster that asks for a token."""
 
 
 def main(address: str) -> str:

@@ -42,6 +42,7 @@ LAYERS = (
     "jobs",
     "report",
     "result",
+    "trust",
     "provenance",
     "ledger",
     "evaluation",
