@@ -27,7 +27,7 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings, PolicySection
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -109,6 +109,7 @@ class EvalRunnerGroup:
         weights: Any = None,
         version: int | None = None,
         follow_up: FollowUp | None = None,
+        held: HeldWeights | None = None,
     ) -> EvalHandle:
         """Start an evaluation, and return at once.
 
@@ -123,6 +124,7 @@ class EvalRunnerGroup:
             weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
             version: Number that stamps the records; by default one more than the last.
             follow_up: What one runner does right afterwards, before any other weights or evaluation.
+            held: Gets the weights that are evaluated, when the evaluation starts.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -141,7 +143,7 @@ class EvalRunnerGroup:
         plan = evaluation.plan()
         log = None if run_dir is None else _open_log(run_dir)
         try:
-            return self._post_evaluation(settings, plan, log, weights, version, follow_up)
+            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held)
         except BaseException:
             if log is not None:
                 log.close()
@@ -284,6 +286,7 @@ class EvalRunnerGroup:
         weights: Any,
         version: int | None,
         follow_up: FollowUp | None,
+        held: HeldWeights | None,
     ) -> EvalHandle:
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
@@ -291,7 +294,7 @@ class EvalRunnerGroup:
             sync = None if weights is None else self._weights_job(weights, version)
             next_tag = self._driver.next_tag
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
-            job = Evaluation(next_tag(), settings, plan, log, sync, then)
+            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
             if sync is not None:
                 self._driver.post(sync)

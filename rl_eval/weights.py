@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "HeldWeights",
     "TensorEntry",
     "WeightsSnapshot",
     "apply_weights",
@@ -84,6 +85,18 @@ class WeightsSnapshot:
         digest.update(self.buffer.data)
         digest.update(self.extra_state)
         return digest.hexdigest()
+
+
+@final
+class HeldWeights:
+    """Weights of an evaluation, from its start until its result is delivered: a kept point keeps none."""
+
+    def __init__(self) -> None:
+        self.snapshot: WeightsSnapshot | None = None
+
+    def release(self) -> None:
+        """Let go of them."""
+        self.snapshot = None
 
 
 def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:

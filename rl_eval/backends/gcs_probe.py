@@ -18,7 +18,7 @@ REFUSES: Final = "refuses"
 def main(address: str) -> str:
     """Return how the cluster at an address answers: ``ok``, :data:`REFUSES` and its place, or an error."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     place = canonicalize_bootstrap_address_or_die(address)
     try:
