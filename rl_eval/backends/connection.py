@@ -66,7 +66,7 @@ def connect(section: RunnersSection) -> bool:
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}. Start one with "
+            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}{_cause(error)}. Start one with "
             "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
     return True
@@ -155,6 +155,10 @@ def _check_token(address: str) -> None:
     _, refused, place = asked.stdout.partition(gcs_probe.REFUSES)
     if refused:
         raise _token_needed(place.strip())
+
+
+def _cause(error: BaseException) -> str:
+    return "" if error.__cause__ is None else f" ({gist(error.__cause__)})"
 
 
 def _token_needed(place: str) -> RunnerStartError:

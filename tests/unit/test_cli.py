@@ -437,6 +437,31 @@ def test_weights_that_do_not_fit_are_2(folder):
     assert outcome.stderr.startswith("error: weights lack 'body.0.bias'")
 
 
+def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
+    """The key is all that is needed; the result is that of the weights alone, and the folder keeps the key."""
+    import torch
+
+    from rl_eval.policies.mlp import MLPActor
+
+    weights = MLPActor(1, 2).state_dict()
+    torch.save(weights, "weights.pt")
+    torch.save({"epoch": 3, "model": weights}, "ckpt.pt")
+    args = ["run", "toy.yaml", "-q", "--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set"]
+    assert call(*args, "policy.weights=weights.pt", "--output", "alone").exit_code == 0
+    key = ["--set", "policy.weights_key=model"]
+    outcome = call(*args, "policy.weights=ckpt.pt", *key, "--run-dir", "runs")
+    assert outcome.exit_code == 0, outcome.output
+    assert EvalResult.load("runs").fingerprint == EvalResult.load("alone").fingerprint
+    assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--run-dir", "runs").stderr
+    assert call("replay", "runs", "--index", 2).exit_code == 0
+
+
+def test_a_key_without_a_file_is_refused(folder):
+    outcome = call("run", "toy.yaml", "-q", "--set", "policy.weights_key=model")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "policy.weights_key is 'model', but policy.weights is not set" in outcome.stderr
+
+
 def test_an_unexpected_error_shows_its_traceback(folder):
     outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken")
     assert outcome.exit_code == ExitCode.BUG
