@@ -31,6 +31,8 @@ def claimed_folder(
     Raises:
         ConfigError: The folder cannot be used.
     """
+    if force and output is None:
+        raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
     if output is None and run_dir is None:
         folder = new_folder(Path("out", f"{config.stem}-{section}" if section else config.stem))
         try:

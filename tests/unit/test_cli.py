@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
-from rl_eval.cli.output import claimed_folder
+from rl_eval.cli.output import claimed_folder, new_folder
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config import EvalConfig
@@ -208,6 +209,18 @@ def test_an_earlier_result_stays(folder):
         outcome = call("run", "toy.yaml", "--num-episodes", episodes)
         assert outcome.stdout.endswith(f"saved in {place}: result.json, episodes.parquet\n")
     assert [len(EvalResult.load(place).plan) for place in ("out/toy", "out/toy-2", "out/toy-3")] == [3, 4, 5]
+
+
+def test_two_runs_at_once_have_two_folders(folder):
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: new_folder(Path("out/toy")), range(8)))
+    assert sorted(map(str, found)) == ["out/toy", *(f"out/toy-{number}" for number in range(2, 9))]
+
+
+def test_force_without_a_folder_is_refused(folder):
+    outcome = call("run", "toy.yaml", "--force")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "give --output" in outcome.stderr
 
 
 def test_a_run_without_a_result_leaves_no_folder(folder):
