@@ -8,7 +8,7 @@ on both sides, within the leading stretch that both sides finished, make a pair.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError
@@ -24,13 +24,33 @@ if TYPE_CHECKING:
 
     from rl_eval.result import EvalResult
 
-__all__ = ["Comparison", "Side", "compare"]
+__all__ = ["Comparison", "DifferentSetting", "Side", "compare"]
 
 MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
 
 _SHOWN: Final = 5
+_LONGEST: Final = 40
+"""Characters of a value that are shown; a digest has 32."""
 _ABSENT: Final = "(absent)"
+
+
+_RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
+"""Parts of the provenance that numbers may depend on."""
+_UNTOLD: Final = ("weights.version",)
+"""Known to differ without a meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentSetting:
+    """Something that the two results record about their making, and that differs."""
+
+    key: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.a)} in a, {_short(self.b)} in b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +87,8 @@ class Comparison:
     """None when no pair reports success on both sides."""
     confidence: float
     verdict: str
+    different_settings: tuple[DifferentSetting, ...] = ()
+    """What differs in how the two were made: policy, weights, how actions are chosen, versions."""
 
     @property
     def notes(self) -> list[str]:
@@ -125,6 +147,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         success=_success(a, b, paired),
         confidence=confidence,
         verdict=_verdict(difference, confidence),
+        different_settings=tuple(_different_settings(a.provenance, b.provenance)),
     )
 
 
@@ -166,11 +189,28 @@ def _identity(result: EvalResult) -> Mapping[str, Any]:
 
 def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
     """Yield one phrase for each leaf in which two plain values differ."""
+    for leaf in _different_leaves(a, b, name):
+        yield f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b"
+
+
+def _different_leaves(a: Any, b: Any, name: str) -> Iterator[DifferentSetting]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
-            yield from _differences(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}")
+            yield from _different_leaves(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}")
     elif a != b:
-        yield f"{name} is {a!r} in a and {b!r} in b"
+        yield DifferentSetting(name, a, b)
+
+
+def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
+    for part in _RECORDED:
+        for leaf in _different_leaves(a.get(part, _ABSENT), b.get(part, _ABSENT), part):
+            if leaf.key not in _UNTOLD:
+                yield replace(leaf, key=leaf.key.removeprefix("identity."))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:

@@ -58,6 +58,7 @@ class EvalConfig:
         *,
         policy_kwargs: Mapping[str, Any] = _UNSET,
         weights: str | Path | None = _UNSET,
+        weights_key: str | None = _UNSET,
         deterministic: bool = _UNSET,
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
@@ -69,6 +70,7 @@ class EvalConfig:
             policy=policy,
             policy_kwargs=policy_kwargs,
             weights=str(weights) if isinstance(weights, Path) else weights,
+            weights_key=weights_key,
             deterministic=deterministic,
             actions=actions,
             device=device,
@@ -272,10 +274,21 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {str(path)!r}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: it is no text file ({error})") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        raise ConfigError(f"{path} is not valid YAML{_locate(error)}") from None
+
+
+def _locate(error: yaml.YAMLError) -> str:
+    """Say where YAML is broken and why, with the line itself and a mark below the place."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return f": {str(error).splitlines()[0]}"
+    shown = f"\n{snippet}" if (snippet := mark.get_snippet()) else ""
+    return f", in line {mark.line + 1}, column {mark.column + 1}: {problem}{shown}"
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -23,6 +23,7 @@ from rl_eval.jobs import FollowUp
 from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
 from rl_eval.redaction import redact_text, redacted_traceback
+from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
     from rl_eval.result import EpisodeSequence
@@ -50,6 +51,7 @@ class Request:
     polled: bool
     """Whether its result is for :meth:`Delivery.read`, and not only for who has the handle."""
     replaceable: bool
+    held: HeldWeights = field(init=False, default_factory=HeldWeights)
     handle: EvalHandle = field(init=False)
     replaced: bool = False
     abandoned: bool = False
@@ -259,6 +261,7 @@ class Delivery:
             self._deliver(request)
         finally:
             self._delivering = former
+            request.held.release()
             if self._videos is None or request.handle.exception() is not None:
                 request.films = []
             request.concluded = True
@@ -325,7 +328,7 @@ class Delivery:
             measure = self._metrics_fn
             self._attempt(lambda: metrics.update(measure(result.records)))
         prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
-        return EvalPoint(request.step, handle.weights_version, result, prefixed)
+        return EvalPoint(request.step, handle.weights_version, result, prefixed, request.held)
 
     def _attempt(self, function: Callable[[], object]) -> None:
         """Call what the user gave; its error is reported to ``on_error`` or logged, and ends nothing."""

@@ -8,6 +8,7 @@
     │   ├── WeightsError           weights do not fit the policy
     │   ├── EvaluatorBusy          an evaluator has no room for another request
     │   ├── ComparisonError        two results cannot be compared
+    │   ├── UntrustedError         a result names code, and somebody else may have written it
     │   ├── LogMismatch            an evaluation log holds another plan, policy or environment
     │   └── LogOwned               an evaluation log is being written by another driver
     ├── EpisodeError               the episode's: raised by a runner, recorded as a ``Fault``
@@ -46,6 +47,7 @@ __all__ = [
     "PolicyError",
     "RunnerLost",
     "RunnerStartError",
+    "UntrustedError",
     "UsageError",
     "WeightsError",
     "nearest",
@@ -77,6 +79,10 @@ class EvaluatorBusy(UsageError):
 
 class ComparisonError(UsageError):
     """Two results cannot be compared; the message names what differs."""
+
+
+class UntrustedError(UsageError):
+    """A result names code, and somebody else than this user may have written it; the message shows the names."""
 
 
 class LogMismatch(UsageError):

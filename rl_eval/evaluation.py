@@ -46,7 +46,7 @@ from rl_eval.schedule import (
     Schedule,
 )
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot
+from rl_eval.weights import HeldWeights, WeightsSnapshot
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -74,6 +74,7 @@ class Evaluation(Job):
         log: Where their records are kept, if anywhere besides the result.
         sync: The job, posted before this one, that sends the weights to evaluate; if it fails, so does this one.
         follow_up: Given the result, what else is done before any other job.
+        held: Gets the weights that are evaluated, when it starts.
     """
 
     exclusive = True
@@ -86,8 +87,10 @@ class Evaluation(Job):
         log: EvaluationLog | None = None,
         sync: WeightsSync | None = None,
         follow_up: Callable[[EvalResult], list[Job]] | None = None,
+        held: HeldWeights | None = None,
     ) -> None:
         super().__init__(tag)
+        self._held = held
         self._sync = sync
         self._follow_up = follow_up
         self._settings = settings
@@ -128,6 +131,8 @@ class Evaluation(Job):
             self.fail(error)
             return
         self._weights = fleet.weights and fleet.weights.snapshot
+        if self._held is not None:
+            self._held.snapshot = self._weights
         self.handle.weights_version = 0 if self._weights is None else self._weights.version
         self._fleet_size = max(1, fleet.expected())
         try:

@@ -22,6 +22,7 @@ from rl_eval.jobs import FollowUp
 from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
 from rl_eval.settings import EvalSettings, make_settings
+from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
     from rl_eval.result import EpisodeSequence, EvalResult
@@ -45,8 +46,18 @@ _IDLE_S: Final = 600.0
 class Engine(Protocol):
     """Where the evaluations of an evaluator run, in the order in which they were submitted."""
 
-    def submit(self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None) -> EvalHandle:
-        """Start an evaluation, or queue it; ``version`` is the least that the weights may get."""
+    def submit(
+        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
+    ) -> EvalHandle:
+        """Start an evaluation, or queue it.
+
+        Args:
+            weights: What to evaluate; None for what was evaluated last.
+            version: Least version that the weights may get.
+            step: Training step.
+            follow_up: What follows.
+            held: Gets the weights.
+        """
 
     def acknowledge(self, handle: EvalHandle) -> None:
         """A result has reached whoever wants it."""
@@ -62,9 +73,11 @@ class _OwnGroup:
     def __init__(self, group: EvalRunnerGroup) -> None:
         self._group = group
 
-    def submit(self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None) -> EvalHandle:
+    def submit(
+        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
+    ) -> EvalHandle:
         """See :class:`Engine`."""
-        handle = self._group.submit(weights=weights, version=version, follow_up=follow_up)
+        handle = self._group.submit(weights=weights, version=version, follow_up=follow_up, held=held)
         handle.step = step
         return handle
 
@@ -402,7 +415,11 @@ class Evaluator:
             replaced = self._admit(request)
             version = None if weights is None else self._version + 1
             handle = request.handle = self._engine.submit(
-                weights=weights, version=version, step=request.step, follow_up=self._delivery.filming(request)
+                weights=weights,
+                version=version,
+                step=request.step,
+                follow_up=self._delivery.filming(request),
+                held=request.held,
             )
             self._next_step = request.step + 1
             self._version = self._version if version is None else handle.weights_version

@@ -27,8 +27,8 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.redaction import learn
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.settings import EvalSettings, PolicySection
+from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -81,8 +81,7 @@ class EvalRunnerGroup:
         """Held while jobs that belong together are posted, so that no others come between them."""
         if not isinstance(live, str):
             live = portable_policy(live)
-        path = settings.policy.weights
-        weights = weights_of(live) if path is None else snapshot_weights(load_weights_file(path), 0)
+        weights = _initial_weights(settings.policy, live)
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
@@ -113,6 +112,7 @@ class EvalRunnerGroup:
         version: int | None = None,
         follow_up: FollowUp | None = None,
         accept_code_change: bool = False,
+        held: HeldWeights | None = None,
     ) -> EvalHandle:
         """Start an evaluation, and return at once.
 
@@ -129,6 +129,7 @@ class EvalRunnerGroup:
             follow_up: What one runner does right afterwards, before any other weights or evaluation.
             accept_code_change: Continue a log although the source files or packages of environment or policy are
                 others than those it was begun with; the log keeps both, and the result has a note.
+            held: Gets the weights that are evaluated, when the evaluation starts.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -147,7 +148,7 @@ class EvalRunnerGroup:
         plan = evaluation.plan()
         log = None if run_dir is None else _open_log(run_dir, accept_code_change)
         try:
-            return self._post_evaluation(settings, plan, log, weights, version, follow_up)
+            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held)
         except BaseException:
             if log is not None:
                 log.close()
@@ -292,6 +293,7 @@ class EvalRunnerGroup:
         weights: Any,
         version: int | None,
         follow_up: FollowUp | None,
+        held: HeldWeights | None,
     ) -> EvalHandle:
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
@@ -299,7 +301,7 @@ class EvalRunnerGroup:
             sync = None if weights is None else self._weights_job(weights, version)
             next_tag = self._driver.next_tag
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
-            job = Evaluation(next_tag(), settings, plan, log, sync, then)
+            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
             if sync is not None:
                 self._driver.post(sync)
@@ -351,6 +353,22 @@ def evaluate(
         return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
 
 
+def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
+    """Return the weights of the configured file, else those of the live policy, if it has any.
+
+    Raises:
+        ConfigError: They cannot be read.
+    """
+    if section.weights is not None:
+        return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
+    if section.weights_key is not None:
+        raise ConfigError(
+            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
+            "leave the key out"
+        )
+    return weights_of(live)
+
+
 def _open_log(run_dir: str | os.PathLike[str], accept_code_change: bool) -> EvaluationLog:
     from rl_eval.log import EvaluationLog
 
@@ -368,7 +386,9 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
 
 
 def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
-    section = settings.policy.model_copy(update={"policy": policy, "policy_kwargs": {}, "weights": None})
+    section = settings.policy.model_copy(
+        update={"policy": policy, "policy_kwargs": {}, "weights": None, "weights_key": None}
+    )
     return settings.model_copy(update={"policy": section})
 
 

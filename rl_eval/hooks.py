@@ -7,15 +7,20 @@ the episodes that happened to finish, and a metric that is NaN says nothing.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from rl_eval.errors import UsageError, nearest
+from rl_eval.weights import WeightsSnapshot, save_weights_file
 
 if TYPE_CHECKING:
     from rl_eval.point import EvalPoint
 
 __all__ = ["NewBest", "StopOnThreshold"]
+
+_FORMATS: Final = (".safetensors", ".pt", ".pth")
 
 
 @final
@@ -76,7 +81,7 @@ class StopOnThreshold:
 
 @final
 class NewBest:
-    """Calls back with every evaluation that is better than all before it.
+    """Calls back with every evaluation that is better than all before it, and keeps its weights in a file.
 
     The best of many evaluations is better than its policy: it was chosen for its luck as well. Evaluate the chosen
     policy on held-out episodes (``first_index``) before quoting a number.
@@ -86,19 +91,33 @@ class NewBest:
             does not count as the best.
         metric: A key of ``EvalResult.metrics``, or of ``EvalPoint.metrics`` with its prefix.
         mode: Whether more or less is better.
+        save: File for the weights of the best point, those that were evaluated, whatever training has made of them
+            since: ``.safetensors``, or ``.pt`` for extra state that is no tensor. ``policy.weights`` takes it. It is
+            written before the callback is called, and each time whole.
 
     Raises:
-        UsageError: ``mode`` is neither.
+        UsageError: ``mode`` is neither, ``save`` has another ending, or there is neither ``callback`` nor ``save``.
+
+    Example:
+        >>> evaluator = Evaluator(config, on_result=NewBest(save="best.safetensors"))  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        callback: Callable[[EvalPoint], object],
+        callback: Callable[[EvalPoint], object] | None = None,
         metric: str = "episode_return_mean",
         mode: Literal["max", "min"] = "max",
+        *,
+        save: str | os.PathLike[str] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
             raise UsageError(f'mode is {mode!r}: give "max" or "min"')
+        if callback is None and save is None:
+            raise UsageError("NewBest has nothing to do: give a callback, or save=PATH")
+        self.save = None if save is None else Path(save)
+        """Where the weights of the best go."""
+        if self.save is not None and self.save.suffix not in _FORMATS:
+            raise UsageError(f"save is {str(save)!r}: give a name that ends in {' or '.join(_FORMATS)}")
         self.callback = callback
         self.metric = metric
         self.mode = mode
@@ -111,12 +130,16 @@ class NewBest:
         """Take an evaluation; an equal one is not better.
 
         Raises:
-            UsageError: It has no such metric.
+            UsageError: It has no such metric, or no weights that could be saved.
+            WeightsError: The format cannot hold its weights.
         """
         value = _value(point, self.metric)
         if value is None or not self._better(value):
             return
-        self.callback(point)
+        if self.save is not None:
+            save_weights_file(_weights(point), self.save)
+        if self.callback is not None:
+            self.callback(point)
         self.best, self.best_value = point, value
 
     def _better(self, value: float) -> bool:
@@ -132,6 +155,21 @@ class NewBest:
         """Go on where a checkpoint was written."""
         value = state["best_value"]
         self.best, self.best_value = None, None if value is None else float(value)
+
+
+def _weights(point: EvalPoint) -> WeightsSnapshot:
+    """Return the weights that a point was measured with.
+
+    Raises:
+        UsageError: They are not there.
+    """
+    found = point.weights
+    if found is None or found.digest != point.result.provenance["weights"]["digest"]:
+        raise UsageError(
+            f"the weights of step {point.step} cannot be saved, as they are not there: NewBest(save=...) needs a "
+            "policy with weights, the on_result of an Evaluator, and, for a service, weights with each request"
+        )
+    return found
 
 
 def _value(point: EvalPoint, metric: str) -> float | None:

@@ -27,6 +27,7 @@ from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings, make_settings
+from rl_eval.trust import check_trust
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 __all__ = ["Replay", "different_columns", "rebuilt_runner", "replay", "run_lease"]
@@ -61,33 +62,41 @@ class Replay:
 
 
 def replay(
-    path: str | os.PathLike[str], index: int, config: EvalConfig | EvalSettings | None = None, policy: Any = None
+    source: str | os.PathLike[str] | EvalResult,
+    index: int,
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
 ) -> Replay:
     """Run one episode of an evaluation again, in this process, and compare it with its record.
 
     An environment that killed or hung its runner does the same to this process.
 
     Args:
-        path: Folder or URI of an evaluation log, or folder of a saved result.
+        source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         index: Which episode.
         config: What was evaluated, for a run that was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may run although somebody else may have made it. What this user made
+            on this machine, working in the same folder, needs no trust, nor does what runs with ``config``.
 
     Raises:
         UsageError: The episode has no record, or the config is another one.
+        UntrustedError: Somebody else may have made the result.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """
-    result = load(path)
+    result = source if isinstance(source, EvalResult) else load(source)
     recorded = _record(result, index)
-    with rebuilt_runner(result, config, policy) as runner:
+    with rebuilt_runner(result, config, policy, trust=trust) as runner:
         report = run_lease(runner, Lease(recorded.index, recorded.seed, recorded.attempts, 0))
     return _compare(result, index, report)
 
 
 @contextmanager
 def rebuilt_runner(
-    result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None
+    result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
 ) -> Iterator[EvalRunner]:
     """Build a runner in this process that has what the runners of an evaluation had.
 
@@ -95,13 +104,15 @@ def rebuilt_runner(
         result: Of the evaluation.
         config: What was evaluated, if it was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may run although somebody else may have made it.
 
     Raises:
         UsageError: The config is another one.
+        UntrustedError: Somebody else may have made the result.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """
-    settings = _settings(result.provenance, config, policy)
+    settings = _settings(result.provenance, config, policy, trust)
     live = settings.policy.policy if policy is None else policy
     live = None if isinstance(live, str) else live
     weights = _weights(result.provenance["weights"], settings, live)
@@ -156,7 +167,9 @@ def _record(result: EvalResult, index: int) -> EpisodeRecord:
     return result.table.record(index)
 
 
-def _settings(provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any) -> EvalSettings:
+def _settings(
+    provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any, trust: bool
+) -> EvalSettings:
     """Return what was evaluated, as a process without Ray can run it."""
     if config is None:
         recorded = provenance["config"]
@@ -169,6 +182,8 @@ def _settings(provenance: Mapping[str, Any], config: EvalConfig | EvalSettings |
                 "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or rl_eval.video.record_videos(DIR, ..., "
                 "config=...)"
             )
+        if not trust:
+            check_trust(provenance)
         return make_settings(usable)
     settings = config.build() if isinstance(config, EvalConfig) else config
     theirs, ours = provenance["identity"], plain(settings.identity())
@@ -227,7 +242,7 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     if live is not None:
         source, found = "the policy", weights_of(live)
     elif path is not None:
-        source, found = repr(path), snapshot_weights(load_weights_file(path), version)
+        source, found = repr(path), snapshot_weights(load_weights_file(path, settings.policy.weights_key), version)
     else:
         raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
     if found is None or found.digest != digest:

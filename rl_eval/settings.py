@@ -15,6 +15,7 @@ from rl_eval.plan import MAX_EPISODES, EpisodePlan
 from rl_eval.redaction import digest_secrets, learn, redact
 
 __all__ = [
+    "LIVE_ENVIRONMENT",
     "SECTIONS",
     "EnvironmentSection",
     "EvalSettings",
@@ -24,6 +25,7 @@ __all__ = [
     "RunnersSection",
     "copy_containers",
     "describe_object",
+    "is_live_environment",
     "make_settings",
 ]
 
@@ -57,6 +59,9 @@ class PolicySection(_Section):
     """Keyword arguments of the factory."""
     weights: str | None = None
     """A safetensors file, or a torch file that ``weights_only=True`` can load."""
+    weights_key: str | None = None
+    """Where the weights are in a file that holds more, such as ``model`` in ``{"model": ..., "optimizer": ...}``; dots
+    lead deeper."""
     deterministic: bool = True
     """Take the mode of the policy's distribution; else sample, from each episode's own stream."""
     actions: Literal["clip", "unsquash", "none"] = "clip"
@@ -199,6 +204,9 @@ _ACTORS_ONLY: Final = (
 )
 """Settings of runners that are processes of their own."""
 
+LIVE_ENVIRONMENT: Final = "every lane needs one of its own: give a function that builds it"
+"""What is wrong with an environment where one that can be built is needed."""
+
 SECTIONS: Final[Mapping[str, type[_Section]]] = {
     "environment": EnvironmentSection,
     "policy": PolicySection,
@@ -230,6 +238,11 @@ def copy_containers(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy_containers(item) for item in value)
     return value
+
+
+def is_live_environment(value: Any) -> bool:
+    """Whether a value is an environment, and not what builds one."""
+    return hasattr(value, "step") and not isinstance(value, type)
 
 
 def describe_object(value: Any) -> Any:
@@ -279,6 +292,11 @@ def _check_together(settings: EvalSettings) -> None:
         )
     if settings.environment.env is None:
         raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
+    if runners.num_runners and is_live_environment(settings.environment.env):
+        raise ConfigError(
+            f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
+            f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
+        )
     settings.evaluation.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:

@@ -11,6 +11,7 @@ torch is imported inside functions only: an actor's process must not import it b
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import re
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,16 @@ from rl_eval.frameworks import integration_for
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorEntry", "WeightsSnapshot", "apply_weights", "load_weights_file", "snapshot_weights", "weights_of"]
+__all__ = [
+    "HeldWeights",
+    "TensorEntry",
+    "WeightsSnapshot",
+    "apply_weights",
+    "load_weights_file",
+    "save_weights_file",
+    "snapshot_weights",
+    "weights_of",
+]
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
@@ -41,6 +51,9 @@ _COMPILED: Final = "_orig_mod."
 """What torch.compile puts before names."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
 """What DistributedDataParallel puts before names."""
+_TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+)")
+"""How torch names what it does not load."""
 
 
 class TensorEntry(NamedTuple):
@@ -77,6 +90,18 @@ class WeightsSnapshot:
         digest.update(self.buffer.data)
         digest.update(self.extra_digest or _NO_EXTRA_STATE)
         return digest.hexdigest()
+
+
+@final
+class HeldWeights:
+    """Weights of an evaluation, from its start until its result is delivered: a kept point keeps none."""
+
+    def __init__(self) -> None:
+        self.snapshot: WeightsSnapshot | None = None
+
+    def release(self) -> None:
+        """Let go of them."""
+        self.snapshot = None
 
 
 def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
@@ -128,36 +153,139 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
                 targets[name].copy_(_view(snapshot.buffer, entry))
 
 
-def load_weights_file(path: str | Path) -> dict[str, torch.Tensor]:
+def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, torch.Tensor]:
     """Read a safetensors file, or a torch file without running any code in it.
 
+    Args:
+        path: The file.
+        key: Where the weights are in a file that holds more: ``"model"`` in ``{"model": ..., "optimizer": ...}``. Dots
+            lead into nested mappings, and into the common beginning of names.
+
     Raises:
-        ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` refuses.
+        ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` refuses; or the weights are
+            not where ``key`` says.
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"policy.weights: there is no file {str(path)!r}")
+        found = "it is a folder" if path.exists() else "nothing has this name"
+        raise ConfigError(f"policy.weights: there is no file {str(path)!r}: {found}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            loaded: Any = load_file(path)
-            return dict(loaded)
-        import torch
-
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ConfigError(
-            f"policy.weights: {str(path)!r} holds pickled objects, which could run code when loaded. Save the "
-            f"weights alone, with safetensors.torch.save_file(module.state_dict(), 'x.safetensors') ({error})"
-        ) from None
+        loaded = _read(path)
     except Exception as error:
-        raise ConfigError(f"policy.weights: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from None
-    if not isinstance(loaded, Mapping) or not all(
-        hasattr(value, "numel") or _is_extra_state(name) for name, value in loaded.items()
-    ):
-        raise ConfigError(f"policy.weights: {str(path)!r} must hold a flat mapping of names to tensors")
-    return dict(loaded)
+        raise ConfigError(f"policy.weights: {_explain_unreadable(path, error)}") from None
+    found = loaded if key is None else _select(loaded, key, path)
+    if not _is_flat(found):
+        raise ConfigError(_explain_structure(found, key, path))
+    return dict(found)
+
+
+def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
+    """Write a file that :func:`load_weights_file` reads back; a reader sees the former file, or the new one whole.
+
+    Raises:
+        WeightsError: The weights have extra state that is no tensor, which safetensors cannot hold.
+    """
+    path = Path(path)
+    tensors = {entry.name: _view(snapshot.buffer, entry) for entry in snapshot.entries}
+    extra = pickle.loads(snapshot.extra_state)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write(tensors, extra, path, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(tensors: dict[str, torch.Tensor], extra: dict[str, Any], path: Path, temporary: Path) -> None:
+    import torch
+
+    if path.suffix != ".safetensors":
+        torch.save({**tensors, **extra}, temporary)
+        return
+    from safetensors.torch import save_file
+
+    if odd := [name for name, value in extra.items() if not isinstance(value, torch.Tensor)]:
+        raise WeightsError(
+            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold: give "
+            f"a name that ends in .pt instead of {str(path)!r}"
+        )
+    save_file({**tensors, **extra}, temporary)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # What torch warns of becomes our error.
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _explain_unreadable(path: Path, error: Exception) -> str:
+    """Say why a file cannot be read, with what helps of the reader's own words."""
+    name, words = repr(str(path)), _TERMINAL_CODE.sub("", str(error)).strip()
+    if (refused := _PICKLED.search(words)) or (isinstance(error, pickle.UnpicklingError) and _is_pickle(path)):
+        example = f" (such as {refused[1]})" if refused else ""
+        return (
+            f"{name} holds pickled objects, which could run code when loaded{example}. Save the weights alone, with "
+            "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
+        )
+    if "TorchScript" in words:
+        return f"{name} is a TorchScript archive: save its state_dict(), or load it in a policy factory"
+    if isinstance(error, OSError):
+        return f"{name} cannot be read: {error.strerror or error}"
+    kind = "safetensors" if path.suffix == ".safetensors" else "torch"
+    if kind == "torch" and not isinstance(error, RuntimeError):
+        words = "it was not written by torch.save"  # The reader's words are about its opcodes.
+    first = words.partition("\n")[0].partition(". ")[0].rstrip(".")
+    return (
+        f"{name} is not a whole {kind} file: {first}. If it is another kind of file, its name should end in "
+        f"{'.pt' if kind == 'safetensors' else '.safetensors'}; if it was cut short, save it again"
+    )
+
+
+def _is_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == pickle.PROTO
+
+
+def _select(loaded: Any, key: str, path: Path) -> Any:
+    """Follow a dotted key into nested mappings; where names begin with a part, it leads to the rest of them."""
+    found = loaded
+    for part in key.split("."):
+        inner = found if isinstance(found, Mapping) else {}
+        within = {name.removeprefix(f"{part}."): inner[name] for name in inner if str(name).startswith(f"{part}.")}
+        found = inner.get(part, within)
+        if isinstance(found, Mapping) and not found:
+            there = _contents(inner or loaded)
+            raise ConfigError(f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}")
+    return found
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and (hasattr(item, "numel") or _is_extra_state(name)) for name, item in value.items()
+    )
+
+
+def _explain_structure(found: Any, key: str | None, path: Path) -> str:
+    """Say what a file holds instead of weights, and which of its keys may lead to them."""
+    place = f"policy.weights: {str(path)!r}" if key is None else f"policy.weights_key: {key!r} of {str(path)!r}"
+    text = f"{place} must hold a flat mapping of names to tensors: {_contents(found)}"
+    inner = found if isinstance(found, Mapping) else {}
+    fitting = [str(name) for name, value in inner.items() if value and _is_flat(value)]
+    prefix = "" if key is None else f"{key}."
+    return text + (f". Set policy.weights_key to {prefix}{' or '.join(fitting)}" if fitting else "")
+
+
+def _contents(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"it has the keys {_some([str(name) for name in value], 12)}"
+    return f"it is a {type(value).__name__}"
 
 
 def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -255,9 +383,9 @@ def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
         raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+def _some(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _is_extra_state(name: str) -> bool:

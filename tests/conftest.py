@@ -1,6 +1,7 @@
 """Settings that must hold before torch or Ray are imported by any test, and what every test starts from."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.planted import leaking_files, leaks
 os.environ.update(reproducible_environment())
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+# Nothing of the user who runs the tests is touched; child processes inherit it.
+_STATE = tempfile.TemporaryDirectory(prefix="rl_eval-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,15 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 import ray
 
+from rl_eval.backends import gcs_probe
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.numerics import reproducible_environment
 from rl_eval.settings import RunnersSection
@@ -20,6 +23,7 @@ from rl_eval.settings import RunnersSection
 __all__ = ["connect", "gist", "process_kept", "runtime_env_of"]
 
 _KNOCK_TIMEOUT_S: Final = 5.0
+_PROBE_TIMEOUT_S: Final = 15.0
 _HOOK: Final = "worker_process_setup_hook"
 
 
@@ -39,6 +43,7 @@ def connect(section: RunnersSection) -> bool:
     try:
         if address:
             _knock(address)
+            _check_token(address)
             with process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
@@ -51,15 +56,18 @@ def connect(section: RunnersSection) -> bool:
                     logging_level="ERROR",
                     runtime_env=runtime_env,
                 )
+    except RunnerStartError:
+        raise
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
             raise ConfigError(f"runners.runtime_env: Ray does not take it: {gist(error)}") from error
         if not address:
             raise
+        if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
+            raise _token_needed(address) from error
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}. Start one with "
-            "`ray start --head`, correct the address, leave it out to run on a local cluster, or, if the cluster asks "
-            "for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}{_cause(error)}. Start one with "
+            "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
     return True
 
@@ -129,3 +137,39 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
+
+
+def _check_token(address: str) -> None:
+    """Ask the cluster whether it lets this process in, since Ray itself is refused for half a minute.
+
+    Raises:
+        RunnerStartError: It asks for a token.
+    """
+    if address.startswith("ray://"):
+        return
+    command = [sys.executable, gcs_probe.__file__, address]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return  # Whatever is wrong, Ray will say it.
+    _, refused, place = asked.stdout.partition(gcs_probe.REFUSES)
+    if refused:
+        raise _token_needed(place.strip())
+
+
+def _cause(error: BaseException) -> str:
+    return "" if error.__cause__ is None else f" ({gist(error.__cause__)})"
+
+
+def _token_needed(place: str) -> RunnerStartError:
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        needed = "set RAY_AUTH_MODE=token, and have the cluster's"
+    elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        needed = "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one: have the cluster's"
+    else:
+        needed = "RAY_AUTH_MODE=token is set, but the token is not its own: have the cluster's"
+    return RunnerStartError(
+        f"the cluster at {place} answered and asks for a token: {needed} in ~/.ray/auth_token (copied from its head "
+        "node) or in RAY_AUTH_TOKEN; or start nodes and clients with RAY_AUTH_MODE=disabled. See docs/cluster.md, "
+        "Authentication"
+    )

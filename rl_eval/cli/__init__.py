@@ -5,7 +5,8 @@ Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, s
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import Annotated, Final
 
 import typer
 
@@ -27,7 +28,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="rl-eval",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,8 +47,14 @@ app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and
 app.add_typer(service.app)
 
 
+_COMPLETE: Final = "_RL_EVAL_COMPLETE"
+
+
 def main() -> None:
     """Run the command line; the process exits with the code that ``--help`` explains."""
+    what, _, shell = os.environ.get(_COMPLETE, "").partition("_")
+    if shell in ("source", "complete"):
+        os.environ[_COMPLETE] = f"{shell}_{what}"  # click's order of the words; typer has the other one.
     app(prog_name="rl-eval")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import traceback
 from collections.abc import Iterator
@@ -123,6 +124,9 @@ Exit codes:
 2    at least one problem
 """
 
+_TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+
 Debug = Annotated[bool, typer.Option("--debug", envvar="RL_EVAL_DEBUG", help="Show the traceback of any error.")]
 
 
@@ -135,7 +139,7 @@ def code_of(error: EvalError) -> ExitCode:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into one line on stderr and an exit code; bugs keep their traceback.
+    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback.
 
     Raises:
         typer.Exit: The command raised.
@@ -172,6 +176,8 @@ def _print_traceback() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print one line, however many the message has; pipes and logs get it unwrapped."""
-    line = Text.assemble(("error: ", "bold red"), " ".join(redact_text(message).split()))
-    Console(stderr=True, highlight=False).print(line, soft_wrap=not os.isatty(2))
+    """Print a message with the lines that it has, unwrapped for pipes and logs, and without control characters."""
+    lines = _TERMINAL_CODE.sub("", redact_text(message)).strip().splitlines() or ["no reason is given"]
+    shown = "\n".join(_UNPRINTABLE.sub(" ", line).rstrip() for line in lines)
+    text = Text.assemble(("error: ", "bold red"), shown)
+    Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))

@@ -1,4 +1,4 @@
-"""Where the files of a result go, and which existing files may be overwritten: only those of a result.
+"""Where the files of a result go, and which existing files may be overwritten: only those of the same run.
 
 Everything is checked before the evaluation starts, so that hours of episodes do not end in a file that cannot
 be written.
@@ -6,50 +6,153 @@ be written.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["claim_folder", "is_saved", "output_folder"]
+__all__ = ["claim_folder", "claimed_folder", "is_saved", "new_folder", "unsaved_folder"]
 
 
-def output_folder(output: Path | None, run_dir: str | None, config: Path, section: str | None) -> Path | None:
-    """Return where a result is saved, None for nowhere.
+@contextmanager
+def claimed_folder(
+    output: Path | None, run_dir: str | None, config: Path, section: str | None, *, force: bool = False
+) -> Iterator[Path | None]:
+    """Choose where a result is saved, and make sure that it can be; None for nowhere.
 
-    As given; else in the run folder, unless that is behind a URI; else in ``out/<name of the config>``, with the
-    section's name if only that section is used.
-    """
-    if output is not None:
-        return output
-    if run_dir is not None:
-        from rl_eval.log.storage import is_uri
-
-        return None if is_uri(run_dir) else Path(run_dir)
-    return Path("out", f"{config.stem}-{section}" if section else config.stem)
-
-
-def claim_folder(folder: Path) -> None:
-    """Make sure that a result can be written to a folder, and create it.
+    As given; else in the run folder, unless that is behind a URI; else in a new folder ``out/<name of the config>``,
+    with the section's name if only that section is used, which goes again if nothing was saved in it.
 
     Raises:
-        ConfigError: It holds files of that name which no evaluation wrote, or cannot be written to.
+        ConfigError: The folder cannot be used.
+    """
+    if force and output is None:
+        raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
+    if output is None and run_dir is None:
+        folder = new_folder(Path("out", f"{config.stem}-{section}" if section else config.stem))
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):  # It is not empty.
+                folder.rmdir()
+        return
+    place = _run_folder(run_dir) if output is None else output
+    if place is not None:
+        claim_folder(place, run_dir, force=force)
+    yield place
+
+
+def unsaved_folder(
+    fingerprint: str, output: Path | None, run_dir: str | None, say: Callable[[str], None], *, force: bool = False
+) -> Path | None:
+    """Return where the result of a run that was complete before is still to be saved; None if that is nowhere.
+
+    Args:
+        fingerprint: Of the result.
+        output: As the caller gave it.
+        run_dir: Of its log. Where its folder can only be read, the result is not saved.
+        say: Called with a line about that.
+        force: Whether any result in ``output`` may be replaced.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
+    folder = _run_folder(run_dir) if output is None else output
+    if folder is None or is_saved(fingerprint, folder):
+        return None
+    if output is None and not os.access(folder, os.W_OK | os.X_OK):
+        say(f"{folder} cannot be written to: the result is printed, and not saved")
+        return None
+    claim_folder(folder, run_dir, force=force)
+    return folder
+
+
+def new_folder(base: Path) -> Path:
+    """Create and return the first of BASE, BASE-2, BASE-3, ... that is not there; no two processes get the same.
+
+    Raises:
+        ConfigError: None can be created.
+    """
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(base, error) from error
+    for folder in itertools.chain([base], (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))):
+        try:
+            folder.mkdir()
+        except FileExistsError:  # Only making it tells whether it is free.
+            continue
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        return folder
+    raise AssertionError("numbers do not end")
+
+
+def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = False) -> None:
+    """Make sure that a result can be written to a folder, and create it.
+
+    Args:
+        folder: Where the result goes.
+        run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
+        force: Whether any result may be replaced.
+
+    Raises:
+        ConfigError: It holds the result of another evaluation, or files of that name which no evaluation wrote, or
+            cannot be written to.
     """
     from rl_eval.report.files import EPISODES_FILE, RESULT_FILE
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output {folder} is a file: give a folder")
 
     for path, is_ours in ((folder / RESULT_FILE, _is_result), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
             raise ConfigError(
                 f"{path} exists and is not the result of an evaluation: choose another folder with --output"
             )
+    if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
+        raise ConfigError(
+            f"{folder} holds the result of an evaluation already: choose another folder with --output, or replace that "
+            "result with --force"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the output folder {folder} cannot be created: {error.strerror}") from error
+        raise _unusable(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"the output folder {folder} cannot be written to: choose another one with --output")
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the output folder {folder} cannot be created ({error.strerror}): choose another one with --output"
+    )
+
+
+def _run_folder(run_dir: str | None) -> Path | None:
+    from rl_eval.log.storage import is_uri
+
+    return None if run_dir is None or is_uri(run_dir) else Path(run_dir)
+
+
+def _is_of_run(folder: Path, run_dir: str | None) -> bool:
+    """Tell whether the result in a folder is that of a run, as far as it had come."""
+    if run_dir is None or folder == _run_folder(run_dir):
+        return run_dir is not None
+    from rl_eval.log.contents import read_manifest
+    from rl_eval.log.storage import open_storage
+    from rl_eval.report.files import RESULT_FILE
+
+    manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder / RESULT_FILE)
+    if manifest is None:
+        return False
+    theirs = saved["plan"].get("fingerprint"), *(saved["provenance"].get(key) for key in ("identity", "weights"))
+    return bool(theirs == (manifest.plan_fingerprint, manifest.identity, manifest.weights))
 
 
 def is_saved(fingerprint: str, folder: Path) -> bool:
@@ -60,7 +163,7 @@ def is_saved(fingerprint: str, folder: Path) -> bool:
 
 
 def _is_result(path: Path) -> bool:
-    return {"format", "fingerprint", "plan"} <= _read_result(path).keys()
+    return {"format", "fingerprint", "plan", "provenance"} <= _read_result(path).keys()
 
 
 def _is_episodes(path: Path) -> bool:

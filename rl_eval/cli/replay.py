@@ -8,8 +8,8 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import print_page
-from rl_eval.cli.settings import prepare_process
 from rl_eval.cli.show import Results
+from rl_eval.cli.trusting import Trust, load_to_run
 
 if TYPE_CHECKING:
     from rl_eval.replaying import Replay
@@ -21,14 +21,15 @@ __all__ = ["replay"]
 def replay(
     path: Results,
     index: Annotated[int, typer.Option("--index", metavar="I", show_default=False, help="Index of the episode.")],
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Run one episode again in this process, from its provenance, and compare it with its record."""
     with reported(debug):
-        prepare_process()
+        result = load_to_run(path, trust)
         from rl_eval.replaying import replay as run_again
 
-        again = run_again(path, index)
+        again = run_again(result, index, trust=True)
         print_page(_page(again))
         if not again.identical:
             raise typer.Exit(ExitCode.PARTIAL)

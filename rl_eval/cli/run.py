@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import claim_folder, is_saved, output_folder
+from rl_eval.cli.output import claimed_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
@@ -66,10 +66,11 @@ def run(
         Path | None,
         _option(
             "DIR",
-            "Folder for result.json and episodes.parquet; by default out/ and the name of the config file. "
-            "An earlier result in it is replaced.",
+            "Folder for result.json and episodes.parquet; by default a new one in out/ with the name of the config "
+            "file, and -2, -3, ... if that is there.",
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
     assignments: Assignments = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
     debug: Debug = False,
@@ -85,15 +86,13 @@ def run(
     with Interruption() as interruption, reported(debug):
         settings = read_settings(config, section, assignments, flags)
         prepare_process()
-        run_dir, result = _look_up(run_dir, fresh, settings, _mute if quiet else _say)
-        folder = output_folder(output, run_dir, config, section)
-        if folder is not None:
-            claim_folder(folder)
+        say = _mute if quiet else _say
+        run_dir, result = _look_up(run_dir, fresh, settings, say)
         if result is None:
-            result = _evaluate(settings, run_dir, accept_code_change, interruption, folder, quiet)
+            with claimed_folder(output, run_dir, config, section, force=force) as folder:
+                result = _evaluate(settings, run_dir, accept_code_change, interruption, folder, quiet)
         else:
-            saved = folder is not None and is_saved(result.fingerprint, folder)
-            _deliver(result, None if saved else folder, quiet)
+            _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
         if code := _exit_code(result, interruption):
             raise typer.Exit(code)
 
@@ -146,6 +145,8 @@ def _evaluate(
             result = _watch(handle, interruption, display)
             display.close()
             _deliver(result, folder, quiet)
+            if run_dir is not None and interruption.number is not None and result.stopped_early:
+                _say("what had finished is in the log: the same command continues there")
             interruption.conclude(_exit_code(result, interruption))
     return result
 

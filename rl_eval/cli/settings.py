@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from rl_eval.config import EvalConfig
     from rl_eval.settings import EvalSettings
 
-__all__ = ["Assignments", "ConfigPath", "Section", "prepare_process", "read_settings"]
+__all__ = [
+    "Assignments",
+    "ConfigPath",
+    "Section",
+    "find_modules_here",
+    "fix_numerics",
+    "prepare_process",
+    "read_settings",
+]
 
 ConfigPath = Annotated[
     Path,
@@ -62,15 +70,21 @@ def read_settings(
 
 
 def prepare_process() -> None:
-    """Make this process compute as a runner does, and find the user's modules; call before torch is imported.
+    """Make this process compute as a runner does, and find the user's modules; call before torch is imported."""
+    fix_numerics()
+    find_modules_here()
 
-    A variable that the user has set stays. ``"my_pkg.policies:make"`` is looked for in the current folder first,
-    as with ``python -m``.
-    """
+
+def fix_numerics() -> None:
+    """Make this process compute as a runner does; a variable that the user has set stays."""
     from rl_eval.numerics import reproducible_environment
 
     for name, value in reproducible_environment().items():
         os.environ.setdefault(name, value)
+
+
+def find_modules_here() -> None:
+    """Have ``"my_pkg.policies:make"`` looked for in the current folder first, as with ``python -m``."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)

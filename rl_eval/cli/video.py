@@ -9,8 +9,8 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import print_page
-from rl_eval.cli.settings import prepare_process
 from rl_eval.cli.show import Results
+from rl_eval.cli.trusting import Trust, load_to_run
 
 if TYPE_CHECKING:
     from rl_eval.report.table import Page
@@ -35,14 +35,15 @@ def video(
         float | None, typer.Option("--fps", show_default=False, help="Frames per second; by default the environment's.")
     ] = None,
     max_frames: Annotated[int, typer.Option("--max-frames", metavar="N", help="Most frames of a film.")] = 10_000,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Run chosen episodes again in this process, from their provenance, and film them."""
     with reported(debug):
-        prepare_process()
+        result = load_to_run(path, trust)
         from rl_eval.video import record_videos
 
-        films = record_videos(path, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames)
+        films = record_videos(result, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True)
         print_page(_page(films, output))
         if not all(film.identical for film in films):
             raise typer.Exit(ExitCode.PARTIAL)

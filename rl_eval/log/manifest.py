@@ -25,6 +25,7 @@ FORMAT: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
 
 _COMPARED: Final = ("num_episodes", "seed", "first_index", "plan_fingerprint", "identity", "weights", "info_keys")
+_PLAN: Final = ("num_episodes", "seed", "first_index")
 _ABSENT: Final = "(absent)"
 
 
@@ -74,11 +75,10 @@ class Manifest:
         """Return one line per value of another run that keeps it from continuing this log."""
         theirs = dict(_flat(self._compared()))
         ours = dict(_flat(other._compared()))
-        return [
-            f"{key}: {_shown(theirs, key)} -> {_shown(ours, key)}"
-            for key in (theirs | ours)
-            if _shown(theirs, key) != _shown(ours, key)
-        ]
+        different = [key for key in (theirs | ours) if _shown(theirs, key) != _shown(ours, key)]
+        if any(key in different for key in _PLAN):
+            different = [key for key in different if key != "plan_fingerprint"]  # It follows from them.
+        return [f"{key}: {_shown(theirs, key)} -> {_shown(ours, key)}" for key in different]
 
     def _compared(self) -> dict[str, Any]:
         return {name: value for name, value in _plain(asdict(self)).items() if name in _COMPARED}

@@ -27,6 +27,8 @@ WIDTH: Final = 80
 _LABEL: Final = 13
 _GAP: Final = "   "
 _METHODS: Final = {"bca": "BCa bootstrap", "student_t": "Student t", "wilson": "Wilson"}
+_SETTINGS: Final = 8
+"""Differing settings that a comparison shows."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 
 
@@ -210,7 +212,12 @@ def comparison_page(comparison: Comparison) -> Page:
         title=comparison.environment or "comparison",
         subtitle="",
         state="b against a",
-        sections=[_side_lines(comparison), _difference_lines(comparison), _mcnemar_lines(comparison)],
+        sections=[
+            _side_lines(comparison),
+            _setting_lines(comparison),
+            _difference_lines(comparison),
+            _mcnemar_lines(comparison),
+        ],
         notes=comparison.notes,
         verdict=comparison.verdict,
     )
@@ -223,6 +230,15 @@ def _side_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
         lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
     return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned")]
+
+
+def _setting_lines(comparison: Comparison) -> list[Line]:
+    different = comparison.different_settings
+    if not different:
+        return [Line("settings", "", "nothing that is recorded of policies, weights and settings differs")]
+    lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
+    more = len(different) - len(lines)
+    return lines + ([Line("", "", f"and {more} more differences: see --json")] if more else [])
 
 
 def _difference_lines(comparison: Comparison) -> list[Line]:

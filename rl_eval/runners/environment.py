@@ -14,7 +14,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.frameworks import integration_for
 from rl_eval.importing import import_attribute
 from rl_eval.protocols import EnvContext
-from rl_eval.settings import EnvironmentSection, copy_containers
+from rl_eval.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 
 __all__ = ["construct_env", "import_env"]
 
@@ -55,11 +55,8 @@ def construct_env(
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
-    if hasattr(factory, "step") and not inspect.isclass(factory):
-        raise ConfigError(
-            f"environment.env is a live {type(factory).__name__}, but every lane needs one of its own: give a function "
-            "that builds it"
-        )
+    if is_live_environment(factory):
+        raise ConfigError(f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}")
     if not callable(factory):
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'

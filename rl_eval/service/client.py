@@ -26,7 +26,7 @@ from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.service.directory import ANSWERS, Unanswered, ask, end_service, find_service, reach, start_service
 from rl_eval.service.messages import Answer, FinishedEvaluation, Past, Ticket, Welcome
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, snapshot_weights
+from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.jobs import FollowUp
@@ -152,7 +152,9 @@ class ServiceEngine:
 
     # ------------------------------------------------------------------ asking
 
-    def submit(self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None) -> EvalHandle:
+    def submit(
+        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
+    ) -> EvalHandle:
         """Have the service own a request; see :class:`rl_eval.evaluator.Engine`.
 
         Args:
@@ -160,6 +162,7 @@ class ServiceEngine:
             version: Least version that they may get.
             step: Training step.
             follow_up: Always None: what follows is the service's.
+            held: Gets a copy of the weights.
 
         Raises:
             EvaluatorBusy: The service holds too many requests of this client.
@@ -167,7 +170,7 @@ class ServiceEngine:
             ClusterError: The service is gone.
         """
         assert follow_up is None
-        snapshot = None if weights is None else _snapshot(weights)
+        snapshot = held.snapshot = None if weights is None else _snapshot(weights)
         request = uuid.uuid4().hex
         handle = self._handle(request)
         handle.step = step

@@ -112,6 +112,7 @@ def record_videos(
     fps: float | None = None,
     max_frames: int = 10_000,
     timeout_s: float = 600.0,
+    trust: bool = False,
 ) -> list[Video]:
     """Film episodes of a finished evaluation in this process, from what its provenance says.
 
@@ -127,11 +128,14 @@ def record_videos(
         fps: Frames per second.
         max_frames: Most frames of one film.
         timeout_s: Longest time that one film may take, in seconds.
+        trust: Whether code that the result names may run although somebody else may have made it; see
+            :func:`rl_eval.replay`.
 
     Returns:
         The films, saved, in the order of the selection.
 
     Raises:
+        UntrustedError: Somebody else may have made the result.
         UsageError: There is no such result, nothing of it is selected, or the config is another one.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out
@@ -143,7 +147,7 @@ def record_videos(
     indices = select_episodes(result, settings.select, settings.max_videos)
     if not indices:
         raise UsageError(f"no episode of the result is selected by {settings.select!r}: nothing to film")
-    with rebuilt_runner(result, config, policy) as runner:
+    with rebuilt_runner(result, config, policy, trust=trust) as runner:
         return [_film(settings, _row(result, index))(runner).save(settings.folder) for index in indices]
 
 

@@ -20,7 +20,7 @@ def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalS
     """Return settings with a checkpoint's path at a dotted key of the policy section."""
     section = settings.policy
     if key == WEIGHTS:
-        section = section.model_copy(update={"weights": path})
+        section = section.model_copy(update={"weights": path, "weights_key": path and section.weights_key})
     else:
         kwargs = _nested(section.policy_kwargs, key.removeprefix(_KWARGS).split("."), path)
         section = section.model_copy(update={"policy_kwargs": kwargs})

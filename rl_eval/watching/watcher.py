@@ -407,7 +407,7 @@ class Watcher:
         """Return runners that have the weights of a checkpoint; they serve one after the other."""
         path = self._folder.path(staged.seen)
         try:
-            weights = load_weights_file(staged.path)
+            weights = load_weights_file(staged.path, self._settings.policy.weights_key)
         except ConfigError as error:
             raise _BadCheckpoint(str(error).replace(str(staged.path), str(path))) from error
         if self._group is None:

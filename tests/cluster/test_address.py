@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
 import torch
+from launched import Machine, free_ports, machine, start_options
 from machines import eventually
 
 from rl_eval import EvalConfig, evaluate
@@ -91,3 +93,58 @@ def _marked(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[tuple[Machine, str]]:
+    """A cluster that asks for a token, on a machine whose clients know of none, and its address."""
+    with machine() as made:
+        ports = free_ports(4)
+        command = ("ray", "start", "--head", *start_options(ports), "--include-dashboard=false")
+        secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+        started = made.run(*command, "--temp-dir", made.folder / "ray", HOME=str(made.folder), **secret)
+        assert started.returncode == 0, started.stdout
+        yield made, f"127.0.0.1:{ports[0]}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "hint"),
+    [
+        ({}, "set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token"}, "the token is not its own"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4}, "has another one"),
+    ],
+    ids=["nothing", "disabled", "no token", "another token"],
+)
+def test_a_cluster_that_asks_for_a_token_is_said_to(
+    guarded: tuple[Machine, str], variables: dict[str, str], hint: str
+) -> None:
+    """The message says that it answered and what it wants, and nothing of Ray's own tries is on the terminal."""
+    machine, address = guarded
+    done = machine.run("rl-eval", "service", "list", "--address", address, HOME=str(machine.folder), **variables)
+    assert done.returncode == 4
+    (line,) = done.stdout.splitlines()
+    assert re.match(r"error: the cluster at \S+ answered and asks for a token: ", line)
+    assert hint in line
+
+
+def test_python_is_told_of_the_token_too(guarded: tuple[Machine, str]) -> None:
+    """The error of a group; the process that got it is not connected."""
+    machine, address = guarded
+    done = machine.run(sys.executable, "-c", _REFUSED.format(address=address), HOME=str(machine.folder))
+    assert done.stdout.splitlines() == ["True", "False"]
+
+
+_REFUSED = """
+import ray
+import torch
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import RunnerStartError
+config = EvalConfig().environment("CartPole-v1").runners(num_runners=1, address="{address}")
+try:
+    evaluate(config, policy=torch.nn.Linear(4, 2))
+except RunnerStartError as error:
+    print("answered and asks for a token" in str(error))
+print(ray.is_initialized())
+"""

@@ -26,7 +26,7 @@ from rl_eval.service import directory
 from rl_eval.service.actor import EvalService
 from rl_eval.service.directory import end_service, find_service, list_services
 from rl_eval.service.messages import ServiceStatus
-from rl_eval.weights import load_weights_file, snapshot_weights
+from rl_eval.weights import HeldWeights, load_weights_file, snapshot_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -550,7 +550,7 @@ def test_a_full_service_refuses_and_is_listed_and_stopped_by_command(tmp_path: P
             one.start()
         assert eventually(lambda: len(ev._delivery.open) == 4)
         with pytest.raises(EvaluatorBusy, match=r"holds 3 requests of client 'trainer' .* max_queue=1"):
-            ev._engine.submit(weights=weights(3), version=None, step=3, follow_up=None)
+            ev._engine.submit(weights=weights(3), version=None, step=3, follow_up=None, held=HeldWeights())
 
         listed = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval"])
         assert listed.exit_code == 0

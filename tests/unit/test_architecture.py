@@ -51,6 +51,7 @@ LAYERS = (
     "jobs",
     "report",
     "result",
+    "trust",
     "provenance",
     "ledger",
     "evaluation",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
-from rl_eval.cli.output import claim_folder, output_folder
+from rl_eval.cli.output import claimed_folder, new_folder
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config import EvalConfig
@@ -84,6 +85,44 @@ def test_help_of_run_explains_every_exit_code():
 def test_help_fits_80_columns():
     for command in ([], *([command] for command in COMMANDS)):
         assert max(map(len, call(*command, "--help").output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"_RL_EVAL_COMPLETE": "bash_source"}, "complete -o default -F _rl_eval_completion rl-eval"),
+        ({"_RL_EVAL_COMPLETE": "source_zsh"}, "#compdef rl-eval"),
+        ({"_RL_EVAL_COMPLETE": "complete_bash", "COMP_WORDS": "rl-eval re", "COMP_CWORD": "1"}, "replay"),
+        (
+            {"_RL_EVAL_COMPLETE": "bash_complete", "COMP_WORDS": "rl-eval run --num-r", "COMP_CWORD": "2"},
+            "--num-runners",
+        ),
+    ],
+)
+def test_a_shell_can_complete(variables, expected):
+    """Also while the user types, nothing heavy is imported."""
+    code = (
+        "import sys\n"
+        "from rl_eval.cli import main\n"
+        "sys.argv = ['rl-eval']\n"
+        "try:\n    main()\n"
+        f"finally:\n    print('heavy:', sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment() | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert expected in done.stdout.splitlines()
+    assert "heavy: []" in done.stdout
+
+
+def test_completion_is_offered():
+    assert "complete -o default -F _rl_eval_completion rl-eval" in start_and_read("--show-completion", "bash")
+
+
+def start_and_read(*args):
+    process = start(*args, stdout=subprocess.PIPE, text=True)
+    return process.communicate(timeout=60)[0]
 
 
 def test_main_module_is_the_console_script():
@@ -164,10 +203,43 @@ def test_the_layout_does_not_change_the_fingerprint(folder):
     assert EvalResult.load("lanes1").fingerprint == EvalResult.load("lanes7").fingerprint
 
 
-def test_an_earlier_result_is_replaced(folder):
-    for episodes in (3, 4):
-        assert call("run", "toy.yaml", "--num-episodes", episodes, "-q").exit_code == 0
-    assert len(EvalResult.load("out/toy").plan) == 4
+def test_an_earlier_result_stays(folder):
+    """By default every run has a folder of its own."""
+    for episodes, place in ((3, "out/toy"), (4, "out/toy-2"), (5, "out/toy-3")):
+        outcome = call("run", "toy.yaml", "--num-episodes", episodes)
+        assert outcome.stdout.endswith(f"saved in {place}: result.json, episodes.parquet\n")
+    assert [len(EvalResult.load(place).plan) for place in ("out/toy", "out/toy-2", "out/toy-3")] == [3, 4, 5]
+
+
+def test_two_runs_at_once_have_two_folders(folder):
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: new_folder(Path("out/toy")), range(8)))
+    assert sorted(map(str, found)) == ["out/toy", *(f"out/toy-{number}" for number in range(2, 9))]
+
+
+def test_force_without_a_folder_is_refused(folder):
+    outcome = call("run", "toy.yaml", "--force")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "give --output" in outcome.stderr
+
+
+def test_a_run_without_a_result_leaves_no_folder(folder):
+    assert call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken").exit_code == ExitCode.BUG
+    assert list((folder / "out").iterdir()) == []
+
+
+def test_a_result_in_a_given_folder_is_replaced_by_force_alone(folder):
+    def run(episodes, *args):
+        return call("run", "toy.yaml", "--output", "mine", "--num-episodes", episodes, *args)
+
+    assert run(3).exit_code == 0
+    refused = run(4)
+    assert refused.exit_code == ExitCode.USAGE
+    assert "mine holds the result of an evaluation already" in refused.stderr
+    assert "--force" in refused.stderr
+    assert len(EvalResult.load("mine").plan) == 3
+    assert run(4, "--force").exit_code == 0
+    assert len(EvalResult.load("mine").plan) == 4
 
 
 @pytest.mark.parametrize("name", ["result.json", "episodes.parquet"])
@@ -180,10 +252,20 @@ def test_foreign_files_are_not_overwritten(folder, name):
     assert (folder / "mine" / name).read_text() == '{"my": "data"}'
 
 
-def test_an_impossible_output_folder_is_refused_before_anything_runs(folder):
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("file", "--output file is a file: give a folder"),
+        ("file/below", "cannot be created (Not a directory): choose another one with --output"),
+        ("/proc/x", "the output folder /proc/x cannot be created"),
+    ],
+)
+def test_an_impossible_output_folder_is_refused_before_anything_runs(folder, monkeypatch, output, words):
     (folder / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be created"):
-        claim_folder(folder / "file" / "below")
+    monkeypatch.setattr("rl_eval.cli.run._evaluate", None)
+    outcome = call("run", "toy.yaml", "--output", output)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert words in outcome.stderr
 
 
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypatch):
@@ -197,14 +279,20 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypat
     assert "No space left on device" in outcome.stderr
 
 
-def test_output_folder():
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((None, None, Path("a/b/cart.yaml"), None), Path("out/cart")),
+        ((None, None, Path("a/b/cart.yaml"), "evaluation"), Path("out/cart-evaluation")),
+        ((None, "runs/a", Path("cart.yaml"), None), Path("runs/a")),
+        ((None, "s3://runs/a", Path("cart.yaml"), None), None),
+        ((Path("mine"), "s3://runs/a", Path("cart.yaml"), None), Path("mine")),
+    ],
+)
+def test_output_folder(folder, args, expected):
     """As given, else the run folder if it is one, else named after the config."""
-    config = Path("a/b/cart.yaml")
-    assert output_folder(None, None, config, None) == Path("out/cart")
-    assert output_folder(None, None, config, "evaluation") == Path("out/cart-evaluation")
-    assert output_folder(None, "runs/a", config, None) == Path("runs/a")
-    assert output_folder(None, "s3://runs/a", config, None) is None
-    assert output_folder(Path("mine"), "s3://runs/a", config, None) == Path("mine")
+    with claimed_folder(*args) as place:
+        assert place == expected
 
 
 # What is printed
@@ -362,6 +450,31 @@ def test_weights_that_do_not_fit_are_2(folder):
     assert outcome.stderr.startswith("error: weights lack 'body.0.bias'")
 
 
+def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
+    """The key is all that is needed; the result is that of the weights alone, and the folder keeps the key."""
+    import torch
+
+    from rl_eval.policies.mlp import MLPActor
+
+    weights = MLPActor(1, 2).state_dict()
+    torch.save(weights, "weights.pt")
+    torch.save({"epoch": 3, "model": weights}, "ckpt.pt")
+    args = ["run", "toy.yaml", "-q", "--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set"]
+    assert call(*args, "policy.weights=weights.pt", "--output", "alone").exit_code == 0
+    key = ["--set", "policy.weights_key=model"]
+    outcome = call(*args, "policy.weights=ckpt.pt", *key, "--run-dir", "runs")
+    assert outcome.exit_code == 0, outcome.output
+    assert EvalResult.load("runs").fingerprint == EvalResult.load("alone").fingerprint
+    assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--run-dir", "runs").stderr
+    assert call("replay", "runs", "--index", 2).exit_code == 0
+
+
+def test_a_key_without_a_file_is_refused(folder):
+    outcome = call("run", "toy.yaml", "-q", "--set", "policy.weights_key=model")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "policy.weights_key is 'model', but policy.weights is not set" in outcome.stderr
+
+
 def test_an_unexpected_error_shows_its_traceback(folder):
     outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken")
     assert outcome.exit_code == ExitCode.BUG
@@ -399,12 +512,12 @@ def test_every_error_has_its_code(error, code):
     assert code_of(error) == code
 
 
-def test_errors_are_one_line(capfd):
+def test_errors_keep_their_lines_and_no_terminal_codes(capfd):
     import typer
 
     with pytest.raises(typer.Exit), reported(debug=False):
-        raise ConfigError("a message\n   of two lines")
-    assert capfd.readouterr().err == "error: a message of two lines\n"
+        raise ConfigError("a \x1b[1mmessage\x1b[0m\n   of two\x07 lines\n")
+    assert capfd.readouterr().err == "error: a message\n   of two  lines\n"
 
 
 # Signals

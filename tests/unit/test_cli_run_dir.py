@@ -1,8 +1,11 @@
 """``rl-eval run --run-dir``: a run is continued, or is complete, or is another one; ``--fresh`` begins beside it."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,9 +16,10 @@ from rl_eval import group
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.run_dir import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced
+from rl_eval.loading import load
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.result import EvalResult
-from tests.unit.cli_world import call, call_alone, make_folder, start
+from tests.unit.cli_world import call, call_alone, environment, make_folder, start
 
 
 @pytest.fixture
@@ -328,3 +332,44 @@ def test_the_rows_of_a_log_are_those_of_the_result(folder):
     run("--set", "evaluation.gamma=0.9")
     rows = np.sort(read_log("runs").rows, order="index")
     assert rows.tobytes() == EvalResult.load("runs").table.rows.tobytes()
+
+
+def test_a_given_folder_keeps_up_with_its_run(folder):
+    """An earlier result of the same run is replaced, and that of another one is not."""
+    assert run(run_dir="whole").exit_code == 0
+    cut("whole", "runs", 10)
+    load("runs").save("mine")
+    assert run("--output", "mine").exit_code == 0
+    assert EvalResult.load("mine").status == "complete"
+    refused = run("--output", "mine", "--seed", 1, run_dir="others")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "mine holds the result of an evaluation already" in refused.stderr
+    assert EvalResult.load("mine").plan.seed == 0
+
+
+RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Without these rights the superuser is refused what others are."""
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="nobody without rights to ask as")
+@pytest.mark.parametrize("saved", [True, False], ids=["result beside the log", "log alone"])
+def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder, saved):
+    """Neither a lock nor a file is needed to say what is there."""
+    assert run().exit_code == 0
+    if not saved:
+        Path("runs/result.json").unlink()
+        Path("runs/episodes.parquet").unlink()
+    before = sorted(path.name for path in Path("runs").rglob("*"))
+    for path in [Path("runs"), *Path("runs").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    command = [sys.executable, "-m", "rl_eval", "run", "toy.yaml", "--run-dir", "runs"]
+    done = subprocess.run(
+        [*(RIGHTS if os.geteuid() == 0 else []), *command],
+        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "mean return" in done.stdout
+    assert ("cannot be written to" in done.stderr) == (not saved)
+    assert sorted(path.name for path in Path("runs").rglob("*")) == before
+    for path in [Path("runs"), *Path("runs").rglob("*")]:
+        path.chmod(0o755)

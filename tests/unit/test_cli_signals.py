@@ -177,6 +177,17 @@ def test_a_signal_saves_what_has_finished(folder, number):
     assert "stopping" in err
 
 
+def test_who_interrupts_a_run_is_told_how_to_continue(folder):
+    """Where there is a log, and only there."""
+    for run_dir, told in (("runs", True), (None, False)):
+        process = run_until("third", "environment.env_kwargs={pause_s: 0.01, flag: third}", run_dir=run_dir)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 128 + signal.SIGINT, err
+        assert ("the same command continues there" in err) == told
+        (folder / "third").unlink()
+
+
 def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(folder):
     """The thread that steps cannot be ended, so the process is, when the log is flushed."""
     Path("hang").touch()

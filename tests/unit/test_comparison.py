@@ -305,3 +305,37 @@ def test_print_says_what_matters(comparison: Comparison) -> None:
         "note pairs dropped because a side failed: 1",
     ):
         assert part in words
+
+
+# ------------------------------------------------------------------------------ what differs
+
+
+def test_the_settings_that_differ_are_told() -> None:
+    """Each side's value of what the policy is and how it acts; what is equal is not mentioned."""
+    ours = make_result(BASE, policy_kwargs={"hidden": 64, "seed": 1}, deterministic=True)
+    theirs = make_result(BASE + 1, policy_kwargs={"hidden": 128, "seed": 1}, deterministic=False)
+    ours.provenance["weights"] = {"version": 3, "digest": "ab" * 16}
+    theirs.provenance["weights"] = {"version": 4, "digest": "cd" * 16}
+    found = compare(ours, theirs)
+    assert [(one.key, one.a, one.b) for one in found.different_settings] == [
+        ("policy_kwargs.hidden", 64, 128),
+        ("deterministic", True, False),
+        ("weights.digest", "ab" * 16, "cd" * 16),
+    ]
+    assert "settings     " in str(found)
+    assert "deterministic: True in a, False in b" in str(found)
+    assert {"key": "deterministic", "a": True, "b": False} in found.to_dict()["different_settings"]
+
+
+def test_many_settings_are_counted() -> None:
+    """The table keeps its size; the JSON has them all."""
+    many = {str(key): key for key in range(20)}
+    found = compare(make_result(BASE, policy_kwargs=many), make_result(BASE, policy_kwargs={}))
+    assert "and 12 more differences" in str(found)
+    assert len(found.to_dict()["different_settings"]) == 20
+
+
+def test_sides_without_a_difference_are_said_to_have_none() -> None:
+    """Other numbers come from what is not recorded then, such as edited code."""
+    shown = " ".join(str(compare(make_result(BASE), make_result(BASE + NOISE))).split())
+    assert "settings nothing that is recorded of policies, weights and settings differs" in shown

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
@@ -28,6 +29,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "policy": "my_pkg.policies:make",
         "policy_kwargs": {"hidden": [32, 32]},
         "weights": "/data/weights.safetensors",
+        "weights_key": "model.actor",
         "deterministic": False,
         "actions": "unsquash",
         "device": "cuda:0",
@@ -308,6 +310,37 @@ def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str, fragment: st
     assert fragment in str(caught.value)
 
 
+def test_broken_yaml_is_shown_with_its_place(tmp_path: Path) -> None:
+    """The file, the line and the column are named, and the line itself is shown with a mark below the place."""
+    path = tmp_path / "broken.yaml"
+    path.write_text("environment:\n  env: CartPole-v1\n evaluation:\n  seed: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        EvalConfig.from_yaml(path)
+    first, shown, mark = str(caught.value).splitlines()
+    assert first == (
+        f"{path} is not valid YAML, in line 3, column 2: expected <block end>, but found '<block mapping start>'"
+    )
+    assert shown.strip() == "evaluation:"
+    assert mark.index("^") == shown.index("evaluation")
+
+
+def test_a_character_that_yaml_refuses_is_named(tmp_path: Path) -> None:
+    """Such an error has a position and no line; the file is named all the same."""
+    path = tmp_path / "broken.yaml"
+    path.write_text("environment: {env: '\x01'}")
+    with pytest.raises(ConfigError, match="is not valid YAML: unacceptable character #x0001"):
+        EvalConfig.from_yaml(path)
+
+
+def test_a_live_environment_cannot_serve_runners() -> None:
+    """It is refused before anything is started; a class with ``step`` is no live environment."""
+    live = gym.make("CartPole-v1")
+    config = EvalConfig().environment(live).runners(num_runners=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"env is a live \w+, but runners\.num_runners is 2, .*a function"):
+        config.build()
+    config.environment(type(live.unwrapped)).build()
+
+
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     """A missing file, a folder and a binary file are named."""
     missing = tmp_path / "missing.yaml"
@@ -574,6 +607,7 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "return_bounds",
         "purity_check",
         "weights",
+        "weights_key",
         "device",
     }
     assert (before == after) == (section in LAYOUT or key in elsewhere)

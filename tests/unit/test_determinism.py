@@ -23,7 +23,11 @@ MLP = "rl_eval.policies.mlp:make_mlp"
 def table(episodes: int = 100, runners: int = 2, failed: tuple[int, ...] = (), seconds: float = 0.01) -> EpisodeTable:
     rows = np.zeros(episodes, ROW)
     rows["index"], rows["seed"] = np.arange(episodes), np.arange(episodes) + 1000
-    rows["outcome"], rows["runner"], rows["attempts"] = Outcome.COMPLETED, np.arange(episodes) % runners, 1 + np.arange(episodes) % 3
+    rows["outcome"], rows["runner"], rows["attempts"] = (
+        Outcome.COMPLETED,
+        np.arange(episodes) % runners,
+        1 + np.arange(episodes) % 3,
+    )
     rows["outcome"][list(failed)] = Outcome.FAILED
     rows["step_seconds"] = seconds
     filled = EpisodeTable(episodes)

@@ -30,7 +30,7 @@ class Cue:
         self.stopped = 0
         self.before_callback: Callable[[], object] = lambda: None
 
-    def submit(self, *, weights: Any, version: int | None, follow_up: Any) -> EvalHandle:
+    def submit(self, *, weights: Any, version: int | None, follow_up: Any, held: Any) -> EvalHandle:
         if self.refusal is not None:
             raise self.refusal
         position = len(self.handles)

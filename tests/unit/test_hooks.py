@@ -2,14 +2,19 @@
 
 import math
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.errors import UsageError
+from rl_eval.config import EvalConfig
+from rl_eval.errors import UsageError, WeightsError
+from rl_eval.evaluator import Evaluator
 from rl_eval.hooks import NewBest, StopOnThreshold
 from rl_eval.point import EvalPoint
+from rl_eval.weights import load_weights_file, save_weights_file, snapshot_weights
 from tests.unit.test_comparison import make_result
 
 MEAN = "episode_return_mean"
@@ -143,3 +148,121 @@ def test_a_callback_that_fails_has_not_kept_the_best():
     hook.callback = kept.append
     hook(point(4, 4))
     assert [found.result.mean_return for found in kept] == [4.0]
+
+
+# ------------------------------------------------------------------------------ the weights of the best
+
+
+def _digest(path):
+    return snapshot_weights(load_weights_file(path), 0).digest
+
+
+def _net(value):
+    net = torch.nn.Linear(4, 2)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(value)
+    return net
+
+
+def _training(**options):
+    """An evaluator of a value: the policy is worth its one weight."""
+    config = EvalConfig().environment(_worth).evaluation(num_episodes=3)
+    return Evaluator(config, _net(0.0), **options)
+
+
+class _Worth(gym.Env):
+    """One step, worth the action."""
+
+    observation_space = gym.spaces.Box(1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(4, np.float32), {}
+
+    def step(self, action):
+        return np.ones(4, np.float32), float(action[0]), True, False, {}
+
+
+def _worth(context):
+    return _Worth()
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "best.pt"])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_weights_of_the_best_are_kept(tmp_path, backend, name):
+    """Those that were evaluated, although training went on meanwhile; a worse point changes nothing."""
+    best, errors = NewBest(save=tmp_path / "kept" / name), []
+    with _training(backend=backend, busy_policy="queue", on_result=best, on_error=errors.append) as evaluator:
+        net, results = _net(1.0), []
+        for value in (1.0, 3.0, 2.0):
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.fill_(value)
+            results.append(evaluator.submit(net))
+            with torch.no_grad():
+                net.weight.fill_(-1.0)
+        digests = [handle.result().provenance["weights"]["digest"] for handle in results]
+        evaluator.shutdown()
+    assert errors == []
+    assert best.best.step == 1
+    assert _digest(best.save) == digests[1]
+    assert [path.name for path in best.save.parent.iterdir()] == [name]
+
+
+def test_a_request_without_weights_saves_those_before(tmp_path):
+    """What is evaluated then is what was sent last, or what the policy began with."""
+    best = NewBest(save=tmp_path / "best.safetensors")
+    with _training(backend="inline", on_result=best) as evaluator:
+        first = evaluator.evaluate()
+        assert _digest(best.save) == first.provenance["weights"]["digest"] == snapshot_weights(_net(0.0), 0).digest
+
+
+def test_a_kept_point_keeps_no_weights(tmp_path):
+    """Callbacks can have them; afterwards a thousand kept points cost no copy of them."""
+    seen = []
+    with _training(backend="inline", on_result=lambda point: seen.append((point, point.weights.digest))) as evaluator:
+        evaluator.evaluate(_net(1.0))
+    ((kept, digest),) = seen
+    assert digest == snapshot_weights(_net(1.0), 0).digest
+    assert kept.weights is None
+
+
+def test_weights_that_cannot_be_saved_are_no_new_best(tmp_path):
+    """The point does not count then, and the callback is not called."""
+    seen = []
+    best = NewBest(seen.append, save=tmp_path / "best.pt")
+    with pytest.raises(UsageError, match="the weights of step 4 cannot be saved"):
+        best(point(1, 1, step=4))
+    assert (seen, best.best) == ([], None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({}, "give a callback, or save=PATH"), ({"save": "best.zip"}, "ends in .safetensors or .pt")]
+)
+def test_a_best_that_is_of_no_use_is_refused(options, words):
+    """Nothing to do, and a file that could not be read back."""
+    with pytest.raises(UsageError, match=words):
+        NewBest(**options)
+
+
+class _Counted(torch.nn.Linear):
+    """Its extra state is no tensor."""
+
+    def get_extra_state(self):
+        return {"count": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_extra_state_needs_the_other_format(tmp_path):
+    """safetensors holds tensors alone; the message names the way out, which then works."""
+    snapshot = snapshot_weights(_Counted(2, 2), 0)
+    with pytest.raises(WeightsError, match=r"a name that ends in \.pt"):
+        save_weights_file(snapshot, tmp_path / "best.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    save_weights_file(snapshot, tmp_path / "best.pt")
+    assert snapshot_weights(load_weights_file(tmp_path / "best.pt"), 0).digest == snapshot.digest

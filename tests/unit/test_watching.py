@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
 from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
@@ -33,6 +35,7 @@ from tests.unit.watch_world import (
     steps,
     watch_args,
     watch_once,
+    weights_of_step,
 )
 
 
@@ -920,3 +923,13 @@ def test_the_command_is_documented(folder):
     script = "import sys, rl_eval.cli; print([name for name in ('torch', 'ray', 'matplotlib') if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_key_selects_the_weights_of_each_checkpoint(folder):
+    """Training checkpoints hold more than weights; the config says which part they are."""
+    Path("c.yaml").write_text(yaml.safe_dump({**CONFIG, "policy": {**CONFIG["policy"], "weights_key": "model"}}))
+    for step in (1, 2):
+        torch.save({"model": weights_of_step(step), "optimizer": {"state": {}}}, f"run/model_{step}.pt")
+    outcome = watch_once("--pattern", "*.pt")
+    assert outcome.exit_code == 0, outcome.output
+    assert [row["status"] for row in curve()] == ["complete", "complete"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -18,7 +19,13 @@ import torch
 from torch import nn
 
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.weights import WeightsSnapshot, apply_weights, load_weights_file, snapshot_weights
+from rl_eval.weights import (
+    WeightsSnapshot,
+    apply_weights,
+    load_weights_file,
+    save_weights_file,
+    snapshot_weights,
+)
 
 DTYPES = (
     torch.float32,
@@ -596,3 +603,93 @@ def test_a_snapshot_is_frozen() -> None:
     assert isinstance(snapshot, WeightsSnapshot)
     with pytest.raises(AttributeError):
         snapshot.version = 6  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------ files that hold more than weights
+
+
+def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    module = net(1)
+    optimizer = torch.optim.Adam(module.parameters())
+    nested = {f"policy.{name}": tensor for name, tensor in module.state_dict().items()}
+    torch.save(
+        {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 3, "agent": {"state": nested}}, path
+    )
+    return module.state_dict()
+
+
+def test_a_training_checkpoint_is_answered_with_its_keys(tmp_path: Path) -> None:
+    """The message lists what the file holds, and names the setting and the key that would do."""
+    path = tmp_path / "ckpt.pt"
+    _checkpoint(path)
+    with pytest.raises(ConfigError, match="keys 'model', 'optimizer', 'step', 'agent'") as caught:
+        load_weights_file(path)
+    assert str(caught.value).endswith("Set policy.weights_key to model")
+
+
+@pytest.mark.parametrize("key", ["model", "agent.state.policy"])
+def test_a_key_selects_the_weights_in_a_checkpoint(tmp_path: Path, key: str) -> None:
+    """Dots lead into mappings, and then into the common beginning of names; the weights are those of the module."""
+    path = tmp_path / "ckpt.pt"
+    weights = _checkpoint(path)
+    assert snapshot_weights(load_weights_file(path, key), 0).digest == snapshot_weights(weights, 0).digest
+
+
+def test_a_key_selects_names_of_a_safetensors_file(tmp_path: Path) -> None:
+    """Names of such a file are flat: a key is what they begin with."""
+    path = tmp_path / "all.safetensors"
+    weights = net(1).state_dict()
+    prefixed = {f"actor.{name}": tensor for name, tensor in weights.items()}
+    safetensors.torch.save_file({**prefixed, "critic.weight": torch.zeros(2)}, path)
+    assert snapshot_weights(load_weights_file(path, "actor"), 0).digest == snapshot_weights(weights, 0).digest
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("modle", r"no 'modle' in .*ckpt.pt': it has the keys 'model', 'optimizer', 'step', 'agent'"),
+        ("agent.net", r"no 'net' in .*: it has the keys 'state'"),
+        ("step", r"weights_key: 'step' of .* must hold a flat mapping of names to tensors: it is a int"),
+        ("optimizer", r"must hold a flat mapping of names to tensors: it has the keys 'state', 'param_groups'"),
+    ],
+)
+def test_a_key_that_leads_nowhere_is_named(tmp_path: Path, key: str, words: str) -> None:
+    """The message says which part of the key is wrong, and what there is."""
+    _checkpoint(tmp_path / "ckpt.pt")
+    with pytest.raises(ConfigError, match=words):
+        load_weights_file(tmp_path / "ckpt.pt", key)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize(
+    ("name", "write", "words"),
+    [
+        ("whole.pt", lambda path: torch.save(nn.Linear(2, 2), path), "such as torch.nn.modules.linear.Linear"),
+        ("script.pt", lambda path: torch.jit.script(nn.Linear(2, 2)).save(path), "is a TorchScript archive"),
+        ("text.pt", lambda path: path.write_text("hello there\n" * 30), "was not written by torch.save"),
+        (
+            "torch.safetensors",
+            lambda path: torch.save({"a": torch.zeros(1)}, path),
+            "its name should end in .pt",
+        ),
+    ],
+)
+def test_what_torch_says_is_cut_to_what_helps(tmp_path: Path, name: str, write: Any, words: str) -> None:
+    """One sentence or two of ours, with the path: no advice to switch a protection off, no terminal codes."""
+    write(tmp_path / name)
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        load_weights_file(tmp_path / name)
+    message = str(caught.value)
+    assert str(tmp_path / name) in message
+    assert "\x1b" not in message
+    assert "\n" not in message
+    assert "weights_only" not in message
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_a_snapshot_is_saved_as_it_is(tmp_path: Path, name: str) -> None:
+    """Whatever the format, the file holds the same bits, and nothing else lies beside it."""
+    snapshot = snapshot_weights(net(1), 7)
+    save_weights_file(snapshot, tmp_path / "new" / name)
+    assert snapshot_weights(load_weights_file(tmp_path / "new" / name), 0).digest == snapshot.digest
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]

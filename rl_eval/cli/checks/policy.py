@@ -60,7 +60,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """
     path = settings.policy.weights
     if path is not None:
-        snapshot = snapshot_weights(load_weights_file(path), 0)
+        snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
         runner.set_weights(snapshot)
         return ok(f"weights fit: {_describe_weights(snapshot)}")
     module = getattr(runner._policy, "module", runner._policy)

@@ -35,7 +35,7 @@ def build_subject(settings: EvalSettings) -> Subject:
     env.close()
     policy = adapt_policy(settings.policy, *spaces)
     if settings.policy.weights is not None:
-        snapshot = snapshot_weights(load_weights_file(settings.policy.weights), 0)
+        snapshot = snapshot_weights(load_weights_file(settings.policy.weights, settings.policy.weights_key), 0)
         apply_weights(snapshot, _module_of(policy))
     return Subject(policy, *spaces)
 

@@ -1,0 +1,130 @@
+"""Signatures that tell the folders of this user, on this machine, from those of strangers.
+
+What a result says about its making names code: replaying it imports that code. Whoever can write a result can so have
+anything run by whoever replays it. A key that only this user can read lies outside of all results, and each result is
+signed with it when it is made. The signature covers the recorded config and the folder from which modules are found
+first, so neither a stranger's config nor a stranger's modules beside a copied one pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.errors import UntrustedError
+from rl_eval.report.files import plain
+
+__all__ = ["check_trust", "is_own", "named_code", "sign"]
+
+_KEY_BYTES: Final = 32
+_CALLED: Final = ("environment.env", "policy.policy", "policy.weights")
+_ARGUMENTS: Final = ("environment.env_kwargs.", "policy.policy_kwargs.")
+
+
+def sign(config: Any) -> str | None:
+    """Return the signature of a config that is evaluated in this process's working folder; None without a folder."""
+    try:
+        place = str(Path.cwd())
+    except OSError:  # It was removed.
+        return None
+    message = json.dumps([plain(config), place], sort_keys=True, separators=(",", ":"))
+    return hmac.new(_key(_key_file()), message.encode(), hashlib.sha256).hexdigest()
+
+
+def is_own(provenance: Mapping[str, Any]) -> bool:
+    """Tell whether this user made a result on this machine, in the folder in which this process works."""
+    theirs, ours = provenance.get("signature"), sign(provenance.get("config"))
+    return isinstance(theirs, str) and ours is not None and hmac.compare_digest(theirs.encode(), ours.encode())
+
+
+def check_trust(provenance: Mapping[str, Any]) -> None:
+    """Make sure that what a result names may be imported and called.
+
+    Raises:
+        UntrustedError: Somebody else may have written it; the message shows what it names.
+    """
+    if is_own(provenance):
+        return
+    names = "".join(f"\n  {name}" for name in named_code(provenance.get("config")))
+    raise UntrustedError(
+        "this result was not made by you, on this machine, in this folder; running its episodes again runs the code "
+        f"that it names:{names}\nIf you trust whoever made it, give --trust (in Python: trust=True)"
+    )
+
+
+def named_code(config: Any) -> list[str]:
+    """Return what a config has imported and called, and with which texts: one line each, ``section.key = 'value'``."""
+    return [
+        f"{key} = {value!r}"
+        for key, value in _leaves(config)
+        if key in _CALLED or key.startswith(_ARGUMENTS) or (key == "runners.runner" and ":" in value)
+    ]
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _key_file() -> Path | None:
+    """Return where the key of this user is kept; None without a home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        folder = state if state.is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return folder / "rl_eval" / "key"
+
+
+@functools.cache
+def _key(path: Path | None) -> bytes:
+    """Return the key of this user, made at its first use; without a place for it, one that ends with this process."""
+    new = secrets.token_bytes(_KEY_BYTES)
+    if path is None:
+        return new
+    try:
+        return _kept(path, new)
+    except OSError:
+        return new
+
+
+def _kept(path: Path, new: bytes) -> bytes:
+    """Return the key in a file, which is made, whole, if there is none.
+
+    Raises:
+        OSError: The file cannot be made or read, or somebody else could have read or written it.
+    """
+    if not path.exists():
+        _write_new(path, new)
+    found = path.stat()
+    key = path.read_bytes()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or len(key) != _KEY_BYTES:
+        raise PermissionError(f"{path} is not this user's alone")
+    return key
+
+
+def _write_new(path: Path, key: bytes) -> None:
+    """Make a file that is whole as soon as it is there, unless another process is first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.touch(mode=0o600, exist_ok=False)
+        temporary.write_bytes(key)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

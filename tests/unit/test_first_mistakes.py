@@ -1,0 +1,182 @@
+"""Typical first mistakes: each message names the field and the fix, and none leaves a traceback or starts Ray."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from rl_eval.cli.exits import ExitCode
+from tests.unit.cli_world import CONFIG, call, make_folder
+
+MISTAKES = '''
+import gymnasium as gym
+import numpy as np
+
+
+class Old(gym.Env):
+    """The contract of gym 0.21."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, True, {}
+
+
+class Fine(Old):
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, True, False, {}
+
+
+class Wide(Fine):
+    """Its observations are wider than its space says."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(5, np.float32), {}
+
+
+live = Fine()
+number = 3
+
+
+def vague():
+    return lambda observations: "left"
+
+
+def policy_without_a_factory(observations):
+    return np.zeros(len(observations), np.int64)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    make_folder(tmp_path, monkeypatch)
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    monkeypatch.delitem(sys.modules, "mistakes", raising=False)
+    net = torch.nn.Linear(4, 2)
+    torch.save({"model": net.state_dict(), "optimizer": {"state": {}}}, "ckpt.pt")
+    torch.save(net, "whole.pt")
+    torch.save({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "narrow.pt")
+    Path("notes.pt").write_text("not weights\n" * 20)
+    Path("broken.yaml").write_text("environment:\n  env: CartPole-v1\n evaluation:\n  seed: 1\n")
+    Path("file").touch()
+    np.save("array.npy", np.zeros(2))
+    return tmp_path
+
+
+def run(*assignments, config="toy.yaml", args=()):
+    settings = [word for assignment in assignments for word in ("--set", assignment)]
+    return call("run", config, "--num-episodes", 4, *settings, *args)
+
+
+MLP = "policy.policy=rl_eval.policies.mlp:make_mlp"
+CARTPOLE = "environment.env=CartPole-v1"
+
+REFUSED = {
+    "a misspelt environment": ((CARTPOLE.replace("Pole", "Pol"),), {}, ["environment.env", "CartPole"]),
+    "a misspelt section": (("evaluations.seed=1",), {}, ["evaluations.seed", "did you mean"]),
+    "a misspelt key": (("evaluation.num_episode=3",), {}, ["evaluation.num_episode", "'num_episodes'"]),
+    "a value of another type": (("evaluation.num_episodes=many",), {}, ["evaluation.num_episodes is 'many'"]),
+    "an assignment without =": ((), {"args": ["--set", "evaluation.seed"]}, ["--set evaluation.seed", "KEY=VALUE"]),
+    "a file that is not there": ((), {"config": "toi.yaml"}, ["there is no config file 'toi.yaml'"]),
+    "broken YAML": ((), {"config": "broken.yaml"}, ["broken.yaml", "line 3", " evaluation:", "^"]),
+    "a result as config": ((), {"config": "array.npy"}, ["array.npy", "no text file"]),
+    "no policy": (("policy.policy=null",), {}, ["policy.policy is missing"]),
+    "no environment": (("environment.env=null",), {}, ["environment.env is missing", "gymnasium id"]),
+    "a module that is not there": (("policy.policy=polices:make",), {}, ["policy.policy", "polices"]),
+    "a name that is not in its module": (("environment.env=mistakes:Fin",), {}, ["environment.env", "Fin"]),
+    "something that builds nothing": (("environment.env=mistakes:number",), {}, ["environment.env", "callable"]),
+    "weights that are not there": ((MLP, "policy.weights=best.pt"), {}, ["policy.weights", "no file 'best.pt'"]),
+    "a training checkpoint": (
+        (MLP, "policy.weights=ckpt.pt"),
+        {},
+        ["'ckpt.pt'", "'model', 'optimizer'", "policy.weights_key to model"],
+    ),
+    "a whole module": ((MLP, "policy.weights=whole.pt"), {}, ["'whole.pt'", "Linear", "state_dict"]),
+    "no weights at all": ((MLP, "policy.weights=notes.pt"), {}, ["'notes.pt'", "not written by torch.save"]),
+    "weights of another network": ((CARTPOLE, MLP, "policy.weights=narrow.pt"), {}, ["weights"]),
+    "a live environment": (("environment.env=mistakes:live",), {}, ["environment.env is a live Fine", "function"]),
+    "a GPU that nobody was given": (
+        ("policy.device=cuda", "runners.num_runners=2"),
+        {},
+        ["policy.device is 'cuda'", "runners.num_gpus_per_runner"],
+    ),
+    "a deadline in this process": (
+        ("fault_tolerance.step_timeout_s=1",),
+        {},
+        ["fault_tolerance.step_timeout_s is 1", "runners.num_runners=1"],
+    ),
+    "an output that is a file": ((), {"args": ["--output", "file"]}, ["--output file is a file", "give a folder"]),
+    "an output that cannot be": ((), {"args": ["--output", "/proc/x"]}, ["/proc/x", "choose another", "--output"]),
+    "an argument that the factory does not take": (
+        (MLP, "policy.policy_kwargs.hiden=3"),
+        {},
+        ["policy", "hiden"],
+    ),
+    "a policy where its factory should be": (
+        ("policy.policy=mistakes:policy_without_a_factory",),
+        {},
+        ["policy.policy 'mistakes:policy_without_a_factory' cannot be built", "observations"],
+    ),
+    "a negative count": (("runners.num_runners=-1",), {}, ["runners.num_runners is -1"]),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_is_refused_with_its_field_and_the_fix(folder, monkeypatch, mistake):
+    """Before any runner is started: Ray is never asked for."""
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("Ray was asked for")
+
+    monkeypatch.setattr("rl_eval.backends.connection.connect", forbidden)
+    assignments, options, words = REFUSED[mistake]
+    outcome = run(*assignments, **options)
+    assert outcome.exit_code == ExitCode.USAGE, outcome.output
+    _, _, message = outcome.stderr.rpartition("error: ")
+    assert [word for word in words if word not in message] == []
+    assert "Traceback" not in outcome.output
+    assert "\x1b" not in outcome.stderr
+
+
+FAILED = {
+    "the old step": ("environment.env=mistakes:Old", ["failed in step after 0 steps"]),
+    "observations of another shape": ("environment.env=mistakes:Wide", ["observation", "(5,)", "(4,)"]),
+    "actions that are none": ("policy.policy=mistakes:vague", ["action"]),
+}
+
+
+@pytest.mark.parametrize("mistake", FAILED)
+def test_a_mistake_in_code_is_told_in_the_result(folder, mistake):
+    """Such a result is a failure, which says what the code did; the tracebacks are kept for ``show --faults``."""
+    assignment, words = FAILED[mistake]
+    outcome = run(assignment, *(() if "policy" in assignment else ("policy.policy=cli_toys:ones",)))
+    assert outcome.exit_code != ExitCode.COMPLETE
+    shown = " ".join(outcome.output.split())
+    assert [word for word in words if word not in shown] == []
+    assert "Traceback" not in outcome.output
+
+
+def test_a_live_environment_is_refused_in_python_too(folder):
+    """In Python an instance is the first thing that a user tries; with runners it is refused at once."""
+    from rl_eval import EvalConfig, evaluate
+    from rl_eval.errors import ConfigError
+
+    sys.path.insert(0, str(folder))
+    import mistakes
+
+    config = EvalConfig().environment(mistakes.live).runners(num_runners=2)
+    with pytest.raises(ConfigError, match=r"is a live Fine, but runners\.num_runners is 2"):
+        evaluate(config, policy=torch.nn.Linear(4, 2))
+
+
+def test_the_toy_itself_is_no_mistake(folder):
+    """What the mistakes are made in runs."""
+    assert yaml.safe_load(Path("toy.yaml").read_text()) == CONFIG
+    assert run().exit_code == 0
