@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors import message_of
+
 __all__ = [
     "ROW",
     "EpisodeRecord",
@@ -31,6 +33,8 @@ __all__ = [
     "Truncation",
     "charged_attempts",
     "failed_row",
+    "first_seen",
+    "without_place",
 ]
 
 TRACEBACK_CAP: Final = 8_000
@@ -102,7 +106,7 @@ class Fault:
     error_type: str
     """Class name of the original exception."""
     message: str
-    """Text of the original exception."""
+    """Text of the original exception; of one without a text, the line that raised it."""
     traceback: str
     """End of the original traceback."""
     runner: int
@@ -117,13 +121,8 @@ class Fault:
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
         """Return class name, message and capped traceback text of an exception."""
-        name = type(error).__name__
-        try:
-            message = str(error) or name
-        except Exception:
-            message = f"{name}, whose text cannot be read"
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return name, message[:MESSAGE_CAP], text[-TRACEBACK_CAP:]
+        return type(error).__name__, message_of(error)[:MESSAGE_CAP], text[-TRACEBACK_CAP:]
 
     def __str__(self) -> str:
         return (
@@ -239,7 +238,27 @@ class RunReport:
     numerics: dict[str, Any] = field(default_factory=dict)
     """The runner's numerics key; empty before its first episode."""
     notes: tuple[str, ...] = ()
-    """Sentences that a reader of the result needs; equal ones of all runners are one note of the result."""
+    """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
+
+
+_FIRST_SEEN: Final = "; first seen in "
+
+
+def first_seen(text: str, index: int, step: int, shown: str) -> str:
+    """Return a note on something that many episodes may show, with one place where it can be looked at.
+
+    Args:
+        text: What it is, in words that are the same at every place.
+        index: Index of the episode.
+        step: Step of the episode; 0 is the reset.
+        shown: What is there.
+    """
+    return f"{text}{_FIRST_SEEN}episode {index} at step {step}: {shown}"
+
+
+def without_place(note: str) -> str:
+    """Return a note without what :func:`first_seen` added: notes that are equal then say the same."""
+    return note.partition(_FIRST_SEEN)[0]
 
 
 def _tristate(value: int) -> bool | None:

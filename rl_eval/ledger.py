@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
+from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport, without_place
 from rl_eval.log import Batch
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Ledger:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note to the result; the log gets it with the next rows."""
-        if text not in self.notes:
+        """Add a note to the result, unless it says the same of another place; the log gets it with the next rows."""
+        if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
             self._unwritten_notes.append(text)
 

@@ -59,6 +59,8 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     silent = len(result.counted_rows) - reporting
     if reporting and silent:
         yield f"completed without reporting success, counted as not successful: {silent}"
+    for key in _unreported_info_keys(result):
+        yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
@@ -70,6 +72,12 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
             f"not a function of the seed: in a fresh environment episodes {shown} come out differently, so the numbers "
             "depend on the layout; environment.env_reuse=episode builds a new environment for each"
         )
+
+
+def _unreported_info_keys(result: EvalResult) -> list[str]:
+    table = result.table
+    reported = ~np.isnan(table.infos[table.completed])
+    return [key for key, column in zip(table.info_keys, reported.T, strict=True) if len(column) and not column.any()]
 
 
 def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:

@@ -14,20 +14,22 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import isfinite
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
+from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen
+from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
@@ -37,6 +39,9 @@ Result = TypeVar("Result")
 
 # What an environment may raise and survive: sys.exit() in a simulator is its fault, Ctrl-C is not.
 _CAUGHT: Final = (Exception, SystemExit)
+
+# Batches from one look at the bounds of observations to the next: a prime, not to keep in step with episodes.
+_LOOK_EVERY: Final = 17
 
 
 class EvalRunner(abc.ABC):
@@ -57,7 +62,7 @@ class EvalRunner(abc.ABC):
         self.runner_index = runner_index
         self._node = socket.gethostname()
         keys = settings.evaluation.info_keys
-        self._info_keys = keys
+        self._values = ValueReader(keys, self._note)
         self._lanes = [Lane(index, len(keys)) for index in range(settings.runners.lanes)]
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
@@ -92,6 +97,9 @@ class EvalRunner(abc.ABC):
             actions=settings.policy.actions,
         )
         self._write_observation = self._inference.observations.write
+        self._inference.observations.note = self._note_observation
+        self._batches = 0
+        self._look_at_once = True
 
     # ------------------------------------------------------------------ to override
 
@@ -252,8 +260,7 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            observation, _ = lane.reset(seed=lane.lease.seed)
-            self._write_observation(lane.index, observation)
+            self._write_observation(lane.index, read_reset(lane.reset(seed=lane.lease.seed)))
         except _CAUGHT as error:
             self._fault(lane, "env", phase, error)
             return False
@@ -271,17 +278,25 @@ class EvalRunner(abc.ABC):
         self._clock[SINCE] = self._turn_started
         self._cells[NOW] = lane.stepping + lane.length
         try:
-            observation, reward, terminated, truncated, info = lane.step(action)
-            value = float(reward)
+            result = lane.step(action)
+            try:
+                observation, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                raise broken_step(result) from None
             lane.length += 1
-            lane.episode_return += value
+            if type(reward) is not float or not isfinite(reward):
+                reward = self._values.reward(lane, reward)
+            lane.episode_return += reward
             if self._discounting:
-                lane.discounted_return += lane.discount * value
+                lane.discounted_return += lane.discount * reward
                 lane.discount *= self._gamma
-            if info:
-                self._read_info(lane, info)
+            if info or type(info) is not dict:
+                self._values.read_info(lane, info)
+            if terminated is not False or truncated is not False:
+                terminated = self._values.flag("terminated", terminated)
+                truncated = self._values.flag("truncated", truncated)
             if terminated or truncated or lane.length >= self._max_steps:
-                self._finish(lane, bool(terminated), bool(truncated))
+                self._finish(lane, terminated, truncated)
                 return False
             self._write_observation(lane.index, observation)
         except _CAUGHT as error:
@@ -289,23 +304,9 @@ class EvalRunner(abc.ABC):
             return False
         return True
 
-    def _read_info(self, lane: Lane, info: dict[str, Any]) -> None:
-        success = info.get("is_success", info.get("success"))
-        if success is not None:
-            lane.success_at_end = int(bool(success))
-            lane.success_once = max(lane.success_once, lane.success_at_end)
-        for position, key in enumerate(self._info_keys):
-            if key in info:
-                try:
-                    lane.info[position] = float(info[key])
-                except (TypeError, ValueError) as error:
-                    raise EnvError(
-                        f"info[{key!r}], which evaluation.info_keys asks for, is no number: {error}"
-                    ) from error
-
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         if not math.isfinite(lane.episode_return):
-            raise EnvError(f"the sum of rewards is {lane.episode_return}: a reward was not a finite number")
+            raise EnvError(f"the sum of the rewards is {lane.episode_return}: they are too great for a float")
         if not self._discounting:
             lane.discounted_return = lane.episode_return
         lane.step_seconds += perf_counter() - self._turn_started
@@ -349,6 +350,12 @@ class EvalRunner(abc.ABC):
         """Add a note to the result."""
         self._notes[text] = None
 
+    def _note_observation(self, row: int, text: str, shown: str) -> None:
+        """Add a note on the observation of a lane."""
+        lane = self._lanes[row]
+        assert lane.lease is not None
+        self._note(first_seen(text, lane.lease.index, lane.length, shown))
+
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
         """Charge the lane that the policy failed on."""
         # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
@@ -361,17 +368,26 @@ class EvalRunner(abc.ABC):
         self._totals["step_seconds"] += lane.step_seconds
 
     def _reject_nan(self) -> None:
-        """Charge the environments whose observation is NaN, before the policy sees it."""
-        for row in self._inference.observations.nan_rows(self._inference.live):
-            lane = self._lanes[row]
-            self._inference.observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN"))
+        """Charge the environments whose observation is NaN or infinite, before the policy sees it.
+
+        Whether observations are inside of their space is looked at in the first batch after a report, and in one of a
+        few batches from then on: enough to notice an environment that leaves its space again and again.
+        """
+        observations, live = self._inference.observations, self._inference.live
+        for row in observations.nonfinite_rows(live):
+            lane, error = self._lanes[row], EnvError(observations.describe_nonfinite(row))
+            observations.clear(row)
+            self._fault(lane, "env", "step" if lane.length else "reset", error)
+        self._batches += 1
+        if self._look_at_once or self._batches % _LOOK_EVERY == 0:
+            observations.look_outside(live)
+            self._look_at_once = False
 
     def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
         self._rows.append(
             lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
         )
-        if self._info_keys:
+        if lane.info:
             self._infos.append(lane.info)
         self._totals["step_seconds"] += lane.step_seconds
         self._totals["env_steps"] += lane.length
@@ -410,7 +426,7 @@ class EvalRunner(abc.ABC):
         self._rows, self._infos, self._faults = [], [], []
         report = RunReport(
             rows=np.array(rows, ROW),
-            infos=np.array(infos, np.float64).reshape(len(rows), len(self._info_keys)),
+            infos=np.array(infos, np.float64).reshape(len(rows), len(self.settings.evaluation.info_keys)),
             faults=tuple(faults),
             progress=tuple(lane.progress() for lane in live),
             returned=tuple(self._returned),
@@ -425,6 +441,8 @@ class EvalRunner(abc.ABC):
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}
+        self._look_at_once = True
+        self._inference.observations.forget_notes()
         self._totals = dict.fromkeys(totals, 0)
         self._under_way = under_way
         return report
@@ -445,7 +463,7 @@ class EvalRunner(abc.ABC):
                 if attempt == attempts:
                     raise EnvError(
                         f"the environment {self.settings.environment.env!r} cannot be constructed "
-                        f"({attempts} attempts): {type(error).__name__}: {error}"
+                        f"({attempts} attempts): {summary_of(error)}"
                     ) from error
         self._recorder.idle()
         self._lanes[0].attach(env)
