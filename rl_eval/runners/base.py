@@ -40,9 +40,6 @@ Result = TypeVar("Result")
 # What an environment may raise and survive: sys.exit() in a simulator is its fault, Ctrl-C is not.
 _CAUGHT: Final = (Exception, SystemExit)
 
-# Batches from one look at the bounds of observations to the next: a prime, not to keep in step with episodes.
-_LOOK_EVERY: Final = 17
-
 
 class EvalRunner(abc.ABC):
     """Owns environments and a policy; turns leases into records.
@@ -61,9 +58,9 @@ class EvalRunner(abc.ABC):
         self.settings = settings
         self.runner_index = runner_index
         self._node = socket.gethostname()
-        keys = settings.evaluation.info_keys
-        self._values = ValueReader(keys, self._note)
-        self._lanes = [Lane(index, len(keys)) for index in range(settings.runners.lanes)]
+        self._info_keys = settings.evaluation.info_keys
+        self._values = ValueReader(self._info_keys, self._note)
+        self._lanes = [Lane(index, len(self._info_keys)) for index in range(settings.runners.lanes)]
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
         self._infos: list[list[float]] = []
@@ -98,8 +95,6 @@ class EvalRunner(abc.ABC):
         )
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
-        self._batches = 0
-        self._look_at_once = True
 
     # ------------------------------------------------------------------ to override
 
@@ -292,8 +287,9 @@ class EvalRunner(abc.ABC):
                 lane.discount *= self._gamma
             if info or type(info) is not dict:
                 self._values.read_info(lane, info)
-            if terminated is not False or truncated is not False:
+            if terminated is not False:
                 terminated = self._values.flag("terminated", terminated)
+            if truncated is not False:
                 truncated = self._values.flag("truncated", truncated)
             if terminated or truncated or lane.length >= self._max_steps:
                 self._finish(lane, terminated, truncated)
@@ -368,26 +364,19 @@ class EvalRunner(abc.ABC):
         self._totals["step_seconds"] += lane.step_seconds
 
     def _reject_nan(self) -> None:
-        """Charge the environments whose observation is NaN or infinite, before the policy sees it.
-
-        Whether observations are inside of their space is looked at in the first batch after a report, and in one of a
-        few batches from then on: enough to notice an environment that leaves its space again and again.
-        """
+        """Charge the environments whose observation is NaN or infinite, before the policy sees it."""
         observations, live = self._inference.observations, self._inference.live
         for row in observations.nonfinite_rows(live):
-            lane, error = self._lanes[row], EnvError(observations.describe_nonfinite(row))
+            lane, text = self._lanes[row], observations.describe_nonfinite(row)
             observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", error)
-        self._batches += 1
-        if self._look_at_once or self._batches % _LOOK_EVERY == 0:
-            observations.look_outside(live)
-            self._look_at_once = False
+            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text))
+        observations.look_outside(live)
 
     def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
         self._rows.append(
             lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
         )
-        if lane.info:
+        if self._info_keys:
             self._infos.append(lane.info)
         self._totals["step_seconds"] += lane.step_seconds
         self._totals["env_steps"] += lane.length
@@ -426,7 +415,7 @@ class EvalRunner(abc.ABC):
         self._rows, self._infos, self._faults = [], [], []
         report = RunReport(
             rows=np.array(rows, ROW),
-            infos=np.array(infos, np.float64).reshape(len(rows), len(self.settings.evaluation.info_keys)),
+            infos=np.array(infos, np.float64).reshape(len(rows), len(self._info_keys)),
             faults=tuple(faults),
             progress=tuple(lane.progress() for lane in live),
             returned=tuple(self._returned),
@@ -441,7 +430,6 @@ class EvalRunner(abc.ABC):
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}
-        self._look_at_once = True
         self._inference.observations.forget_notes()
         self._totals = dict.fromkeys(totals, 0)
         self._under_way = under_way

@@ -17,6 +17,8 @@ __all__ = ["ActionReader", "ObservationBatch"]
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
+_LOOK_EVERY: Final = 17
+"""Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -55,7 +57,12 @@ class ObservationBatch:
             for (path, array), leaf in zip(self._leaves, tree.flatten(self.structure), strict=True)
             if (bounds := _bounds(leaf, array.dtype)) is not None
         ]
+        self._boxes = {
+            path for path, leaf in tree.flatten_with_path(self.structure) if isinstance(leaf, gym.spaces.Box)
+        }
         self._noted: set[tuple[Any, ...]] = set()
+        self._batches = 0
+        self._look_at_once = True
         self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self._row_shape = self._only.shape[1:] if self._only is not None else ()
         self.note: Callable[[int, str, str], None] = _say_nothing
@@ -103,7 +110,7 @@ class ObservationBatch:
             array[row] = given
         if array.dtype.kind in "iu" and not np.array_equal(array[row], given):
             raise EnvError(f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}")
-        if has_dtype and array.dtype.kind == "f" and path not in self._noted:
+        if has_dtype and path in self._boxes and path not in self._noted:
             self._noted.add(path)
             if not np.can_cast(given.dtype, array.dtype):
                 what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
@@ -130,7 +137,15 @@ class ObservationBatch:
         return f"the observation{_at(path)} has {what}"
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Note each leaf that has a live row outside of its space's bounds."""
+        """Note each leaf that has a live row outside of its space's bounds; to be called for every batch.
+
+        It looks at the first batch after :meth:`forget_notes`, and at one of :data:`_LOOK_EVERY`: that costs next to
+        nothing, and notices an environment that leaves its space again and again.
+        """
+        self._batches += 1
+        if not self._look_at_once and self._batches % _LOOK_EVERY:
+            return
+        self._look_at_once = False
         for path, array, low, high in self._bounded:
             outside = (array < low) | (array > high)
             if outside.any() and outside[live].any():
@@ -143,6 +158,7 @@ class ObservationBatch:
     def forget_notes(self) -> None:
         """Note again what was noted before."""
         self._noted.clear()
+        self._look_at_once = True
 
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
         """Return a batch of made-up observations inside the space, for probing a policy."""

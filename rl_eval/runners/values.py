@@ -20,6 +20,7 @@ from rl_eval.runners.lane import Lane
 
 __all__ = ["ValueReader", "broken_step", "read_reset"]
 
+_BOOLS: Final = (bool, np.bool_)
 _OLD_STEP: Final = 4
 """Values that ``step`` returned before gym 0.26."""
 
@@ -43,7 +44,7 @@ class ValueReader:
         Raises:
             EnvError: It is no finite number.
         """
-        number = self._scalar("reward", value)
+        number = float(value) if isinstance(value, float) else self._scalar("reward", value)
         if number is None:
             raise EnvError(
                 f"the reward is {_shown(value)}: gymnasium's contract is a number, so let step() return one float"
@@ -58,7 +59,7 @@ class ValueReader:
         Raises:
             EnvError: It is neither true nor false.
         """
-        flag = self._flag(field, value)
+        flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
             raise EnvError(
                 f"{field} is {_shown(value)}: gymnasium's contract is a bool, so let step() return True or False for it"
@@ -99,7 +100,7 @@ class ValueReader:
 
     def _flag(self, field: str, value: Any) -> bool | None:
         """Read a flag; None if it is none. A float is one if it is 0 or 1."""
-        if isinstance(value, (bool, np.bool_)):
+        if isinstance(value, _BOOLS):
             return bool(value)
         number = self._scalar(field, value)
         if number is None or (isinstance(number, float) and number not in {0.0, 1.0}):

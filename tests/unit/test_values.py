@@ -12,8 +12,9 @@ import torch
 from gymnasium import spaces
 
 from rl_eval import EvalConfig, EvalResult, evaluate
-from rl_eval.episode import Fault
+from rl_eval.episode import Fault, first_seen
 from rl_eval.errors import EnvError
+from rl_eval.ledger import Ledger
 
 ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
 
@@ -428,6 +429,30 @@ def test_an_observation_of_another_dtype_is_one_note(runner: str, lanes: int) ->
     assert "float64" in note
     assert "float32" in note
     assert "episode 0 at step 0" in note
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 4])),
+        (spaces.Box(-9, 9, (2,), np.float32), np.array([3, 4])),
+        (spaces.Box(-9, 9, (), np.float32), np.float64(0.5)),
+        (spaces.Box(-9, 9, (2,), np.float32), torch.zeros(2, dtype=torch.float64)),
+    ],
+)
+def test_every_dtype_that_does_not_fit_is_noted(space: gym.Space[Any], observation: Any) -> None:
+    """What gymnasium's ``Box.contains`` refuses for its dtype is told, even where the values survive."""
+    (note,) = run(observation_space=space, first=observation, observation=observation).notes
+    assert "another dtype" in note
+
+
+def test_notes_that_differ_in_their_place_alone_are_one() -> None:
+    """Every runner reports the first place that it saw; the result tells one."""
+    records = Ledger(1, (), None)
+    for index in (3, 5):
+        records.note(first_seen("it is odd", index, 1, str(index)))
+        records.note("something else")
+    assert list(records.notes) == ["it is odd; first seen in episode 3 at step 1: 3", "something else"]
 
 
 def test_every_evaluation_of_a_group_has_its_notes() -> None:
