@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors import message_of
 from rl_eval.redaction import redact_text, redacted_traceback
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "Truncation",
     "charged_attempts",
     "failed_row",
+    "first_seen",
+    "without_place",
 ]
 
 TRACEBACK_CAP: Final = 8_000
@@ -104,7 +107,7 @@ class Fault:
     error_type: str
     """Class name of the original exception."""
     message: str
-    """Text of the original exception."""
+    """Text of the original exception; of one without a text, the line that raised it."""
     traceback: str
     """End of the original traceback."""
     runner: int
@@ -119,13 +122,9 @@ class Fault:
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
         """Return class name, message and capped traceback text of an exception, without secrets."""
-        name = type(error).__name__
-        try:
-            message = str(error) or name
-        except Exception:
-            message = f"{name}, whose text cannot be read"
         # Before they are cut, which could leave half a secret.
-        return name, redact_text(message)[:MESSAGE_CAP], redacted_traceback(error)[-TRACEBACK_CAP:]
+        message = redact_text(message_of(error))[:MESSAGE_CAP]
+        return type(error).__name__, message, redacted_traceback(error)[-TRACEBACK_CAP:]
 
     def __str__(self) -> str:
         return (
@@ -245,9 +244,29 @@ class RunReport:
     construct_seconds: float | None = None
     """Shortest construction of an environment so far; None before one that imported no module."""
     notes: tuple[str, ...] = ()
-    """Sentences that a reader of the result needs; equal ones of all runners are one note of the result."""
+    """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
+
+
+_FIRST_SEEN: Final = "; first seen in "
+
+
+def first_seen(text: str, index: int, step: int, shown: str) -> str:
+    """Return a note on something that many episodes may show, with one place where it can be looked at.
+
+    Args:
+        text: What it is, in words that are the same at every place.
+        index: Index of the episode.
+        step: Step of the episode; 0 is the reset.
+        shown: What is there.
+    """
+    return f"{text}{_FIRST_SEEN}episode {index} at step {step}: {shown}"
+
+
+def without_place(note: str) -> str:
+    """Return a note without what :func:`first_seen` added: notes that are equal then say the same."""
+    return note.partition(_FIRST_SEEN)[0]
 
 
 def _tristate(value: int) -> bool | None:

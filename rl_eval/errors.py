@@ -26,6 +26,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 from rl_eval.redaction import redact_text
@@ -50,7 +51,9 @@ __all__ = [
     "UntrustedError",
     "UsageError",
     "WeightsError",
+    "message_of",
     "nearest",
+    "summary_of",
 ]
 
 
@@ -140,3 +143,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(options)}"
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the class name of an exception and its :func:`message_of`, as ``Type: message``."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception; of one that has none, as of a bare ``assert``, the line that raised it."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        return f"{name}, whose text cannot be read"
+    return text if text not in {"", name} else _line_of(error) or name
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the innermost line of a traceback; empty without one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    place = f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+    return f"{place}: {frames[-1].line}" if frames[-1].line else place

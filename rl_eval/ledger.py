@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.determinism import Determinism
-from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport
+from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport, without_place
 from rl_eval.log import Batch, version_notes
 from rl_eval.redaction import redact_text
 
@@ -88,9 +88,9 @@ class Ledger:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note to the result; the log gets it with the next rows."""
+        """Add a note to the result, unless it says the same of another place; the log gets it with the next rows."""
         text = redact_text(text)
-        if text not in self.notes:
+        if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
             self._unwritten_notes.append(text)
 

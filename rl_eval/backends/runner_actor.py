@@ -73,6 +73,6 @@ def _initialize(init_fn: Any) -> None:
     try:
         init_fn()
     except Exception as error:
-        from rl_eval.errors import ConfigError
+        from rl_eval.errors import ConfigError, summary_of
 
-        raise ConfigError(f"runners.init_fn raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"runners.init_fn raised {summary_of(error)}") from error

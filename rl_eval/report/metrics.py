@@ -59,12 +59,20 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     silent = len(result.counted_rows) - reporting
     if reporting and silent:
         yield f"completed without reporting success, counted as not successful: {silent}"
+    for key in _unreported_info_keys(result):
+        yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if result.determinism.passed is False:
         advice = f"; {result.determinism.advice}" if result.determinism.advice else ""
         yield f"{result.determinism}, so the numbers depend on the layout{advice}"
+
+
+def _unreported_info_keys(result: EvalResult) -> list[str]:
+    table = result.table
+    reported = ~np.isnan(table.infos[table.completed])
+    return [key for key, column in zip(table.info_keys, reported.T, strict=True) if len(column) and not column.any()]
 
 
 def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:

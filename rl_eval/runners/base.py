@@ -15,6 +15,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import isfinite
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -22,8 +23,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
+from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen
+from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -32,6 +33,7 @@ from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.policy_memory import weights_digest
+from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
@@ -61,9 +63,9 @@ class EvalRunner(abc.ABC):
         learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
         self._node = socket.gethostname()
-        keys = settings.evaluation.info_keys
-        self._info_keys = keys
-        self._lanes = [Lane(index, len(keys)) for index in range(settings.runners.lanes)]
+        self._info_keys = settings.evaluation.info_keys
+        self._values = ValueReader(self._info_keys, self._note)
+        self._lanes = [Lane(index, len(self._info_keys)) for index in range(settings.runners.lanes)]
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
         self._infos: list[list[float]] = []
@@ -101,6 +103,7 @@ class EvalRunner(abc.ABC):
             allow_nondeterministic=settings.policy.allow_nondeterministic,
         )
         self._write_observation = self._inference.observations.write
+        self._inference.observations.note = self._note_observation
 
     # ------------------------------------------------------------------ to override
 
@@ -271,8 +274,7 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            observation, _ = lane.reset(seed=lane.lease.seed)
-            self._write_observation(lane.index, observation)
+            self._write_observation(lane.index, read_reset(lane.reset(seed=lane.lease.seed)))
         except _CAUGHT as error:
             self._fault(lane, "env", phase, error)
             return False
@@ -290,17 +292,26 @@ class EvalRunner(abc.ABC):
         self._clock[SINCE] = self._turn_started
         self._cells[NOW] = lane.stepping + lane.length
         try:
-            observation, reward, terminated, truncated, info = lane.step(action)
-            value = float(reward)
+            result = lane.step(action)
+            try:
+                observation, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                raise broken_step(result) from None
             lane.length += 1
-            lane.episode_return += value
+            if type(reward) is not float or not isfinite(reward):
+                reward = self._values.reward(lane, reward)
+            lane.episode_return += reward
             if self._discounting:
-                lane.discounted_return += lane.discount * value
+                lane.discounted_return += lane.discount * reward
                 lane.discount *= self._gamma
-            if info:
-                self._read_info(lane, info)
+            if info or type(info) is not dict:
+                self._values.read_info(lane, info)
+            if terminated is not False:
+                terminated = self._values.flag("terminated", terminated)
+            if truncated is not False:
+                truncated = self._values.flag("truncated", truncated)
             if terminated or truncated or lane.length >= self._max_steps:
-                self._finish(lane, bool(terminated), bool(truncated))
+                self._finish(lane, terminated, truncated)
                 return False
             self._write_observation(lane.index, observation)
         except _CAUGHT as error:
@@ -308,23 +319,9 @@ class EvalRunner(abc.ABC):
             return False
         return True
 
-    def _read_info(self, lane: Lane, info: dict[str, Any]) -> None:
-        success = info.get("is_success", info.get("success"))
-        if success is not None:
-            lane.success_at_end = int(bool(success))
-            lane.success_once = max(lane.success_once, lane.success_at_end)
-        for position, key in enumerate(self._info_keys):
-            if key in info:
-                try:
-                    lane.info[position] = float(info[key])
-                except (TypeError, ValueError) as error:
-                    raise EnvError(
-                        f"info[{key!r}], which evaluation.info_keys asks for, is no number: {error}"
-                    ) from error
-
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         if not math.isfinite(lane.episode_return):
-            raise EnvError(f"the sum of rewards is {lane.episode_return}: a reward was not a finite number")
+            raise EnvError(f"the sum of the rewards is {lane.episode_return}: they are too great for a float")
         if not self._discounting:
             lane.discounted_return = lane.episode_return
         lane.step_seconds += perf_counter() - self._turn_started
@@ -368,6 +365,12 @@ class EvalRunner(abc.ABC):
         """Add a note to the result."""
         self._notes[text] = None
 
+    def _note_observation(self, row: int, text: str, shown: str) -> None:
+        """Add a note on the observation of a lane."""
+        lane = self._lanes[row]
+        assert lane.lease is not None
+        self._note(first_seen(text, lane.lease.index, lane.length, shown))
+
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
         """Charge the lane that the policy failed on."""
         # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
@@ -380,11 +383,13 @@ class EvalRunner(abc.ABC):
         self._totals["step_seconds"] += lane.step_seconds
 
     def _reject_nan(self) -> None:
-        """Charge the environments whose observation is NaN, before the policy sees it."""
-        for row in self._inference.observations.nan_rows(self._inference.live):
-            lane = self._lanes[row]
-            self._inference.observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", EnvError("the observation has a NaN"))
+        """Charge the environments whose observation is NaN or infinite, before the policy sees it."""
+        observations, live = self._inference.observations, self._inference.live
+        for row in observations.nonfinite_rows(live):
+            lane, text = self._lanes[row], observations.describe_nonfinite(row)
+            observations.clear(row)
+            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text))
+        observations.look_outside(live)
 
     def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
         assert lane.lease is not None
@@ -452,6 +457,7 @@ class EvalRunner(abc.ABC):
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}
+        self._inference.observations.forget_notes()
         self._totals = dict.fromkeys(totals, 0)
         self._under_way = under_way
         return report
@@ -481,7 +487,7 @@ class EvalRunner(abc.ABC):
                 if attempt == attempts:
                     raise EnvError(
                         f"the environment {self.settings.environment.env!r} cannot be constructed "
-                        f"({attempts} attempts): {type(error).__name__}: {error}"
+                        f"({attempts} attempts): {summary_of(error)}"
                     ) from error
         self._recorder.idle()
         self._lanes[0].attach(env)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import gymnasium as gym
@@ -17,6 +17,8 @@ __all__ = ["ActionReader", "ObservationBatch"]
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
+_LOOK_EVERY: Final = 17
+"""Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -49,11 +51,24 @@ class ObservationBatch:
         )
         """Nested arrays of shape (rows, \\*leaf_shape)."""
         self._leaves: list[tuple[tuple[Any, ...], Array]] = tree.flatten_with_path(self.arrays)
-        self._floats = [array for _, array in self._leaves if array.dtype.kind == "f"]
+        self._floats = [(path, array) for path, array in self._leaves if array.dtype.kind == "f"]
+        self._bounded = [
+            (path, array, *bounds)
+            for (path, array), leaf in zip(self._leaves, tree.flatten(self.structure), strict=True)
+            if (bounds := _bounds(leaf, array.dtype)) is not None
+        ]
+        self._boxes = {
+            path for path, leaf in tree.flatten_with_path(self.structure) if isinstance(leaf, gym.spaces.Box)
+        }
+        self._noted: set[tuple[Any, ...]] = set()
+        self._batches = 0
+        self._look_at_once = True
         self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
         self._row_shape = self._only.shape[1:] if self._only is not None else ()
+        self.note: Callable[[int, str, str], None] = _say_nothing
+        """Takes the row, what is odd about its observation, and what was seen."""
 
     def write(self, row: int, observation: Any) -> None:
         """Copy one observation into its row.
@@ -73,43 +88,108 @@ class ObservationBatch:
         for path, array in self._leaves:
             self._write_leaf(array, row, path, observation)
 
-    @staticmethod
-    def _write_leaf(array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
-        where = "".join(f"[{part!r}]" for part in path)
+    def _write_leaf(self, array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
         value = observation
         try:
             for part in path:
                 value = value[part]
         except (KeyError, IndexError, TypeError) as error:
-            raise EnvError(f"the observation lacks {where}, which the observation space has") from error
-        due = f"but the observation space has shape {array.shape[1:]} and dtype {array.dtype}"
+            raise EnvError(f"the observation lacks {_at(path)}, which the observation space has") from error
         try:
-            value = np.asarray(value)
+            given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise EnvError(f"observation{where} is no array ({error}), {due}") from error
-        if value.shape != array.shape[1:] or value.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
-            raise EnvError(f"observation{where} has shape {value.shape} and dtype {value.dtype}, {due}")
-        array[row] = value
-        if array.dtype.kind in "iu" and not np.array_equal(array[row], value):
-            raise EnvError(f"observation{where} has values from {value.min()} to {value.max()}, {due}")
+            raise EnvError(f"observation{_at(path)} is no array ({error}), {_due(array)}") from error
+        if given.shape != array.shape[1:] or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
+            raise EnvError(f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}")
+        if given.dtype == array.dtype:
+            array[row] = given
+        else:
+            self._convert(array, row, path, given, has_dtype=hasattr(value, "dtype"))
+
+    def _convert(self, array: Array, row: int, path: tuple[Any, ...], given: Array, *, has_dtype: bool) -> None:
+        """Write a leaf of another dtype than its space has."""
+        with np.errstate(over="ignore"):  # What overflows is infinite, and refused as such.
+            array[row] = given
+        if array.dtype.kind in "iu" and not np.array_equal(array[row], given):
+            raise EnvError(f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}")
+        if has_dtype and path in self._boxes and path not in self._noted:
+            self._noted.add(path)
+            if not np.can_cast(given.dtype, array.dtype):
+                what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
+                self.note(row, what, str(given.dtype))
 
     def clear(self, row: int) -> None:
         """Zero a row whose observation must not be seen."""
         for _, array in self._leaves:
             array[row] = 0
 
-    def nan_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the live rows that hold a NaN."""
-        if not any(np.isnan(array).any() for array in self._floats):
+    def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the live rows that hold a NaN or an infinity."""
+        if all(np.isfinite(array).all() for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
-        for array in self._floats:
-            bad |= np.isnan(array).reshape(len(array), -1).any(1)
+        for _, array in self._floats:
+            bad |= ~np.isfinite(array).reshape(len(array), -1).all(1)
         return [int(row) for row in np.flatnonzero(bad & live)]
+
+    def describe_nonfinite(self, row: int) -> str:
+        """Say which part of a row is NaN or infinite."""
+        path, array = next((path, array) for path, array in self._floats if not np.isfinite(array[row]).all())
+        what = "a NaN" if np.isnan(array[row]).any() else f"an infinite value (as {array.dtype}, its space's dtype)"
+        return f"the observation{_at(path)} has {what}"
+
+    def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
+        """Note each leaf that has a live row outside of its space's bounds; to be called for every batch.
+
+        It looks at the first batch after :meth:`forget_notes`, and at one of :data:`_LOOK_EVERY`: that costs next to
+        nothing, and notices an environment that leaves its space again and again.
+        """
+        self._batches += 1
+        if not self._look_at_once and self._batches % _LOOK_EVERY:
+            return
+        self._look_at_once = False
+        for path, array, low, high in self._bounded:
+            outside = (array < low) | (array > high)
+            if outside.any() and outside[live].any():
+                row = int(np.flatnonzero(live & outside.reshape(len(array), -1).any(1))[0])
+                place = tuple(np.argwhere(outside[row])[0])
+                least, most = (np.broadcast_to(bound, array.shape[1:])[place] for bound in (low, high))
+                what = f"observation{_at(path)} is outside of its space"
+                self.note(row, what, f"{array[row][place]}, with bounds {least} and {most}")
+
+    def forget_notes(self) -> None:
+        """Note again what was noted before."""
+        self._noted.clear()
+        self._look_at_once = True
 
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
         """Return a batch of made-up observations inside the space, for probing a policy."""
         return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
+
+
+def _say_nothing(row: int, what: str, shown: str) -> None:
+    """Do nothing with a note."""
+
+
+def _at(path: tuple[Any, ...]) -> str:
+    return "".join(f"[{part!r}]" for part in path)
+
+
+def _due(array: Array) -> str:
+    return f"but the observation space has shape {array.shape[1:]} and dtype {array.dtype}"
+
+
+def _bounds(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value of a leaf; None if its dtype has no others."""
+    if not isinstance(leaf, gym.spaces.Box):
+        low, beyond = _integer_bounds(leaf)
+        return low, beyond - 1
+    limits = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1) if dtype.kind == "b" else _range(dtype)
+    return None if (leaf.low == limits[0]).all() and (leaf.high == limits[1]).all() else (leaf.low, leaf.high)
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scale: float) -> Array:

@@ -157,6 +157,7 @@ class Troubled(gym.Wrapper[Any, Any, Any, Any]):
             return observation, reward, terminated, info
         changes = {
             "nan observation": (np.full_like(observation, np.nan), reward),
+            "infinite observation": (np.full_like(observation, -np.inf), reward),
             "long observation": (np.zeros(9), reward),
             "no observation": (None, reward),
             "nan reward": (observation, np.nan),
@@ -577,11 +578,12 @@ def test_a_configuration_error_is_not_tried_again() -> None:
         ("nan observation", "EnvError", "the observation has a NaN"),
         ("long observation", "EnvError", "observation has shape (9,)"),
         ("no observation", "EnvError", "observation has shape () and dtype object"),
-        ("nan reward", "EnvError", "reward was not a finite number"),
-        ("infinite reward", "EnvError", "reward was not a finite number"),
-        ("text reward", "ValueError", "could not convert string to float: 'much'"),
-        ("no reward", "TypeError", "float() argument must be"),
-        ("four", "ValueError", "not enough values to unpack (expected 5, got 4)"),
+        ("infinite observation", "EnvError", "the observation has an infinite value"),
+        ("nan reward", "EnvError", "the reward of step 1 is nan, which is not a finite number"),
+        ("infinite reward", "EnvError", "the reward of step 1 is inf, which is not a finite number"),
+        ("text reward", "EnvError", "the reward is 'much' of type str"),
+        ("no reward", "EnvError", "the reward is None"),
+        ("four", "EnvError", "step() returned 4 values (the API of gym before 0.26)"),
         ("raise", "ZeroDivisionError", "step 1 went wrong"),
         ("exit", "SystemExit", "3"),
     ],
@@ -921,11 +923,11 @@ def test_info_belongs_to_the_attempt_that_counts(kind: str, lanes: int) -> None:
 
 @kinds
 def test_an_info_that_is_no_scalar_is_the_environments_fault(kind: str, lanes: int) -> None:
-    """A requested key that holds text is told with the original error."""
+    """A requested key that holds text is told with its name and its value."""
     runner = make(lambda context: Reporting([{"a": "fast"}]), kind=kind, lanes=lanes, evaluation__info_keys=("a",))
     for record in play(runner, 3):
         assert record.outcome == "failed"
-        assert "could not convert string to float: 'fast'" in record.faults[0].message
+        assert "info['a'], which evaluation.info_keys asks for, is no number: 'fast'" in record.faults[0].message
 
 
 @layouts

@@ -209,36 +209,42 @@ def test_a_space_that_cannot_be_batched_is_a_config_error(name: str) -> None:
         ActionReader(UNBATCHABLE[name], "clip")
 
 
-# ------------------------------------------------------------------------------ NaN
+# ------------------------------------------------------------------------------ NaN and infinity
 
 
 @pytest.mark.parametrize("path", [("body", 0), ("body", 1)])
 def test_nan_is_found_in_live_rows_only(path: tuple[Any, ...]) -> None:
     """A NaN in any floating leaf is found in its row; in a row that is not live it does not matter."""
     batch = batch_of(NESTED)
-    assert batch.nan_rows(ALL) == []
+    assert batch.nonfinite_rows(ALL) == []
     leaf_at(batch.arrays, path)[[0, 2]] = np.nan
-    assert batch.nan_rows(ALL) == [0, 2]
-    assert batch.nan_rows(np.array([False, True, True])) == [2]
-    assert batch.nan_rows(np.array([False, True, False])) == []
+    assert batch.nonfinite_rows(ALL) == [0, 2]
+    assert batch.nonfinite_rows(np.array([False, True, True])) == [2]
+    assert batch.nonfinite_rows(np.array([False, True, False])) == []
     batch.clear(0)
-    assert batch.nan_rows(ALL) == [2]
+    assert batch.nonfinite_rows(ALL) == [2]
 
 
-def test_infinities_are_no_nan() -> None:
-    """Infinite observations are values, even where their sum is not a number."""
+def test_infinities_are_found_as_nan_is() -> None:
+    """Infinite observations are no values that a policy may see; the words tell them from a NaN."""
     batch = ObservationBatch(SPACES["box float64"], ROWS)
     batch.write(0, np.full((2, 2), np.inf))
     batch.write(1, np.full((2, 2), -np.inf))
-    assert batch.nan_rows(ALL) == []
+    assert batch.nonfinite_rows(ALL) == [0, 1]
+    assert batch.describe_nonfinite(0) == "the observation has an infinite value (as float64, its space's dtype)"
+    batch.write(1, np.full((2, 2), np.nan))
+    assert batch.describe_nonfinite(1) == "the observation has a NaN"
+    nested = batch_of(NESTED)
+    nested.arrays["body"][1][2] = np.nan
+    assert nested.describe_nonfinite(2) == "the observation['body'][1] has a NaN"
 
 
-def test_huge_observations_are_no_nan() -> None:
+def test_huge_observations_are_finite() -> None:
     """Values near the end of float32 overflow a sum, which is no reason to warn or to complain."""
     batch = ObservationBatch(SPACES["box"], ROWS)
     for row in range(ROWS):
         batch.write(row, np.full(4, 3e38 * (-1) ** row, np.float32))
-    assert batch.nan_rows(ALL) == []
+    assert batch.nonfinite_rows(ALL) == []
 
 
 # ------------------------------------------------------------------------------ made-up observations

@@ -96,7 +96,7 @@ RECOVERABLE = {
     "nan_observation": "EnvError",
     "bad_shape": "EnvError",
     "bad_dtype": "EnvError",
-    "not_a_tuple": "TypeError",
+    "not_a_tuple": "EnvError",
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rl_eval.errors import summary_of
+
 __all__ = ["Finding", "Level", "note", "ok", "problem", "raised", "warning"]
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -42,4 +44,4 @@ def problem(text: str, fix: str = "") -> Finding:
 
 def raised(what: str, error: BaseException, fix: str = "") -> Finding:
     """Something of the user's raised; ``--debug`` of ``rl-eval run`` shows where."""
-    return problem(f"{what} raised {type(error).__name__}: {error}", fix)
+    return problem(f"{what} raised {summary_of(error)}", fix)

@@ -1,0 +1,525 @@
+"""Values are what they claim: what an environment may return, what is refused, and what a result says about it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval.episode import Fault, first_seen
+from rl_eval.errors import EnvError
+from rl_eval.ledger import Ledger
+
+ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
+
+STEPS = 4
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Ends after four steps; anything that it returns can be replaced from its second step on."""
+
+    def __init__(self, observation_space: gym.Space[Any] | None = None, **returned: Any) -> None:
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.returned = returned
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.returned.get("reset", (self.first(), self.returned.get("reset_info", {})))
+
+    def first(self) -> Any:
+        return self.returned.get("first", np.zeros(2, np.float32))
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        ended = self.steps == STEPS
+        result = {"observation": self.first(), "reward": 1.0, "terminated": ended, "truncated": False}
+        result["info"] = {}
+        if self.steps > 1:
+            if "step" in self.returned:
+                return self.returned["step"]
+            made = {name: value(ended) if callable(value) else value for name, value in self.returned.items()}
+            result |= {name: value for name, value in made.items() if name in result}
+        return tuple(result.values())
+
+
+def run(runner: str = "vector", lanes: int = 3, episodes: int = 6, **returned: Any) -> EvalResult:
+    """Evaluate the scripted environment; every episode has one attempt."""
+    keys = returned.pop("info_keys", ())
+    return evaluate(
+        EvalConfig()
+        .environment(lambda context: Scripted(**returned))
+        .policy(lambda observations: np.zeros(len(next(iter(_leaves(observations)))), int))
+        .runners(num_runners=0, runner=runner, num_envs_per_runner=lanes)
+        .evaluation(num_episodes=episodes, info_keys=keys, max_episode_steps=20)
+        .fault_tolerance(max_attempts_per_episode=1)
+    )
+
+
+def _leaves(observations: Any) -> list[Any]:
+    return list(observations.values()) if isinstance(observations, dict) else [observations]
+
+
+def the_fault(result: EvalResult) -> Fault:
+    """Return the fault of the first episode; all episodes failed."""
+    assert result.num_failed == len(result.plan)
+    return result.records[0].faults[0]
+
+
+# ------------------------------------------------------------------------------ rewards and flags
+
+
+REFUSED = {
+    "text reward": ({"reward": "0.3"}, ["reward", "'0.3'", "str", "number"]),
+    "no reward": ({"reward": None}, ["reward", "None", "number"]),
+    "two rewards": ({"reward": np.array([0.25, 0.5])}, ["reward", "(2,)", "number"]),
+    "no rewards": ({"reward": np.array([])}, ["reward", "(0,)"]),
+    "tensor of rewards": ({"reward": torch.zeros(3)}, ["reward", "(3,)"]),
+    "reward in a list": ({"reward": [0.5]}, ["reward", "list"]),
+    "text in an array": ({"reward": np.array(["0.3"])}, ["reward", "number"]),
+    "numpy's text": ({"reward": np.str_("0.3")}, ["reward", "'0.3'"]),
+    "complex reward": ({"reward": 1j}, ["reward", "complex"]),
+    "text as terminated": ({"terminated": "False"}, ["terminated", "'False'", "str", "True or False"]),
+    "no terminated": ({"terminated": None}, ["terminated", "None"]),
+    "empty text as terminated": ({"terminated": ""}, ["terminated", "''"]),
+    "text as truncated": ({"truncated": "False"}, ["truncated", "'False'"]),
+    "two flags": ({"terminated": np.zeros(2, bool)}, ["terminated", "(2,)"]),
+    "a list as truncated": ({"truncated": []}, ["truncated", "[]"]),
+    "a share as terminated": ({"terminated": 0.5}, ["terminated", "0.5"]),
+    "NaN as terminated": ({"terminated": float("nan")}, ["terminated", "nan"]),
+    "an object as truncated": ({"truncated": object()}, ["truncated", "object"]),
+}
+
+
+@ACROSS
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_number_or_flag_is_refused_by_name(name: str, runner: str, lanes: int) -> None:
+    """Text, nothing, several values and objects are an error of the environment: field, value and what is due."""
+    returned, words = REFUSED[name]
+    fault = the_fault(run(runner, lanes, **returned))
+    assert (fault.error_type, fault.culprit, fault.phase, fault.step) == ("EnvError", "env", "step", 2)
+    assert [word for word in words if word not in fault.message] == []
+
+
+NUMBERS: dict[str, Any] = {
+    "int": 1,
+    "bool": True,
+    "float32": np.float32(1),
+    "float64": np.float64(1),
+    "int8": np.int8(1),
+    "numpy bool": np.True_,
+    "tensor": torch.tensor(1.0),
+    "tensor with a gradient": torch.tensor(1.0, requires_grad=True),
+    "array without dimensions": np.array(1.0),
+}
+FLAGS: dict[str, Any] = {
+    "int": int,
+    "numpy bool": np.bool_,
+    "uint8": np.uint8,
+    "float": float,
+    "tensor": torch.tensor,
+    "array without dimensions": np.array,
+}
+
+
+@ACROSS
+@pytest.mark.parametrize("name", NUMBERS)
+def test_scalars_of_every_make_are_rewards(name: str, runner: str, lanes: int) -> None:
+    """Numbers of Python, numpy and torch are read as what they are, without a word."""
+    result = run(runner, lanes, reward=NUMBERS[name])
+    assert (result.status, result.notes) == ("complete", [])
+    assert [record.episode_return for record in result.records] == [float(STEPS)] * 6
+
+
+@ACROSS
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("field", ["terminated", "truncated"])
+def test_scalars_of_every_make_are_flags(name: str, field: str, runner: str, lanes: int) -> None:
+    """An episode ends where its flag, of whatever make, is true, and the record says which flag it was."""
+    result = run(runner, lanes, **{"terminated": False, field: FLAGS[name]})
+    assert (result.status, result.notes) == ("complete", [])
+    assert {(r.length, r.terminated, r.truncated) for r in result.records} == {
+        (STEPS, field == "terminated", field == "truncated")
+    }
+
+
+@ACROSS
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reward", np.array([1.0])),
+        ("reward", torch.ones(1, 1)),
+        ("terminated", lambda ended: np.array([ended])),
+        ("truncated", lambda ended: torch.tensor([ended])),
+    ],
+)
+def test_an_array_of_one_value_is_that_value_with_one_note(field: str, value: Any, runner: str, lanes: int) -> None:
+    """Legacy environments go on, and the result says once what they return."""
+    result = run(runner, lanes, **{field: value})
+    assert result.status == "complete"
+    assert {record.length for record in result.records} == {STEPS}
+    assert {record.episode_return for record in result.records} == {float(STEPS)}
+    (note,) = result.notes
+    assert field in note
+    assert "array" in note
+
+
+@ACROSS
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("-inf"), torch.tensor(float("nan"))])
+def test_a_reward_that_is_not_finite_is_refused_at_its_step(value: Any, runner: str, lanes: int) -> None:
+    """The fault says at which step the reward was no finite number."""
+    fault = the_fault(run(runner, lanes, reward=value))
+    assert (fault.error_type, fault.phase, fault.step) == ("EnvError", "step", 2)
+    assert "the reward of step 2 is " in fault.message
+
+
+def test_finite_rewards_whose_sum_is_not_are_refused() -> None:
+    """A sum that overflows is no return either."""
+    assert "sum of the rewards is inf" in the_fault(run(reward=1.7e308)).message
+
+
+# ------------------------------------------------------------------------------ the shape of step and reset
+
+
+@ACROSS
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((np.zeros(2, np.float32), 1.0, False, {}), ["step() returned 4 values", "gym before 0.26"]),
+        ((np.zeros(2, np.float32), 1.0, False), ["step() returned 3 values"]),
+        ((np.zeros(2, np.float32), 1.0, False, False, {}, 0), ["step() returned 6 values"]),
+        (None, ["step() returned None"]),
+        (0.5, ["step() returned 0.5"]),
+    ],
+)
+def test_a_step_of_another_shape_is_told_with_the_contract(
+    returned: Any, words: list[str], runner: str, lanes: int
+) -> None:
+    """The sentence says what came, and which contract of gymnasium it breaks."""
+    fault = the_fault(run(runner, lanes, step=returned))
+    assert (fault.error_type, fault.phase) == ("EnvError", "step")
+    words = [*words, "(observation, reward, terminated, truncated, info)"]
+    assert [word for word in words if word not in fault.message] == []
+
+
+def test_an_error_inside_of_step_keeps_its_own_words() -> None:
+    """What the environment raises itself is not taken for a wrong number of values."""
+
+    class Unpacks(Scripted):
+        def step(self, action: Any) -> Any:
+            first, second = (1, 2, 3)  # type: ignore[misc]
+            return first, second
+
+    result = evaluate(
+        EvalConfig()
+        .environment(lambda context: Unpacks())
+        .policy(lambda observations: np.zeros(len(observations), int))
+        .runners(num_runners=0)
+        .evaluation(num_episodes=1)
+    )
+    fault = the_fault(result)
+    assert (fault.error_type, fault.message) == ("ValueError", "too many values to unpack (expected 2)")
+
+
+@ACROSS
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (np.zeros(2, np.float32), ["reset() returned", "shape (2,)"]),
+        (np.zeros(4, np.float32), ["reset() returned", "shape (4,)"]),
+        ({"a": 1, "b": 2}, ["reset() returned {'a': 1, 'b': 2}"]),
+        (None, ["reset() returned None"]),
+        ((np.zeros(2, np.float32), 1.0, False, {}), ["reset() returned 4 values"]),
+    ],
+)
+def test_a_reset_without_an_info_is_told_with_the_contract(
+    returned: Any, words: list[str], runner: str, lanes: int
+) -> None:
+    """A bare observation is the API of gym before 0.26, also where it can be unpacked into two."""
+    fault = the_fault(run(runner, lanes, reset=returned))
+    assert (fault.error_type, fault.phase) == ("EnvError", "reset")
+    words = [*words, "gymnasium's contract is (observation, info)"]
+    assert [word for word in words if word not in fault.message] == []
+
+
+@ACROSS
+@pytest.mark.parametrize("phase", ["reset", "step"])
+@pytest.mark.parametrize("info", [None, [], "info", 0])
+def test_an_info_that_is_no_mapping_is_the_environments_fault(phase: str, info: Any, runner: str, lanes: int) -> None:
+    """None and other things that are no dict are refused, from ``reset`` as well as ``step``."""
+    fault = the_fault(run(runner, lanes, **{"info" if phase == "step" else "reset_info": info}))
+    assert (fault.error_type, fault.phase) == ("EnvError", phase)
+    assert f"{phase}() returned {info!r} as info" in fault.message
+    assert "dict" in fault.message
+
+
+def test_any_mapping_is_an_info() -> None:
+    """An info need not be a dict."""
+    info = MappingProxyType({"success": True, "speed": np.float32(2)})
+    result = run(info=info, reset_info=info, info_keys=("speed",))
+    assert (result.status, result.notes, result.success_rate) == ("complete", [], 1.0)
+    assert result.records[0].info == {"speed": 2.0}
+
+
+# ------------------------------------------------------------------------------ what info reports
+
+
+@ACROSS
+@pytest.mark.parametrize("key", ["success", "is_success"])
+@pytest.mark.parametrize("value", ["False", np.zeros(2, bool), [True], {}, 0.5, float("nan")])
+def test_a_success_that_is_no_flag_is_one_note(key: str, value: Any, runner: str, lanes: int) -> None:
+    """It fails no episode and is no success; one note names key and value."""
+    result = run(runner, lanes, info={key: value})
+    assert result.status == "complete"
+    assert {(record.success_once, record.success_at_end) for record in result.records} == {(None, None)}
+    (note,) = result.notes
+    assert f"info[{key!r}]" in note
+    assert "episode " in note
+
+
+@ACROSS
+def test_a_step_without_a_success_leaves_those_before(runner: str, lanes: int) -> None:
+    """Only the step whose success cannot be read reports none."""
+    result = run(runner, lanes, info=lambda ended: {"success": "yes" if ended else True})
+    assert {(record.success_once, record.success_at_end) for record in result.records} == {(True, True)}
+    assert len(result.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "zero"),
+    [(1, 0), (1.0, 0.0), (np.True_, np.False_), (torch.tensor(True), torch.tensor(False))]
+    + [(make(1), make(0)) for make in (np.float32, np.int8, np.array)],
+)
+def test_scalars_of_every_make_are_successes(one: Any, zero: Any) -> None:
+    """One is success and zero is none, whatever they are made of."""
+    won, lost = run(info={"is_success": one}), run(info={"is_success": zero})
+    assert (won.success_rate, won.notes) == (1.0, [])
+    assert (lost.success_rate, lost.notes) == (0.0, [])
+
+
+@pytest.mark.parametrize("value", ["0.3", None, [1.0], np.zeros(2)])
+def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any) -> None:
+    """Text that looks like a number is text."""
+    fault = the_fault(run(info={"speed": value}, info_keys=("speed",)))
+    assert fault.error_type == "EnvError"
+    assert "info['speed'], which evaluation.info_keys asks for" in fault.message
+
+
+def test_an_info_key_that_no_episode_reported_is_a_note() -> None:
+    """A misspelt key would be a column of NaN without a word."""
+    result = run(info={"distance": 2.0}, info_keys=("distance", "distence"))
+    (note,) = result.notes
+    assert "'distence'" in note
+    assert "'distance'" not in note
+    assert "evaluation.info_keys" in note
+
+
+def test_an_info_key_that_some_episodes_reported_is_no_note() -> None:
+    """An info of rare events is as it should be; so is no completed episode at all, which is told otherwise."""
+    assert run(info=lambda ended: {"crash": 1.0} if ended else {}, info_keys=("crash",)).notes == []
+    assert not any("info_keys" in note for note in run(reward=None, info_keys=("crash",)).notes)
+
+
+# ------------------------------------------------------------------------------ observations
+
+
+@ACROSS
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_infinite_observation_is_refused_as_nan_is(dtype: Any, runner: str, lanes: int) -> None:
+    """An infinity poisons a network as a NaN does; the policy never sees either."""
+    space = spaces.Box(-np.inf, np.inf, (2,), dtype)
+    for value, word in ((np.inf, "infinite"), (-np.inf, "infinite"), (np.nan, "NaN")):
+        fault = the_fault(run(runner, lanes, observation_space=space, observation=np.array([0, value], dtype)))
+        assert (fault.error_type, fault.phase, fault.step) == ("EnvError", "step", 2)
+        assert word in fault.message
+        fault = the_fault(run(runner, lanes, observation_space=space, first=np.array([0, value], dtype)))
+        assert (fault.phase, fault.step) == ("reset", 0)
+
+
+@ACROSS
+def test_a_float_that_overflows_the_dtype_of_the_space_is_refused(runner: str, lanes: int) -> None:
+    """1e300 is a float64 and no float32; the message names both."""
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    fault = the_fault(run(runner, lanes, observation_space=space, observation=np.array([0, 1e300])))
+    assert (fault.error_type, fault.phase, fault.step) == ("EnvError", "step", 2)
+    assert "infinite" in fault.message
+    assert "float32" in fault.message
+
+
+NESTED = spaces.Dict({"far": spaces.Box(-1, 1, (2,), np.float32), "near": spaces.Box(-9, 9, (2,), np.float32)})
+
+
+def nested(far: Any, near: Any = (0.0, 0.0)) -> dict[str, Any]:
+    return {"far": np.array(far, np.float32), "near": np.array(near, np.float32)}
+
+
+@ACROSS
+def test_an_observation_outside_of_its_space_is_one_note(runner: str, lanes: int) -> None:
+    """Which part, where it was first seen, its value and its bounds; the episodes count all the same."""
+    outside = nested([0, 1.5], [5, -5])
+    result = run(runner, lanes, observation_space=NESTED, first=outside, observation=outside)
+    assert result.status == "complete"
+    (note,) = result.notes
+    assert "observation['far']" in note
+    assert "episode 0 at step 0: 1.5" in note
+    assert "-1.0 and 1.0" in note
+
+
+@ACROSS
+def test_an_observation_that_leaves_its_space_later_is_noticed(runner: str, lanes: int) -> None:
+    """Only the first observations are inside: looking at some of all batches is enough."""
+    far, near = nested([0, -1.5]), nested([0, 0])
+    result = run(runner, lanes, episodes=40, observation_space=NESTED, first=near, observation=far)
+    (note,) = result.notes
+    assert "observation['far']" in note
+    assert ": -1.5" in note
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Discrete(3, start=2), 5),
+        (spaces.MultiDiscrete([2, 3]), np.array([0, 3])),
+        (spaces.MultiBinary(2), np.array([0, 2], np.int8)),
+        (spaces.Box(0, 10, (2,), np.int32), np.array([0, -1], np.int32)),
+    ],
+)
+def test_integers_outside_of_their_space_are_noted_too(space: gym.Space[Any], observation: Any) -> None:
+    """Every space has bounds."""
+    (note,) = run(observation_space=space, first=observation, observation=observation).notes
+    assert "outside" in note
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([1, -1], np.float32)),
+        (spaces.Box(-np.pi, np.pi, (2,), np.float32), np.array([np.pi, -np.pi], np.float32)),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.array([3e38, -3e38], np.float32)),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 255], np.uint8)),
+        (spaces.Box(1, 2, (2,), np.float64), np.array([1, 2], np.float32)),
+        (spaces.Box(-1, 1, (2,), np.float32), [0.5, 1]),
+        (spaces.Box(-1, 1, (), np.float32), 0.5),
+        (spaces.Discrete(3, start=2), 4),
+        (spaces.Discrete(3, start=2), np.int8(2)),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 2])),
+        (spaces.MultiBinary(2), np.array([True, False])),
+    ],
+)
+def test_what_the_space_allows_is_no_note(space: gym.Space[Any], observation: Any) -> None:
+    """Bounds belong to the space, padding rows to nobody, and a number that fits may have another width."""
+    result = run(lanes=2, observation_space=space, first=observation, observation=observation)
+    assert (result.status, result.notes) == ("complete", [])
+
+
+@ACROSS
+def test_an_observation_of_another_dtype_is_one_note(runner: str, lanes: int) -> None:
+    """It is converted, and the result says so: a rounding that the environment's author may not know of."""
+    result = run(runner, lanes, first=np.array([0.1, 0.2]), observation=np.array([0.3, 0.4]))
+    assert result.status == "complete"
+    (note,) = result.notes
+    assert "float64" in note
+    assert "float32" in note
+    assert "episode 0 at step 0" in note
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 4])),
+        (spaces.Box(-9, 9, (2,), np.float32), np.array([3, 4])),
+        (spaces.Box(-9, 9, (), np.float32), np.float64(0.5)),
+        (spaces.Box(-9, 9, (2,), np.float32), torch.zeros(2, dtype=torch.float64)),
+    ],
+)
+def test_every_dtype_that_does_not_fit_is_noted(space: gym.Space[Any], observation: Any) -> None:
+    """What gymnasium's ``Box.contains`` refuses for its dtype is told, even where the values survive."""
+    (note,) = run(observation_space=space, first=observation, observation=observation).notes
+    assert "another dtype" in note
+
+
+def test_notes_that_differ_in_their_place_alone_are_one() -> None:
+    """Every runner reports the first place that it saw; the result tells one."""
+    records = Ledger(1, (), None)
+    for index in (3, 5):
+        records.note(first_seen("it is odd", index, 1, str(index)))
+        records.note("something else")
+    assert list(records.notes) == ["it is odd; first seen in episode 3 at step 1: 3", "something else"]
+
+
+def test_every_evaluation_of_a_group_has_its_notes() -> None:
+    """A warm runner says it again: the second result is read by itself."""
+    from rl_eval import EvalRunnerGroup
+
+    outside = np.array([0, 1.5])
+    config = (
+        EvalConfig()
+        .environment(lambda context: Scripted(first=outside, observation=outside, reward=np.array([1.0])))
+        .policy(lambda observations: np.zeros(len(observations), int))
+        .runners(num_runners=0, num_envs_per_runner=2)
+        .evaluation(num_episodes=30)
+    )
+    with EvalRunnerGroup(config) as group:
+        notes = [len(group.evaluate().notes) for _ in range(2)]
+    assert notes == [3, 3]
+
+
+# ------------------------------------------------------------------------------ errors without a text
+
+
+class Unspoken(Scripted):
+    """Its constructor or its step raises an error without a text."""
+
+    def __init__(self, where: str, error: Any = AssertionError) -> None:
+        super().__init__()
+        self.where, self.error = where, error
+        if where == "constructor":
+            raise self.error
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+
+def unspoken(where: str, error: Any = AssertionError) -> EvalConfig:
+    return (
+        EvalConfig()
+        .environment(lambda context: Unspoken(where, error))
+        .policy(lambda observations: np.zeros(len(observations), int))
+        .runners(num_runners=0)
+        .evaluation(num_episodes=1)
+    )
+
+
+def test_a_constructor_that_asserts_without_a_text_is_told_with_its_line() -> None:
+    """A bare assertion says nothing; its file, line, function and source do."""
+    with pytest.raises(EnvError) as caught:
+        evaluate(unspoken("constructor"))
+    assert "AssertionError: at " in str(caught.value)
+    assert "test_values.py:" in str(caught.value)
+    assert "in __init__: raise self.error" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [AssertionError, AssertionError(), AssertionError("AssertionError"), SystemExit()])
+def test_a_fault_without_a_text_is_told_with_its_line(error: Any) -> None:
+    """So does the fault of an episode, which the first line of the result shows."""
+    result = evaluate(unspoken("step", error))
+    assert "in step: raise self.error" in the_fault(result).message
+    assert "test_values.py:" in result.reason
+
+
+def test_an_error_with_a_text_keeps_it() -> None:
+    """Nothing is added to what says something."""
+    assert the_fault(evaluate(unspoken("step", KeyError("speed")))).message == "'speed'"
+
+
+def test_an_error_that_was_never_raised_here_has_its_name() -> None:
+    """Without a traceback there is no line to tell."""
+    assert Fault.describe(AssertionError())[:2] == ("AssertionError", "AssertionError")
