@@ -5,7 +5,6 @@ It goes on after a problem as far as it can, so that one call shows all of them.
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -114,8 +113,12 @@ def _examine(report: _Report, path: Path, section: str | None, assignments: Sequ
     from rl_eval.cli.checks.policy import check_policy
     from rl_eval.cli.checks.processes import check_processes
 
-    findings = itertools.chain(check_environment(settings), check_processes(settings))
-    if report.section("environment", findings):
+    def findings() -> Iterator[Finding]:
+        yield from check_environment(settings)
+        if not report.levels["problem"]:
+            yield from check_processes(settings)
+
+    if report.section("environment", findings()):
         report.section("policy", check_policy(settings))
     else:
         report.section("policy", [note("not checked, since a policy is built for an environment")])

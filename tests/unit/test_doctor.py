@@ -305,13 +305,13 @@ def test_no_reward_is_a_problem():
 
 def test_observations_outside_of_their_space_are_a_warning():
     (text,) = worst(examine(lambda: Outside(gym.spaces.Box(-30.0, 0.0, (2,), np.float32))))
-    assert text.startswith("the observation is outside of its space: ")
-    assert "which is not in Box(-30.0, 0.0, (2,), float32), after reset" in text
+    assert text.startswith("the observation array([-25.")
+    assert text.endswith("is not in its space Box(-30.0, 0.0, (2,), float32), after reset")
 
 
 def test_other_dtypes_are_a_warning():
     (text,) = worst(examine(Doubles))
-    assert text == "the observation has dtype float64, but its space float32: first after reset"
+    assert text == "the observation has dtype float64, but its space float32, after reset"
 
 
 def test_info_keys_that_no_step_had_are_a_warning():
@@ -467,7 +467,7 @@ def test_leaves_outside_of_their_space_are_named():
     )
     player = Player(Nested(space), 100)
     list(player.play(EpisodePlan(1, 0)[0], 1))
-    assert list(player.misfits) == ["the observation['b'][1] is outside of its space"]
+    assert player.misfit == f"the observation['b'][1] {np.int64(7)!r} is not in its space Discrete(3), after reset"
 
 
 # Two processes

@@ -6,7 +6,6 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -133,7 +132,7 @@ class _Examination:
     def _judge(self) -> Iterator[Finding]:
         """Say what all that was played showed beside."""
         yield self._check_end()
-        yield from self._check_observations()
+        yield self._check_observations()
         yield from self._check_info_keys()
         yield self._check_globals()
         steps = sum(player.steps for player in self._players)
@@ -188,12 +187,13 @@ class _Examination:
             "set evaluation.max_episode_steps",
         )
 
-    def _check_observations(self) -> Iterator[Finding]:
-        misfits = dict(chain.from_iterable(player.misfits.items() for player in reversed(self._players)))
-        for text, first in misfits.items():
-            yield warning(f"{text}: {first}", "correct observation_space, or the observation")
-        if not misfits:
-            yield ok("observations are inside their space")
+    def _check_observations(self) -> Finding:
+        misfit = next((player.misfit for player in self._players if player.misfit), "")
+        return (
+            warning(misfit, "correct observation_space, or the observation")
+            if misfit
+            else ok("observations are inside their space")
+        )
 
     def _check_info_keys(self) -> Iterator[Finding]:
         seen = {key for player in self._players for key in player.info_keys}

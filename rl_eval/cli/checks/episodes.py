@@ -60,8 +60,8 @@ class Player:
         self.lengths: list[int] = []
         """Steps of the episodes that ended by themselves."""
         self.longest = 0
-        self.misfits: dict[str, str] = {}
-        """What observations outside of their space have in common, and the first of them."""
+        self.misfit = ""
+        """How the first observation that is outside of its space is so."""
         self.info_keys: set[str] = set()
 
     def play(self, episode: EpisodeSpec, attempt: int) -> Iterator[Moment]:
@@ -91,8 +91,8 @@ class Player:
     def _seen(self, observation: Any, step: int) -> bytes:
         """Look at an observation as a runner does, and at its place in the space; return its digest."""
         self._batch.write(0, observation)
-        if misfit := _misfit(self.env.observation_space, observation, "observation"):
-            self.misfits.setdefault(misfit[0], f"{misfit[1]} in step {step}" if step else f"{misfit[1]} after reset")
+        if not self.misfit and (misfit := _misfit(self.env.observation_space, observation, "observation")):
+            self.misfit = f"{misfit}, in step {step}" if step else f"{misfit}, after reset"
         return digest(observation)
 
 
@@ -127,19 +127,19 @@ def digest(observation: Any) -> bytes:
     return found.digest()
 
 
-def _misfit(space: gym.Space[Any], observation: Any, name: str) -> tuple[str, str] | None:
-    """Say in which way an observation is outside of its space, and what was seen; None if it is inside."""
+def _misfit(space: gym.Space[Any], observation: Any, name: str) -> str:
+    """Say in which way an observation is outside of its space; empty if it is inside."""
     if isinstance(space, gym.spaces.Dict) and isinstance(observation, Mapping):
-        parts = [_misfit(part, observation[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
-        return next(filter(None, parts), None)
+        parts = (_misfit(part, observation[key], f"{name}[{key!r}]") for key, part in space.spaces.items())
+        return next(filter(None, parts), "")
     if isinstance(space, gym.spaces.Tuple) and isinstance(observation, (tuple, list)):
         pairs = enumerate(zip(space.spaces, observation, strict=False))
-        return next(filter(None, (_misfit(part, one, f"{name}[{place}]") for place, (part, one) in pairs)), None)
+        return next(filter(None, (_misfit(part, one, f"{name}[{place}]") for place, (part, one) in pairs)), "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of lists, which runners take as well.
         if space.contains(observation):
-            return None
-    array = np.asarray(observation)
-    if isinstance(space, gym.spaces.Box) and not np.can_cast(array.dtype, space.dtype or np.float64):
-        return f"the {name} has dtype {array.dtype}, but its space {space.dtype}", "first"
-    return f"the {name} is outside of its space", f"{reprlib.repr(observation)}, which is not in {space},"
+            return ""
+    dtype = np.asarray(observation).dtype
+    if isinstance(space, gym.spaces.Box) and not np.can_cast(dtype, space.dtype or np.float64):
+        return f"the {name} has dtype {dtype}, but its space {space.dtype}"
+    return f"the {name} {reprlib.repr(observation)} is not in its space {space}"
