@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         places, stretches = Interpreters(args.peers_python.absolute()), 4 if args.quick else args.stretches
         rows = beside.measure(places, 2.0 if args.quick else args.stretch, stretches, _say)
     elif args.name == "environments":
-        python = args.environments_python.absolute()
-        rows = environments.measure(python, only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
+        rows = environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
     elif args.name == "honesty":
         rows = honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say)
     else:
@@ -118,12 +117,6 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--stretch", type=float, default=10.0, help="seconds with or without evaluation (%(default)s)")
     train.add_argument("--stretches", type=_positive, default=18, help="of both kinds together (%(default)s)")
     wild = add("environments", "published environments: the same records in every layout, or a word about it", repeat=1)
-    wild.add_argument(
-        "--environments-python",
-        type=Path,
-        default=Path(os.environ.get("RL_EVAL_ENVIRONMENTS_PYTHON", ".venv-environments/bin/python")),
-        help="interpreter with rl_eval and the environments (%(default)s)",
-    )
     wild.add_argument("--only", default="", metavar="REGEX", help="take the environments whose name matches")
     wild.add_argument("--timeout", type=float, default=300.0, help="seconds for one environment (%(default)s)")
     honest = add("honesty", "coverage when failing depends on the outcome", repeat=1)

@@ -7,6 +7,7 @@ pure function of the observation. The runners of all of them come up on one loca
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ _FAMILIES: Final = (
     ("ale_py", 60, "", "ALE/Breakout-v5 ALE/MsPacman-v5 ALE/Pong-v5 ALE/SpaceInvaders-v5"),
     ("minigrid", 100, "image only", "MiniGrid-DoorKey-5x5-v0 MiniGrid-Dynamic-Obstacles-6x6-v0"),
     ("minigrid", 100, "image only", "MiniGrid-Empty-Random-5x5-v0 MiniGrid-FourRooms-v0"),
-    ("highway_env", 20, "", "highway-v0 intersection-v0 merge-v0 parking-v0 racetrack-v0 roundabout-v0"),
+    ("highway_env", 5, "", "highway-fast-v0 intersection-v0 merge-v0 parking-v0 racetrack-v0 roundabout-v0"),
     ("gym_pusht", 100, "", "gym_pusht/PushT-v0"),
     ("gymnasium_robotics", 60, "", "AdroitHandDoor-v1 AntMaze_UMaze-v5 FetchPush-v4 FetchReach-v4 FrankaKitchen-v1"),
     ("gymnasium_robotics", 60, "", "HandManipulateBlock-v1 HandReach-v3 PointMaze_UMaze-v3"),
@@ -63,7 +64,6 @@ _FAMILIES: Final = (
     ("crafter", 100, "", "crafter"),
     ("flappy_bird_gymnasium", 100, "", "FlappyBird-v0"),
     ("shimmy", 100, "", "dm_control/cartpole-swingup-v0 dm_control/cheetah-run-v0 dm_control/walker-walk-v0"),
-    ("gym_aloha", 30, "", "gym_aloha/AlohaTransferCube-v0"),
 )
 
 # Those that take arguments, which their names stand for.
@@ -74,7 +74,7 @@ _ODD: Final = (
         for name in ("drawer-open-v3", "push-v3", "reach-v3")
     ),
     *(
-        Known("robosuite", "robosuite", steps=50, kwargs={"task": name}, name=f"robosuite {name}")
+        Known("robosuite", "robosuite", steps=20, kwargs={"task": name}, name=f"robosuite {name}")
         for name in ("Lift", "Stack")
     ),
 )
@@ -85,11 +85,10 @@ KNOWN: Final = (
 )
 
 
-def measure(python: Path, *, only: str, quick: bool, timeout_s: float, progress: Callable[[str], None]) -> list[Row]:
+def measure(*, only: str, quick: bool, timeout_s: float, progress: Callable[[str], None]) -> list[Row]:
     """One row per environment.
 
     Args:
-        python: Interpreter that has rl_eval and the environments.
         only: Pattern of labels.
         quick: Few environments, without Ray.
         timeout_s: Limit of one environment.
@@ -99,15 +98,14 @@ def measure(python: Path, *, only: str, quick: bool, timeout_s: float, progress:
     if not chosen:
         raise SystemExit(f"--only {only}: no environment matches")
     if quick:
-        return _rows(chosen, python, LAYOUTS[:2], "", timeout_s, progress)
+        return _rows(chosen, LAYOUTS[:2], "", timeout_s, progress)
     with base.ray_cluster(num_cpus=2) as ray:
         address = ray.get_runtime_context().gcs_address
-        return _rows(chosen, python, LAYOUTS, address, timeout_s, progress)
+        return _rows(chosen, LAYOUTS, address, timeout_s, progress)
 
 
 def _rows(
     chosen: Sequence[Known],
-    python: Path,
     layouts: Sequence[tuple[int, int]],
     address: str,
     timeout_s: float,
@@ -126,7 +124,9 @@ def _rows(
             "layouts": layouts,
             "address": address,
         }
-        row = run_cell(Cell(known.label, "environment", params, timeout_s=timeout_s), Interpreters(python, python))
+        row = run_cell(
+            Cell(known.label, "environment", params, timeout_s=timeout_s), Interpreters(Path(sys.executable))
+        )
         rows.append({"label": known.label, "params": params, **row})
         progress(f"{known.label}: {verdict(rows[-1])}")
     return rows
