@@ -14,6 +14,7 @@ import numpy as np
 from rl_eval.cli.checks.contract import check_contract
 from rl_eval.cli.checks.episodes import MAX_SECONDS, MAX_STEPS, Moment, Player, first_difference
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.episode import EpisodeSpec
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.runners.environment import construct_env
@@ -26,7 +27,7 @@ __all__ = ["check_environment"]
 _CAUGHT: Final = (Exception, SystemExit)
 
 _FORMER: Final = 3
-"""Other episodes that an environment plays before one that is compared."""
+"""Episodes that an environment plays between the first and its repetition."""
 
 _ENDLESS_STEPS: Final = 1_000
 """Steps without an end that make an environment endless, rather than slow."""
@@ -118,7 +119,7 @@ class _Examination:
 
     def _compare(self, reference: list[Moment]) -> Iterator[Finding]:
         """Compare the episode with itself: in a new environment, in a used one, and beside another one."""
-        if difference := first_difference(reference, self._play(self._new_player())):
+        if difference := first_difference(reference, self._play(self._new_player(), self._episode)):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {difference}",
                 "draw every random number from self.np_random, which reset(seed=...) seeds; until then no two "
@@ -144,12 +145,13 @@ class _Examination:
         )
 
     def _check_reuse(self, reference: list[Moment]) -> Finding:
-        """Replay the episode in an environment that has run others in between."""
-        for other in self._others:
-            list(self._first.play(other, self._attempt))
-        difference = first_difference(reference, self._play(self._first))
+        """Play episodes one after the other in one environment, and each in a new one."""
+        fresh = [(other, self._play(self._new_player(), other)) for other in self._others]
+        played = [*fresh, (self._episode, reference)]
+        found = (first_difference(alone, self._play(self._first, episode)) for episode, alone in played)
+        difference = next(filter(None, found), "")
         if not difference:
-            return ok(f"an environment that has run {_FORMER + 1} episodes is like a new one")
+            return ok(f"an environment that has run episodes is like a new one ({len(played)} compared)")
         text = f"an environment remembers its former episodes: a new one differs in {difference}"
         if self._settings.environment.env_reuse == "episode":
             return note(f"{text}; environment.env_reuse: episode takes care of it")
@@ -220,8 +222,8 @@ class _Examination:
         """Steps of the longest episode that was played."""
         return max(player.longest for player in self._players)
 
-    def _play(self, player: Player) -> list[Moment]:
-        return list(player.play(self._episode, self._attempt))
+    def _play(self, player: Player, episode: EpisodeSpec) -> list[Moment]:
+        return list(player.play(episode, self._attempt))
 
     def _new_player(self) -> Player:
         env = construct_env(self._settings.environment, 0, 0, self._settings.runners.num_runners)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, final
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import tree
 import xxhash
 
@@ -139,7 +140,14 @@ def _misfit(space: gym.Space[Any], observation: Any, name: str) -> str:
         warnings.simplefilter("ignore")  # Of lists, which runners take as well.
         if space.contains(observation):
             return ""
-    dtype = np.asarray(observation).dtype
-    if isinstance(space, gym.spaces.Box) and not np.can_cast(dtype, space.dtype or np.float64):
-        return f"the {name} has dtype {dtype}, but its space {space.dtype}"
-    return f"the {name} {reprlib.repr(observation)} is not in its space {space}"
+    if isinstance(space, gym.spaces.Box):
+        return f"the {name} {_outside(space, np.asarray(observation))}"
+    return f"the {name} is {reprlib.repr(observation)}, which is not in {space}"
+
+
+def _outside(space: gym.spaces.Box, array: npt.NDArray[Any]) -> str:
+    if not np.can_cast(array.dtype, space.dtype or np.float64):
+        return f"has dtype {array.dtype}, but its space {space.dtype}"
+    place = tuple(np.argwhere(~((array >= space.low) & (array <= space.high)))[0])
+    where = f" at {', '.join(map(str, place))}" if place else ""
+    return f"is {array[place]:g}{where}, but its space allows {space.low[place]:g} to {space.high[place]:g}"
