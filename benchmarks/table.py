@@ -245,7 +245,10 @@ def environments(rows: Sequence[Row]) -> list[Table]:
 
 
 def _layouts(row: Row) -> list[str]:
-    """A fingerprint per layout, ``!`` where the result says that it depends on more than its seed."""
+    """A fingerprint per layout, with the number of episodes that differ from those in fresh environments.
+
+    ``!`` marks results that say that they are not a function of their seed.
+    """
     found = row if "layouts" in row else row.get("printed", {})
     if "layouts" not in found:
         return [*[""] * (len(wild.LAYOUTS) + 2), row["error"]]
@@ -258,6 +261,11 @@ def _layouts(row: Row) -> list[str]:
     flagged = next((one for one in layouts if one["passed"] is False), layouts[-1])
     words = f"{failed['status']}: {failed['reason']}" if failed else flagged["determinism"]
     return [*marks, {None: "", True: "cures it", False: "does not cure it"}[found["cured"]], words]
+
+
+def _mark(one: Row) -> str:
+    differ = f" ({one['differ']} differ)" if one["differ"] else ""
+    return f"{one['fingerprint'][:8]}{differ}{'!' if one['passed'] is False else ''}"
 
 
 def _coverage(share: float) -> str:

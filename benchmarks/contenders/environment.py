@@ -147,12 +147,14 @@ def environment(params: base.Params) -> dict[str, Any]:
     Where the layouts differ, or a result says that it is not a function of its seed, all of them get new environments.
     """
     begin = time.perf_counter()
-    rows = [_evaluated(params, layout, "lane") for layout in params["layouts"]]
-    fresh = [_evaluated(params, params["layouts"][1], "episode")]
+    layouts = params["layouts"]
+    truth = _evaluated(params, layouts[1], "episode")
+    rows = [_row(layout, _evaluated(params, layout, "lane"), truth) for layout in layouts]
+    fresh = [_row(layouts[1], truth, truth)]
     row = {"layouts": rows, "fresh": fresh, "cured": None}
     print("\n" + json.dumps({"status": "ok", **row}), flush=True)  # What follows may hang.
     if not _agree([*rows, *fresh]):
-        fresh += [_evaluated(params, params["layouts"][place], "episode") for place in (0, -1)]
+        fresh += [_row(layouts[place], _evaluated(params, layouts[place], "episode"), truth) for place in (0, -1)]
         row["cured"] = _agree(fresh)
     return row | {"seconds": time.perf_counter() - begin}
 
@@ -161,7 +163,7 @@ def _agree(rows: list[dict[str, Any]]) -> bool:
     return len({one["fingerprint"] for one in rows}) == 1 and all(one["passed"] is not False for one in rows)
 
 
-def _evaluated(params: base.Params, layout: list[int], reuse: str) -> dict[str, Any]:
+def _evaluated(params: base.Params, layout: list[int], reuse: str) -> Any:
     from rl_eval import EvalConfig, evaluate
 
     runners, lanes = layout
@@ -179,13 +181,17 @@ def _evaluated(params: base.Params, layout: list[int], reuse: str) -> dict[str, 
         .evaluation(num_episodes=params["episodes"], max_episode_steps=params["steps"], **_default_check())
         .fault_tolerance(max_attempts_per_episode=1)
     )
-    result = evaluate(config)
+    return evaluate(config)
+
+
+def _row(layout: list[int], result: Any, truth: Any) -> dict[str, Any]:
     passed, text = determinism(result)
     return {
         "layout": layout,
         "fingerprint": result.fingerprint,
         "status": result.status,
         "reason": result.reason,
+        "differ": len(truth.table.mismatches(result.table.rows)),
         "steps": int(result.table.rows["length"].sum()),
         "passed": passed,
         "determinism": text,

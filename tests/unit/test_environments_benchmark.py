@@ -61,6 +61,8 @@ def test_an_environment_that_remembers_is_flagged_and_cured(monkeypatch):
     row = evaluated("wears")
     assert environments.verdict(row) == "flagged", row
     assert row["cured"] is True
+    assert [one["differ"] for one in row["layouts"]] == [23, 16]
+    assert row["fresh"][0]["differ"] == 0
     (shown,) = table.environments([row])
     assert shown.caption == "1 flagged"
 
