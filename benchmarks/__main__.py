@@ -17,7 +17,19 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import beside, faults, honesty, log_size, matrix, planning, policies, safety, startup, table
+from benchmarks import (
+    beside,
+    environments,
+    faults,
+    honesty,
+    log_size,
+    matrix,
+    planning,
+    policies,
+    safety,
+    startup,
+    table,
+)
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
 _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
@@ -32,6 +44,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "safety": table.safety,
     "log": table.log,
     "beside": table.beside,
+    "environments": table.environments,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -57,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.name == "beside":
         places, stretches = Interpreters(args.peers_python.absolute()), 4 if args.quick else args.stretches
         rows = beside.measure(places, 2.0 if args.quick else args.stretch, stretches, _say)
+    elif args.name == "environments":
+        rows = environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
     elif args.name == "honesty":
         rows = honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say)
     else:
@@ -118,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
     train.add_argument("--stretch", type=float, default=10.0, help="seconds with or without evaluation (%(default)s)")
     train.add_argument("--stretches", type=_positive, default=18, help="of both kinds together (%(default)s)")
+    wild = add("environments", "published environments: the same records in every layout, or a word about it", repeat=1)
+    wild.add_argument("--only", default="", metavar="REGEX", help="take the environments whose name matches")
+    wild.add_argument("--timeout", type=float, default=300.0, help="seconds for one environment (%(default)s)")
     honest = add("honesty", "coverage when failing depends on the outcome", repeat=1)
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks import environments as wild
 from benchmarks.contenders.beside import EVERY
 from benchmarks.faults import UNDISTURBED, verdict
 from benchmarks.policies import LAYOUTS, SILENT
@@ -21,6 +22,7 @@ __all__ = [
     "beside",
     "broadcast",
     "correctness",
+    "environments",
     "faults",
     "honesty",
     "log",
@@ -248,6 +250,43 @@ def honesty(rows: Sequence[Row]) -> list[Table]:
     made, equal = (sum(row[key] for row in rows) for key in ("real_runs", "real_runs_equal"))
     table.caption = f"of {made} evaluations that were also made for real, {equal} gave the same table and interval"
     return [table]
+
+
+def environments(rows: Sequence[Row]) -> list[Table]:
+    """Fingerprints by layout, what the results said of themselves, and whether fresh environments are a cure."""
+    table = _table("environments: 24 short episodes in each layout", "environment", "verdict")
+    columns = [f"{runners} x {lanes}" for runners, lanes in wild.LAYOUTS]
+    for column in (*columns, "fresh", "env_reuse: episode", "determinism"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row["label"], wild.verdict(row), *_layouts(row))
+    verdicts = [wild.verdict(row) for row in rows]
+    table.caption = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
+    return [table]
+
+
+def _layouts(row: Row) -> list[str]:
+    """A fingerprint per layout, with the number of episodes that differ from those in fresh environments.
+
+    ``!`` marks results that say that they are not a function of their seed.
+    """
+    found = row if "layouts" in row else row.get("printed", {})
+    if "layouts" not in found:
+        return [*[""] * (len(wild.LAYOUTS) + 2), row["error"]]
+    layouts = found["layouts"]
+    marks = [
+        f"{one['fingerprint'][:8]}{'!' if one['passed'] is False else ''}" for one in [*layouts, found["fresh"][0]]
+    ]
+    marks[-1:-1] = [""] * (len(wild.LAYOUTS) - len(layouts))
+    failed = next((one for one in layouts if one["status"] != "complete"), None)
+    flagged = next((one for one in layouts if one["passed"] is False), layouts[-1])
+    words = f"{failed['status']}: {failed['reason']}" if failed else flagged["determinism"]
+    return [*marks, {None: "", True: "cures it", False: "does not cure it"}[found["cured"]], words]
+
+
+def _mark(one: Row) -> str:
+    differ = f" ({one['differ']} differ)" if one["differ"] else ""
+    return f"{one['fingerprint'][:8]}{differ}{'!' if one['passed'] is False else ''}"
 
 
 def _coverage(share: float) -> str:

@@ -36,12 +36,15 @@ def doctor(
     section: Section = None,
     assignments: Assignments = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start the runners too, and run a few short episodes.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print problems only, and nothing where there is none.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Check the machine, a config, its environment and its policy, and say how to repair what is wrong."""
     with reported(debug):
         prepare_process()
-        report = _Report()
+        report = _Report(quiet=quiet)
         _examine(report, config, section, assignments, ray=ray)
         report.conclude()
         if report.levels["problem"]:
@@ -50,26 +53,39 @@ def doctor(
 
 @final
 class _Report:
-    """Prints findings as they are made, and counts them."""
+    """Prints findings as they are made, and counts them.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: Print problems only.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
         self._console = Console(highlight=False)
+        self._quiet = quiet
         self.levels: Counter[str] = Counter()
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
         """Print a section; return whether anything in it was ok."""
         fine = False
-        self._console.print(Text(title, style="bold"))
+        untitled = True
         for finding in findings:
             fine = fine or finding.level == "ok"
             self.levels[finding.level] += 1
+            if self._quiet and finding.level != "problem":
+                continue
+            if untitled:
+                self._console.print(Text(title, style="bold"))
+                untitled = False
             self._line(finding.level, _STYLES[finding.level], finding.text)
             self._line("fix", "dim", finding.fix)
-        self._console.print()
+        if not untitled:
+            self._console.print()
         return fine
 
     def conclude(self) -> None:
         """Print how many problems and warnings there were."""
+        if self._quiet:
+            return
         problems, warnings = self.levels["problem"], self.levels["warning"]
         style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
         self._console.print(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style=style))
@@ -96,8 +112,14 @@ def _examine(report: _Report, path: Path, section: str | None, assignments: Sequ
     report.section("config", [ok(headline(settings))])
     from rl_eval.cli.checks.environment import check_environment
     from rl_eval.cli.checks.policy import check_policy
+    from rl_eval.cli.checks.processes import check_processes
 
-    if report.section("environment", check_environment(settings)):
+    def findings() -> Iterator[Finding]:
+        yield from check_environment(settings)
+        if not report.levels["problem"]:
+            yield from check_processes(settings)
+
+    if report.section("environment", findings()):
         report.section("policy", check_policy(settings))
     else:
         report.section("policy", [note("not checked, since a policy is built for an environment")])

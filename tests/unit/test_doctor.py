@@ -1,8 +1,11 @@
 """What ``rl-eval doctor`` finds: each environment or policy below is wrong in one way, and it names that one."""
 
 import random
+import re
 import socket
 import sys
+import threading
+from itertools import islice
 
 import gymnasium as gym
 import numpy as np
@@ -11,12 +14,14 @@ import yaml
 from typer.testing import CliRunner
 
 from rl_eval.cli import app
-from rl_eval.cli.checks import machine
+from rl_eval.cli.checks import environment, episodes, machine
 from rl_eval.cli.checks.environment import check_environment
-from rl_eval.cli.checks.episodes import Moment, first_difference, sample_actions
+from rl_eval.cli.checks.episodes import Moment, Player, digest, first_difference, sampled_actions
 from rl_eval.cli.checks.machine import check_address, check_machine
 from rl_eval.cli.checks.policy import check_policy
+from rl_eval.cli.checks.processes import check_processes
 from rl_eval.config import EvalConfig
+from rl_eval.plan import EpisodePlan
 
 
 class Good(gym.Env):
@@ -107,6 +112,100 @@ class BreaksOnFirstAttempt(Good):
         return super().step(action)
 
 
+class Endless(Good):
+    def step(self, action):
+        return *super().step(action)[:2], False, False, {}
+
+
+class RemembersTheThird(Good):
+    """Like new after one to three episodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        return super().reset(seed=seed)
+
+    def draw(self):
+        return super().draw() + (self.resets > 3)
+
+
+class RemembersInOne(Good):
+    """Few seeds show that it remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = False
+
+    def reset(self, *, seed=None, options=None):
+        self.shows, self.used = self.used and seed == EpisodePlan(4, 0)[2].seed, True
+        return super().reset(seed=seed)
+
+    def draw(self):
+        return super().draw() + self.shows
+
+
+class WanderOff(Good):
+    """Differs late in an episode."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gym.spaces.Box(-10.0, 1000.0, (2,), np.float32)
+
+    def draw(self):
+        return super().draw() if self.steps < 250 else random.random()
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.steps >= 300, False, info
+
+
+class Outside(Good):
+    def observe(self):
+        return np.array([self.steps - 25, self.draw()], np.float32)
+
+
+class Doubles(Good):
+    def observe(self):
+        return super().observe().astype(np.float64)
+
+
+class NoInfo(Good):
+    def step(self, action):
+        return *super().step(action)[:4], None
+
+
+class OldStep(Good):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OldReset(Good):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class NoReward(Good):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, None, *rest
+
+
+class NotSeeded(Good):
+    """Has a generator of its own, which is fine, and leaves gymnasium's alone, which is not asked for."""
+
+    def reset(self, *, seed=None, options=None):
+        self.generator = np.random.default_rng(seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def draw(self):
+        return float(self.generator.random())
+
+
 class BreaksOnClose(Good):
     def close(self):
         raise RuntimeError("too late")
@@ -153,9 +252,12 @@ def keep_global_generators():
 
 
 def test_nothing_is_wrong_with_a_good_environment():
-    findings = examine(Good, evaluation={"max_episode_steps": 50})
-    assert [finding.level for finding in findings] == ["ok"] * 6 + ["note"]
+    findings = examine(Good)
+    assert [finding.level for finding in findings] == ["ok"] * 8 + ["note"] * 2
+    assert "check_env has no complaint" in texts(findings, "ok")
     assert "30 steps compared" in texts(findings, "ok")
+    assert "episodes end by themselves, here after 30 to 30 steps" in texts(findings, "ok")
+    assert "seen: 4 episodes, up to step 30, with made-up actions" in texts(findings, "note")
 
 
 def test_gymnasium_environments_are_good():
@@ -165,13 +267,77 @@ def test_gymnasium_environments_are_good():
     assert "after 500 steps at the latest (the environment's own limit)" in texts(findings, "ok")
 
 
-def test_a_limit_of_steps_is_missed():
-    findings = examine(Good)
-    (text,) = worst(findings)
-    assert text.startswith("no limit of steps is known")
+@pytest.fixture
+def patient(monkeypatch):
+    """Steps bound what is played, and no clock."""
+    monkeypatch.setattr(episodes, "MAX_SECONDS", 600.0)
+    monkeypatch.setattr(environment, "MAX_STEPS", 1500)
+
+
+def test_an_endless_environment_is_a_problem(patient):
+    text = worst(examine(Endless))
+    assert "no episode ended in 1,500 steps" in text
     assert "only fault_tolerance.episode_timeout_s=3600 stops it" in text
-    findings = examine(Good, fault_tolerance={"episode_timeout_s": None})
-    assert "nothing stops it" in worst(findings)[0]
+    assert "nothing stops it" in worst(examine(Endless, fault_tolerance={"episode_timeout_s": None}))
+
+
+def test_an_endless_environment_may_be_cut():
+    findings = examine(Endless, evaluation={"max_episode_steps": 40})
+    assert not worst(findings)
+    assert "after 40 steps at the latest (evaluation.max_episode_steps)" in texts(findings, "ok")
+    assert "(40 steps compared)" in texts(findings, "ok")
+
+
+def test_whole_episodes_are_compared(patient):
+    assert worst(examine(WanderOff)) == (
+        "equal seeds and actions give different episodes, first in the observation in step 250"
+    )
+
+
+@pytest.mark.parametrize("env", [RemembersTheThird, RemembersInOne])
+def test_several_episodes_are_played_after_each_other(env):
+    assert worst(examine(env)).startswith("an environment remembers its former episodes")
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (NoInfo, "`info` returned by `step()` must be a python dictionary"),
+        (OldStep, "old step API"),
+        (OldReset, "not a tuple of the form `(obs, info)`"),
+    ],
+)
+def test_a_broken_contract_is_a_problem_that_ends_the_search(env, said):
+    findings = examine(env)
+    assert worst(findings).startswith("gymnasium's contract: ")
+    assert said in worst(findings)
+    assert "no episodes were played" in texts(findings, "note")
+
+
+def test_no_reward_is_a_problem():
+    findings = examine(NoReward)
+    assert "every attempt of an episode raised" in worst(findings)
+    assert "The reward returned by `step()` must be a float" in texts(findings, "warning")
+
+
+def test_observations_outside_of_their_space_are_a_warning():
+    (text,) = worst(examine(lambda: Outside(gym.spaces.Box(-30.0, 0.0, (2,), np.float32))))
+    assert re.fullmatch(r"the observation is 0\.\d+ at 1, but its space allows -30 to 0, after reset", text)
+
+
+def test_other_dtypes_are_a_warning():
+    (text,) = worst(examine(Doubles))
+    assert text == "the observation has dtype float64, but its space float32, after reset"
+
+
+def test_info_keys_that_no_step_had_are_a_warning():
+    (text,) = worst(examine(Good, evaluation={"info_keys": ["distence"]}))
+    assert text == "no step had 'distence' of evaluation.info_keys in its info, which had nothing"
+
+
+def test_what_breaks_the_contract_and_no_evaluation_is_a_warning():
+    (text,) = worst(examine(NotSeeded))
+    assert "An evaluation does not rest on it." in text
 
 
 def test_a_time_limit_among_the_wrappers_is_found():
@@ -180,6 +346,7 @@ def test_a_time_limit_among_the_wrappers_is_found():
             super().__init__(gym.wrappers.TimeLimit(Good(), 17))
 
     findings = examine(Limited)
+    assert not worst(findings)
     assert "after 17 steps at the latest" in texts(findings, "ok")
     assert "(17 steps compared)" in texts(findings, "ok")
 
@@ -277,22 +444,109 @@ def test_nested_spaces_are_named_without_their_bounds():
 
 
 def test_first_difference_names_the_place():
-    moment = Moment(3, {"a": np.zeros(2), "b": 1}, 0.5, False, False)
+    moment = Moment(3, b"a", 0.5, False, False)
     assert first_difference([moment], [moment]) == ""
-    assert first_difference([moment], [moment._replace(observation={"a": np.ones(2), "b": 1})]) == (
-        "the observation in step 3"
-    )
+    assert first_difference([moment], [moment._replace(observation=b"b")]) == "the observation in step 3"
     assert first_difference([moment], [moment._replace(reward=0.25)]) == "the reward in step 3: 0.5 and 0.25"
     assert first_difference([moment], [moment._replace(truncated=True)]) == "the end of the episode in step 3"
-    nan = moment._replace(reward=float("nan"), observation=np.array([np.nan]))
+    nan = moment._replace(reward=float("nan"))
     assert first_difference([nan], [nan]) == ""
+
+
+def test_digests_tell_values_dtypes_and_shapes_apart():
+    observations = [
+        {"a": np.zeros(2), "b": 1},
+        {"a": np.zeros(2), "b": 2},
+        {"a": np.array([0.0, -0.0]), "b": 1},
+        {"a": np.zeros(2, np.float32), "b": 1},
+        {"a": np.zeros((2, 1)), "b": 1},
+    ]
+    assert len({digest(observation) for observation in observations}) == len(observations)
+    assert digest(np.array([np.nan])) == digest(np.array([np.nan]))
 
 
 def test_made_up_actions_leave_the_environment_alone():
     space = gym.spaces.Discrete(1000, seed=3)
-    actions = sample_actions(space)
-    assert actions == sample_actions(space)
+    actions = list(islice(sampled_actions(space, 1), 50))
+    assert actions == list(islice(sampled_actions(space, 1), 50))
+    assert actions != list(islice(sampled_actions(space, 2), 50))
     assert space.sample() == gym.spaces.Discrete(1000, seed=3).sample()
+
+
+def test_leaves_outside_of_their_space_are_named():
+    class Nested(Good):
+        def observe(self):
+            return {"a": np.array([0.5], np.float32), "b": (1, np.int64(7))}
+
+    space = gym.spaces.Dict(
+        {"a": gym.spaces.Box(0, 1, (1,)), "b": gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Discrete(3)])}
+    )
+    player = Player(Nested(space), 100)
+    list(player.play(EpisodePlan(1, 0)[0], 1))
+    assert player.misfit == f"the observation['b'][1] is {np.int64(7)!r}, which is not in Discrete(3), after reset"
+
+
+# Two processes
+
+
+PROCESS_TOYS = """
+import os
+import gymnasium as gym
+import numpy as np
+
+class Toy(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 100.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), self.draw(), self.steps >= 20, False, {}
+
+    def draw(self):
+        return float(self.np_random.random())
+
+class Hashes(Toy):
+    def draw(self):
+        return float(hash(str(self.steps)) % 1000)
+
+class Exits(Toy):
+    def reset(self, *, seed=None, options=None):
+        os._exit(7)
+"""
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    (tmp_path / "process_toys.py").write_text(PROCESS_TOYS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda name: next(check_processes(EvalConfig().environment(f"process_toys:{name}").build()))
+    sys.modules.pop("process_toys", None)
+
+
+def test_two_processes_play_equal_episodes(toys):
+    finding = toys("Toy")
+    assert (finding.level, finding.text) == (
+        "ok", "two processes with other hash seeds play equal episodes (20 steps compared)",
+    )  # fmt: skip
+
+
+def test_what_depends_on_the_process_is_a_problem(toys):
+    finding = toys("Hashes")
+    assert finding.level == "problem"
+    assert finding.text.startswith("two processes play different episodes: they differ in the reward in step 1")
+
+
+def test_what_the_other_process_cannot_do_is_said(toys):
+    assert toys("Exits").text == "not compared between processes: RuntimeError: it ended with exit status 7"
+    lock = threading.Lock()
+    (finding,) = check_processes(EvalConfig().environment(lambda context: lock and Good()).build())
+    assert finding.level == "note"
+    assert "cannot pickle" in finding.text
 
 
 # The policy
@@ -360,6 +614,35 @@ def test_rows_that_depend_on_their_batch_are_a_warning():
     assert "each environment has its own forward pass" in texts(examine_policy(mixes_rows), "warning")
 
 
+def test_a_policy_that_does_not_repeat_itself_is_a_problem():
+    import torch
+
+    class Forced(torch.nn.Linear):
+        def forward(self, observations):
+            return torch.nn.functional.dropout(super().forward(observations), 0.5, training=True)
+
+    calls = []
+
+    def counts(observations):
+        calls.append(0)
+        return zeros(observations) + len(calls) % 2
+
+    for made in (Forced(2, 2), counts, lambda observations: zeros(observations) + int(random.random() * 2)):
+        assert worst(examine_policy(made)).startswith("the same observation, asked twice, gives other bits")
+
+
+def test_a_policy_whose_state_is_declared_repeats_itself():
+    class Recurrent:
+        def initial_state(self, batch_size):
+            return np.zeros(batch_size, np.int64)
+
+        def act(self, observations, state, live, noise):
+            state += 1
+            return state % 2, state
+
+    assert "asked twice, gives the same action" in texts(examine_policy(Recurrent()), "ok")
+
+
 def test_no_policy_is_a_problem():
     assert "policy.policy is missing" in worst(list(check_policy(settings_of(Good))))
 
@@ -367,13 +650,14 @@ def test_no_policy_is_a_problem():
 # The machine
 
 
-def test_versions_outside_the_tested_ones_are_a_warning(monkeypatch):
-    versions = {"Python": "3.11.7", "gymnasium": "0.29.1", "numpy": "2.4.6", "ray": "2.60.0", "torch": "2.13.0+cpu"}
+def test_versions_other_than_the_tested_ones_are_one_warning(monkeypatch):
+    versions = {"Python": "3.11.7", "gymnasium": "0.29.1", "numpy": "2.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"}
     monkeypatch.setattr(machine, "_version", versions.get)
     findings = list(check_machine())
-    assert "gymnasium 0.29.1 is not among the tested versions (1.2 to 1.4)" in texts(findings, "warning")
+    (text,) = [finding.text for finding in findings if finding.level == "warning"]
+    assert text.endswith("(in parentheses): gymnasium 0.29.1 (1.2 to 1.4), numpy 2.1.0 (2.4)")
     assert texts(findings, "problem") == "tensordict is not installed"
-    assert texts(findings, "ok") == "Python 3.11.7, numpy 2.4.6, ray 2.60.0, torch 2.13.0+cpu"
+    assert texts(findings, "ok") == "Python 3.11.7, ray 2.60.0, torch 2.13.0+cpu"
 
 
 def test_ray_addresses(monkeypatch):
@@ -450,3 +734,14 @@ def test_doctor_does_not_try_a_policy_without_an_environment(folder):
     outcome = call("toy.yaml", "--set", "environment.env=CartPole-v77")
     assert outcome.exit_code == 2
     assert "not checked, since a policy is built for an environment" in outcome.stdout
+
+
+def test_quiet_prints_problems_only(folder):
+    outcome = call("toy.yaml", "--quiet")
+    assert (outcome.exit_code, outcome.stdout) == (0, "")
+    outcome = call("toy.yaml", "--quiet", "--set", "environment.env=rl_eval.testing:impure")
+    assert outcome.exit_code == 2
+    lines = outcome.stdout.split("\n")
+    assert lines[0] == "environment"
+    assert lines[1].startswith("  problem  an environment remembers its former episodes")
+    assert not any(line.startswith(("  ok", "  note", "  warning", "policy")) for line in lines)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.cli.checks.episodes import Moment, Player, first_difference, sample_actions
+from rl_eval.cli.checks.contract import check_contract
+from rl_eval.cli.checks.episodes import MAX_SECONDS, MAX_STEPS, Moment, Player, first_difference
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.episode import EpisodeSpec
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.runners.environment import construct_env
@@ -24,9 +26,15 @@ __all__ = ["check_environment"]
 # As a runner does: sys.exit() in a simulator is its fault, Ctrl-C is not.
 _CAUGHT: Final = (Exception, SystemExit)
 
+_FORMER: Final = 3
+"""Episodes that an environment plays between the first and its repetition."""
+
+_ENDLESS_STEPS: Final = 1_000
+"""Steps without an end that make an environment endless, rather than slow."""
+
 
 def check_environment(settings: EvalSettings) -> Iterator[Finding]:
-    """Build the environment a few times and play short episodes in it."""
+    """Build the environment a few times and play whole episodes in it."""
     try:
         env = construct_env(settings.environment, 0, 0, settings.runners.num_runners)
         ObservationBatch(env.observation_space, 1)
@@ -38,8 +46,13 @@ def check_environment(settings: EvalSettings) -> Iterator[Finding]:
         yield raised("the constructor", error)
         return
     yield ok(f"constructs; observations {_short(env.observation_space)}, actions {_short(env.action_space)}")
-    yield _check_limit(settings, env)
-    yield from _Examination(settings, env).findings()
+    contract = list(check_contract(env))
+    yield from contract
+    _close(env)
+    if any(finding.level == "problem" for finding in contract):
+        yield note("no episodes were played, since no evaluation could")
+        return
+    yield from _Examination(settings).findings()
 
 
 @final
@@ -48,16 +61,14 @@ class _Examination:
 
     Args:
         settings: What to examine.
-        env: The first environment.
     """
 
-    def __init__(self, settings: EvalSettings, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, settings: EvalSettings) -> None:
         self._settings = settings
-        self._actions = sample_actions(env.action_space)
-        self._first = Player(env, self._actions)
-        self._players = [self._first]
-        plan = EpisodePlan(2, settings.evaluation.seed)
-        self._episode, self._other = plan[0], plan[1]
+        self._max_steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
+        self._players: list[Player] = []
+        plan = EpisodePlan(1 + _FORMER, settings.evaluation.seed)
+        self._episode, *self._others = (plan[index] for index in range(len(plan)))
         self._attempt = 1
         self._faults: list[str] = []
         self._touched: dict[str, list[str]] = {}
@@ -65,6 +76,7 @@ class _Examination:
     def findings(self) -> Iterator[Finding]:
         """Examine."""
         try:
+            self._first = self._new_player()
             reference = self._reference()
             if reference is None:
                 yield problem(
@@ -78,10 +90,12 @@ class _Examination:
                     "repair it, or let retries hide it: the result says how often it happened",
                 )
             yield from self._compare(reference)
+            yield from self._judge()
         except _CAUGHT as error:
             yield raised("an episode", error, "repair the environment")
         finally:
-            self._close()
+            for player in self._players:
+                _close(player.env)
 
     def _reference(self) -> list[Moment] | None:
         """Play the episode that others are compared with, in as many attempts as an evaluation has."""
@@ -99,32 +113,45 @@ class _Examination:
         episode = self._first.play(self._episode, self._attempt)
         moments = [next(episode)]
         between = _global_state()
-        ObservationBatch(self._first.env.observation_space, 1).write(0, moments[0].observation)
         moments += list(episode)
         self._touched = {"reset": _changed(before, between), "step": _changed(between, _global_state())}
         return moments
 
     def _compare(self, reference: list[Moment]) -> Iterator[Finding]:
-        steps = len(reference) - 1
-        if difference := first_difference(reference, self._play(self._new_player())):
+        """Compare the episode with itself: in a new environment, in a used one, and beside another one."""
+        if difference := first_difference(reference, self._play(self._new_player(), self._episode)):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {difference}",
                 "draw every random number from self.np_random, which reset(seed=...) seeds; until then no two "
                 "evaluations agree, and what follows from it is not checked",
             )
-        else:
-            yield ok(f"equal seeds and actions give equal episodes ({steps} steps compared)")
-            yield self._check_reuse(reference)
-            yield self._check_neighbours(reference)
+            return
+        yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
+        yield self._check_reuse(reference)
+        yield self._check_neighbours(reference)
+
+    def _judge(self) -> Iterator[Finding]:
+        """Say what all that was played showed beside."""
+        yield self._check_end()
+        yield self._check_observations()
+        yield from self._check_info_keys()
         yield self._check_globals()
-        yield self._time()
+        steps = sum(player.steps for player in self._players)
+        seconds = sum(player.step_seconds for player in self._players)
+        yield note(f"a step takes about {1e6 * seconds / max(1, steps):,.0f} µs (rough: {steps:,} steps)")
+        yield note(
+            f"seen: {1 + len(self._others)} episodes, up to step {self._longest:,}, with made-up actions; what comes "
+            "later, or only with the policy's actions, was not seen"
+        )
 
     def _check_reuse(self, reference: list[Moment]) -> Finding:
-        """Replay the episode in an environment that has run another one in between."""
-        list(self._first.play(self._other, self._attempt))
-        difference = first_difference(reference, self._play(self._first))
+        """Play episodes one after the other in one environment, and each in a new one."""
+        fresh = [(other, self._play(self._new_player(), other)) for other in self._others]
+        played = [*fresh, (self._episode, reference)]
+        found = (first_difference(alone, self._play(self._first, episode)) for episode, alone in played)
+        difference = next(filter(None, found), "")
         if not difference:
-            return ok("an environment that has run episodes is like a new one")
+            return ok(f"an environment that has run episodes is like a new one ({len(played)} compared)")
         text = f"an environment remembers its former episodes: a new one differs in {difference}"
         if self._settings.environment.env_reuse == "episode":
             return note(f"{text}; environment.env_reuse: episode takes care of it")
@@ -133,7 +160,7 @@ class _Examination:
     def _check_neighbours(self, reference: list[Moment]) -> Finding:
         """Replay the episode while another environment takes turns with it."""
         moments = []
-        others = self._new_player().play(self._other, self._attempt)
+        others = self._new_player().play(self._others[0], self._attempt)
         for moment in self._new_player().play(self._episode, self._attempt):
             moments.append(moment)
             next(others, None)
@@ -143,6 +170,41 @@ class _Examination:
         text = f"environments in one process disturb each other: stepped in turn, they differ in {difference}"
         fix = "keep random generators and state in the instance, or set runners.num_envs_per_runner: 1"
         return problem(text, fix) if self._settings.runners.lanes > 1 else warning(text, fix)
+
+    def _check_end(self) -> Finding:
+        """Say what ended the episodes, or would."""
+        ours = self._settings.evaluation.max_episode_steps
+        if ours is not None:
+            return ok(f"episodes end after {ours:,} steps at the latest (evaluation.max_episode_steps)")
+        theirs = _time_limit(self._first.env)
+        if theirs is not None:
+            return ok(f"episodes end after {theirs:,} steps at the latest (the environment's own limit)")
+        if lengths := sorted(length for player in self._players for length in player.lengths):
+            return ok(f"episodes end by themselves, here after {lengths[0]:,} to {lengths[-1]:,} steps")
+        finding: Callable[[str, str], Finding] = problem if self._longest >= _ENDLESS_STEPS else warning
+        timeout = self._settings.fault_tolerance.episode_timeout_s
+        stop = f"only fault_tolerance.episode_timeout_s={timeout:g} stops it" if timeout else "nothing stops it"
+        return finding(
+            f"no episode ended in {self._longest:,} steps or {MAX_SECONDS:g} s: if none ever does, {stop}",
+            "set evaluation.max_episode_steps",
+        )
+
+    def _check_observations(self) -> Finding:
+        misfit = next((player.misfit for player in self._players if player.misfit), "")
+        return (
+            warning(misfit, "correct observation_space, or the observation")
+            if misfit
+            else ok("observations are inside their space")
+        )
+
+    def _check_info_keys(self) -> Iterator[Finding]:
+        seen = {key for player in self._players for key in player.info_keys}
+        if missed := [key for key in self._settings.evaluation.info_keys if key not in seen]:
+            had = ", ".join(sorted(map(str, seen))) or "nothing"
+            yield warning(
+                f"no step had {', '.join(map(repr, missed))} of evaluation.info_keys in its info, which had {had}",
+                "correct the name, unless such steps are rare",
+            )
 
     def _check_globals(self) -> Finding:
         phases = [f"{phase}()" for phase, names in self._touched.items() if names]
@@ -155,49 +217,36 @@ class _Examination:
             "draw from self.np_random instead",
         )
 
-    def _time(self) -> Finding:
-        steps = sum(player.steps for player in self._players)
-        seconds = sum(player.step_seconds for player in self._players)
-        return note(f"a step takes about {1e6 * seconds / max(1, steps):,.0f} µs (rough: {steps} steps)")
+    @property
+    def _longest(self) -> int:
+        """Steps of the longest episode that was played."""
+        return max(player.longest for player in self._players)
 
-    def _play(self, player: Player) -> list[Moment]:
-        return list(player.play(self._episode, self._attempt))
+    def _play(self, player: Player, episode: EpisodeSpec) -> list[Moment]:
+        return list(player.play(episode, self._attempt))
 
     def _new_player(self) -> Player:
         env = construct_env(self._settings.environment, 0, 0, self._settings.runners.num_runners)
-        self._players.append(Player(env, self._actions))
+        self._players.append(Player(env, self._max_steps))
         return self._players[-1]
 
-    def _close(self) -> None:
-        for player in self._players:
-            try:
-                player.env.close()
-            except _CAUGHT:  # noqa: PERF203
-                # A broken close() costs an evaluation nothing; runners ignore it too.
-                continue
 
-
-def _check_limit(settings: EvalSettings, env: gym.Env[Any, Any]) -> Finding:
-    """Look for whatever ends an episode that would go on for ever."""
-    ours = settings.evaluation.max_episode_steps
-    if ours is not None:
-        return ok(f"episodes end after {ours:,} steps at the latest (evaluation.max_episode_steps)")
-    spec = getattr(env, "spec", None)
-    theirs = _time_limit(env) or getattr(spec, "max_episode_steps", None)
-    if theirs is not None:
-        return ok(f"episodes end after {theirs:,} steps at the latest (the environment's own limit)")
-    timeout = settings.fault_tolerance.episode_timeout_s
-    stop = f"only fault_tolerance.episode_timeout_s={timeout:g} stops it, as a fault" if timeout else "nothing stops it"
-    return warning(f"no limit of steps is known: if an episode never ends, {stop}", "set evaluation.max_episode_steps")
+def _close(env: gym.Env[Any, Any]) -> None:
+    try:
+        env.close()
+    except _CAUGHT:
+        # A broken close() costs an evaluation nothing; runners ignore it too.
+        return
 
 
 def _time_limit(env: Any) -> int | None:
-    """Return the limit of a ``TimeLimit`` among the wrappers."""
+    """Return the limit of a ``TimeLimit`` among the wrappers, or that of the environment's registration."""
+    registered: int | None = getattr(getattr(env, "spec", None), "max_episode_steps", None)
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
             return int(env._max_episode_steps)
         env = env.env
-    return None
+    return registered
 
 
 def _global_state() -> dict[str, bytes]:

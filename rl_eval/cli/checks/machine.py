@@ -31,11 +31,19 @@ _CONNECT_TIMEOUT_S: Final = 3.0
 def check_machine() -> Iterator[Finding]:
     """Look at the versions of Python and the packages."""
     versions = {name: _version(name) for name in _TESTED}
-    odd = {name: finding for name, version in versions.items() if (finding := _judge(name, version))}
-    packages = [f"{name} {version}" for name, version in versions.items() if name not in odd]
-    if packages:
-        yield ok(", ".join(packages))
-    yield from odd.values()
+    installed = {name: version for name, version in versions.items() if version is not None}
+    tested = [f"{name} {version}" for name, version in installed.items() if _is_tested(name, version)]
+    if tested:
+        yield ok(", ".join(tested))
+    for name in versions.keys() - installed.keys():
+        yield problem(f"{name} is not installed", f"pip install {name}")
+    if others := [
+        f"{name} {version} ({_tested(name)})" for name, version in installed.items() if not _is_tested(name, version)
+    ]:
+        yield warning(
+            f"other versions than those that rl_eval is tested with (in parentheses): {', '.join(others)}",
+            "if something fails, try those",
+        )
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
@@ -61,15 +69,15 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
         yield ok(f"something listens at the Ray address {address!r}; --ray finds out what")
 
 
-def _judge(name: str, version: str | None) -> Finding | None:
+def _is_tested(name: str, version: str) -> bool:
     oldest, newest = _TESTED[name]
-    tested = _dotted(oldest) if oldest == newest else f"{_dotted(oldest)} to {_dotted(newest)}"
-    if version is None:
-        return problem(f"{name} is not installed", f"pip install {name}")
-    numbers = re.findall(r"\d+", version)[:2]
-    if oldest <= (int(numbers[0]), int(numbers[1])) <= newest:
-        return None
-    return warning(f"{name} {version} is not among the tested versions ({tested})", "if something fails, try those")
+    major, minor = map(int, re.findall(r"\d+", version)[:2])
+    return oldest <= (major, minor) <= newest
+
+
+def _tested(name: str) -> str:
+    oldest, newest = _TESTED[name]
+    return _dotted(oldest) if oldest == newest else f"{_dotted(oldest)} to {_dotted(newest)}"
 
 
 def _version(name: str) -> str | None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import tree
+
+from rl_eval.cli.checks.episodes import digest
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.episode import Fault, Lease
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.runners.inference import BLOCK, Inference
+from rl_eval.runners.inference import BLOCK, Inference, _inference_mode
+from rl_eval.runners.spaces import ObservationBatch
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
 
@@ -21,6 +28,8 @@ __all__ = ["check_policy"]
 _CALLS: Final = 3
 _CALL_S: Final = 0.3
 _EPISODES: Final = 2
+_ROWS: Final = 8
+"""Observations that the policy is asked about twice."""
 _TIMED_PASSES: Final = 20
 
 
@@ -37,6 +46,10 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     yield ok(f"builds ({type(runner._policy).__name__})")
     try:
         yield _check_weights(settings, runner)
+        repeats = _check_repeats(settings, runner)
+        yield repeats
+        if repeats.level == "problem":
+            return
         if fault := _act(settings, runner):
             yield problem(f"cannot act: {fault.error_type}: {fault.message}")
             return
@@ -70,6 +83,38 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
         "set policy.weights to a file",
     )
+
+
+def _check_repeats(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Ask the policy twice about some rows, each alone; the second time in another order."""
+    space, _ = runner.get_spaces()
+    batch = ObservationBatch(space, _ROWS)
+    pool = batch.sample(_ROWS, np.random.default_rng(0))
+    rows = [tree.map_structure(lambda leaf, row=row: leaf[row : row + 1], pool) for row in range(_ROWS)]
+    try:
+        first = [_computed(settings, runner, row) for row in rows]
+        again = [_computed(settings, runner, row) for row in reversed(rows)][::-1]
+    except Exception as error:
+        return note(f"not asked twice about one observation, since made-up ones do not suit it: {error}")
+    if first == again:
+        return ok("the same observation, asked twice, gives the same action")
+    return problem(
+        "the same observation, asked twice, gives other bits: it is no function of its observation",
+        "look for dropout or batch norm in training mode, a random generator, statistics or counters that it updates; "
+        "a recurrent policy declares its state with initial_state()",
+    )
+
+
+def _computed(settings: EvalSettings, runner: EvalRunner, row: Any) -> bytes:
+    """Return the bits of all that a policy computes for a batch of one in a fresh episode."""
+    policy, fresh = runner._policy, getattr(runner._policy, "initial_state", None)
+    noise = None if settings.policy.deterministic else EpisodeNoise(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    with _inference_mode():
+        computed = [policy.act(copy.deepcopy(row), fresh and fresh(1), np.ones(1, bool), noise)]
+        if raw := getattr(policy, "probe_outputs", None):
+            computed.append(raw(copy.deepcopy(row)))
+    leaves = [leaf.detach().cpu() if hasattr(leaf, "detach") else leaf for leaf in tree.flatten(computed)]
+    return digest([leaf for leaf in leaves if leaf is not None])
 
 
 def _act(settings: EvalSettings, runner: EvalRunner) -> Fault | None:
