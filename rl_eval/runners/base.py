@@ -15,13 +15,14 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
 from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError
+from rl_eval.interrupts import survivable
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -34,9 +35,6 @@ from rl_eval.weights import WeightsSnapshot, apply_weights
 __all__ = ["EvalRunner"]
 
 Result = TypeVar("Result")
-
-# What an environment may raise and survive: sys.exit() in a simulator is its fault, Ctrl-C is not.
-_CAUGHT: Final = (Exception, SystemExit)
 
 
 class EvalRunner(abc.ABC):
@@ -254,7 +252,7 @@ class EvalRunner(abc.ABC):
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
             observation, _ = lane.reset(seed=lane.lease.seed)
             self._write_observation(lane.index, observation)
-        except _CAUGHT as error:
+        except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - lane.started
@@ -284,7 +282,7 @@ class EvalRunner(abc.ABC):
                 self._finish(lane, bool(terminated), bool(truncated))
                 return False
             self._write_observation(lane.index, observation)
-        except _CAUGHT as error:
+        except survivable() as error:
             self._fault(lane, "env", "step", error)
             return False
         return True
@@ -393,7 +391,7 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(CLOSE, lane.index, lane.length)
             try:
                 env.close()
-            except _CAUGHT:
+            except survivable():
                 # No episode is to blame for a broken close(), and the environment is dropped anyway.
                 self._lifetime["close_errors"] += 1
 
@@ -441,7 +439,7 @@ class EvalRunner(abc.ABC):
                 break
             except UsageError:
                 raise
-            except _CAUGHT as error:
+            except survivable() as error:
                 if attempt == attempts:
                     raise EnvError(
                         f"the environment {self.settings.environment.env!r} cannot be constructed "

@@ -23,6 +23,7 @@ LAYERS = (
     "importing",
     "numerics",
     "proc",
+    "interrupts",
     "recorder",
     "plan",
     "schedule",
