@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from rl_eval.blame import assign_blame
-from rl_eval.episode import Lease, Outcome, RunReport, charged_attempts, failed_row
+from rl_eval.episode import EpisodeTable, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
@@ -90,15 +90,17 @@ class Evaluation(Job):
         self._weights: WeightsSnapshot | None = None
         self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
         self._cancelled = self._cancelled_while_waiting = ""
-        self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush)
+        self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush, snapshot=self._snapshot)
         self._fleet: Fleet | None = None
         self._schedule = Schedule(plan)
         self._leases: dict[int, list[Lease]] = defaultdict(list)
         self._reclaims: dict[int, list[int]] = defaultdict(list)
         self._started = self._ended = 0.0
         """When the first runner took part, and when it was over."""
-        self._fleet_size = 1
+        self._fleet_size = self._asked = 1
         self._most_runners = 0
+        self._earlier = (0, 0)
+        """Episodes and steps of former sessions."""
         self._refused: list[str] = []
         self._purity: PurityCheck | None = None
         self._losses_before = 0
@@ -118,13 +120,14 @@ class Evaluation(Job):
             return
         self._weights = fleet.weights and fleet.weights.snapshot
         self.handle.weights_version = 0 if self._weights is None else self._weights.version
-        self._fleet_size = max(1, fleet.expected())
+        self._fleet_size = self._asked = max(1, fleet.expected())
         try:
             self._ledger.begin(lambda: manifest_of(self._settings, self._plan, self._weights))
         except EvalError as error:
             self.fail(error)
             return
         table, faults = self._ledger.table, self._settings.fault_tolerance
+        self._earlier = int(table.filled.sum()), int(self._ledger.totals["env_steps"])
         self._schedule = Schedule(
             self._plan,
             self._fleet_size,
@@ -229,7 +232,7 @@ class Evaluation(Job):
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
         elif (expected := self._fleet.expected()) != self._fleet_size:
-            self._fleet_size = expected
+            self._fleet_size, self._asked = expected, max(self._asked, expected)
             self._obey(self._schedule.handle(FleetSized(expected)), None, now)
 
     def fail(self, error: BaseException) -> None:
@@ -372,12 +375,18 @@ class Evaluation(Job):
             self._ledger.close()
             self.handle._set_result(result)
 
-    def _result(self, reason: str) -> EvalResult:
+    def _snapshot(self, reason: str) -> EvalResult:
+        """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
+        return self._result(reason, self._ledger.snapshot())
+
+    def _result(self, reason: str, table: EpisodeTable | None = None) -> EvalResult:
         ledger = self._ledger
-        status, reason = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
+        notes = self._runner_notes() if table is None else []
+        table = ledger.table if table is None else table
+        status, reason = decide_status(table, self._settings.fault_tolerance.max_failed_episodes, reason)
         lost = self._fleet.losses - self._losses_before if self._fleet else 0
         return EvalResult(
-            table=ledger.table,
+            table=table,
             plan=self._plan,
             status=status,
             reason=reason,
@@ -387,12 +396,27 @@ class Evaluation(Job):
                 "runners_lost": lost,
                 "losses": self._losses,
                 "runners_refused": self._refused,
-                "notes": list(ledger.notes),
+                "notes": [*ledger.notes, *notes],
             },
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             purity=self._purity and self._purity.result,
         )
+
+    def _runner_notes(self) -> list[str]:
+        """Say why fewer runners took part than were asked for."""
+        if self._fleet is None or self._fleet.hopeless or self._refused or not 0 < self._most_runners < self._asked:
+            return []
+        return [f"{self._most_runners} of {self._asked} runners took part: {self._fleet.absence()}"]
+
+    @property
+    def phase(self) -> str:
+        """What it is busy with, in a few words."""
+        if self._fleet is None:
+            return "waiting for its turn"
+        if self._purity is not None:
+            return "checking determinism"
+        return self._fleet.phase
 
     def progress(self) -> EvalProgress:
         """Return how far it is; may be called from any thread."""
@@ -409,7 +433,9 @@ class Evaluation(Job):
             num_prefix=len(prefix),
             mean_return=float(np.mean(returns)) if count else math.nan,
             half_width=1.96 * float(np.std(returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
-            env_steps=int(self._ledger.totals.get("env_steps", 0)),
+            env_steps=int(self._ledger.totals.get("env_steps", 0)) - self._earlier[1],
             seconds=(self._ended or time.monotonic()) - self._started if self._started else 0.0,
             num_runners=len(self._fleet.ready()) if self._fleet else 0,
+            num_earlier=self._earlier[0],
+            phase=self.phase,
         )

@@ -7,6 +7,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from rl_eval.errors import UsageError
+
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
 
@@ -28,9 +30,15 @@ class EvalProgress:
     half_width: float
     """Half width of its approximate 95 % interval; NaN below two episodes."""
     env_steps: int
+    """Steps of this session; those before a log was continued are left out, as in ``seconds``."""
     seconds: float
+    """Since the first runner of this session took part."""
     num_runners: int
     """Runners that are up."""
+    num_earlier: int = 0
+    """Finished episodes that the log held when this session began."""
+    phase: str = "running"
+    """What the evaluation is busy with, in a few words."""
 
 
 @final
@@ -44,6 +52,7 @@ class EvalHandle:
         cancel: Called for :meth:`cancel` with its arguments.
         flush: Called for :meth:`flush`.
         weights_version: Version of the weights that it evaluates, as far as that is known.
+        snapshot: Called for :meth:`snapshot` with its argument.
     """
 
     def __init__(
@@ -52,10 +61,12 @@ class EvalHandle:
         cancel: Callable[[str, bool], None],
         flush: Callable[[float], None],
         weights_version: int = 0,
+        snapshot: Callable[[str], EvalResult] | None = None,
     ) -> None:
         self._progress = progress
         self._cancel = cancel
         self._flush = flush
+        self._snapshot = snapshot
         self._future: Future[EvalResult] = Future()
         # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
         self._future.set_running_or_notify_cancel()
@@ -115,6 +126,19 @@ class EvalHandle:
             LogError: It cannot be written, or not in time.
         """
         self._flush(timeout_s)
+
+    def snapshot(self, reason: str = "it was still running") -> EvalResult:
+        """Return a result of the episodes that have finished by now; the evaluation goes on, or hangs.
+
+        Args:
+            reason: Why the other episodes are missing, as the result shall say.
+
+        Raises:
+            UsageError: The evaluation runs in a service, which gives whole results only.
+        """
+        if self._snapshot is None:
+            raise UsageError("a service gives whole results only: wait for result(), or cancel() and take what there is")
+        return self._snapshot(reason)
 
     def progress(self) -> EvalProgress:
         """Return how far it is."""

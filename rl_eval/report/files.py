@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,7 @@ __all__ = [
     "describe",
     "episode_frame",
     "episode_table",
+    "json_text",
     "plain",
     "read_folder",
     "write_episodes",
@@ -50,9 +51,14 @@ FORMAT: Final = 1
 RESULT_FILE: Final = "result.json"
 EPISODES_FILE: Final = "episodes.parquet"
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+_FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
+
 
 def plain(value: Any) -> Any:
     """Return a value as plain JSON: NaN becomes None, infinity a string, the unknown its text."""
+    if type(value) in _PLAIN:  # Nearly all values of nearly all faults, of which there may be very many.
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -90,9 +96,23 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "timing": asdict(result.timing),
         "provenance": result.provenance,
         "fault_counts": result.fault_counts,
-        "faults": [asdict(fault) for fault in result.faults],
+        "faults": [fault_values(fault) for fault in result.faults],
     }
     return {key: plain(value) for key, value in described.items()}
+
+
+def fault_values(fault: Fault) -> dict[str, Any]:
+    """Return the fields of a fault; ``asdict`` would copy each, which takes seconds for many."""
+    return {name: getattr(fault, name) for name in _FAULT_FIELDS}
+
+
+def json_text(described: Mapping[str, Any]) -> str:
+    """Return a description as JSON, a line for each entry and for each fault."""
+    faults = ",\n    ".join(json.dumps(fault, allow_nan=False) for fault in described["faults"])
+    text = json.dumps({**described, "faults": []}, indent=2, allow_nan=False)
+    if not faults:
+        return text + "\n"
+    return text.removesuffix("[]\n}") + f"[\n    {faults}\n  ]\n}}\n"
 
 
 def check_format(data: Mapping[str, Any]) -> None:
@@ -177,8 +197,8 @@ def episode_table(table: EpisodeTable) -> pa.Table:
 
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
-    texts = {index: json.dumps([plain(asdict(fault)) for fault in faults]) for index, faults in table.faults.items()}
-    faults = pa.array([texts.get(int(index), "[]") for index in rows["index"]], pa.string())
+    told = (table.faults.get(index, []) for index in rows["index"].tolist())
+    faults = pa.array([json.dumps([plain(fault_values(fault)) for fault in each]) for each in told], pa.string())
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 
