@@ -140,7 +140,9 @@ class Interruption:
             self._former.setdefault(number, former)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._deferring or self.number is not None:
+        # A supervisor's SIGTERM after somebody's Ctrl-C is no second thought.
+        first = self.number is None or (self.number, number) == (signal.SIGINT, signal.SIGTERM)
+        if not (self._deferring and first):
             raise Interrupted(number)
         self.number = number
         self._cancel()

@@ -53,6 +53,8 @@ EPISODES_FILE: Final = "episodes.parquet"
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
+"""Writes in one line; ``json.dumps`` would make an encoder for every fault."""
 
 
 def plain(value: Any) -> Any:
@@ -96,19 +98,19 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "timing": asdict(result.timing),
         "provenance": result.provenance,
         "fault_counts": result.fault_counts,
-        "faults": [fault_values(fault) for fault in result.faults],
     }
-    return {key: plain(value) for key, value in described.items()}
+    faults = [fault_values(fault) for fault in result.faults]
+    return {key: plain(value) for key, value in described.items()} | {"faults": faults}
 
 
 def fault_values(fault: Fault) -> dict[str, Any]:
-    """Return the fields of a fault; ``asdict`` would copy each, which takes seconds for many."""
-    return {name: getattr(fault, name) for name in _FAULT_FIELDS}
+    """Return a fault as plain JSON values; ``asdict`` would copy each, which takes seconds for many."""
+    return {name: plain(getattr(fault, name)) for name in _FAULT_FIELDS}
 
 
 def json_text(described: Mapping[str, Any]) -> str:
     """Return a description as JSON, a line for each entry and for each fault."""
-    faults = ",\n    ".join(json.dumps(fault, allow_nan=False) for fault in described["faults"])
+    faults = ",\n    ".join(_encode(fault) for fault in described["faults"])
     text = json.dumps({**described, "faults": []}, indent=2, allow_nan=False)
     if not faults:
         return text + "\n"
@@ -198,7 +200,7 @@ def episode_table(table: EpisodeTable) -> pa.Table:
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
     told = (table.faults.get(index, []) for index in rows["index"].tolist())
-    faults = pa.array([json.dumps([plain(fault_values(fault)) for fault in each]) for each in told], pa.string())
+    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in told], pa.string())
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 
