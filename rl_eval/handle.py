@@ -137,7 +137,9 @@ class EvalHandle:
             UsageError: The evaluation runs in a service, which gives whole results only.
         """
         if self._snapshot is None:
-            raise UsageError("a service gives whole results only: wait for result(), or cancel() and take what there is")
+            raise UsageError(
+                "a service gives whole results only: wait for result(), or cancel() and take what there is"
+            )
         return self._snapshot(reason)
 
     def progress(self) -> EvalProgress:

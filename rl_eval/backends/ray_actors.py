@@ -147,8 +147,8 @@ class RayBackend:
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         return (
-            f"each runner asks for {_amounts(self._wanted())}{labels}; the cluster has {_amounts(ray.cluster_resources())} in "
-            f"all and {_amounts(ray.available_resources())} free"
+            f"each runner asks for {_amounts(self._wanted())}{labels}; "
+            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(ray.available_resources())} free"
         )
 
     def capacity(self) -> int | None:

@@ -159,7 +159,7 @@ def _evaluate(
 def _start_of(settings: EvalSettings) -> str:
     """Say what the start of a group is busy with."""
     if not settings.runners.num_runners:
-        return "loading the policy"
+        return "building environment and policy"
     address = settings.runners.address or os.environ.get("RAY_ADDRESS")
     return f"connecting to Ray at {address}" if address else "starting Ray"
 

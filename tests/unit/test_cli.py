@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -245,6 +246,31 @@ def test_on_a_terminal_there_is_a_live_display(folder):
     assert "\x1b[" in text
 
 
+def test_on_a_terminal_the_clock_runs_while_an_import_takes_its_time(folder):
+    """The main thread is in the import of the user's module until the clock has been seen to run."""
+    Path("slow_toys.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom cli_toys import count\n"
+        "while not Path('go').exists():\n    time.sleep(0.01)\n"
+    )
+    ours, theirs = pty.openpty()
+    args = ["--set", "environment.env=slow_toys:count"]
+    done = start("run", "toy.yaml", *args, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown, end = "", time.monotonic() + 120
+    try:
+        while part := os.read(ours, 65536).decode():
+            assert time.monotonic() < end, shown[-2000:]
+            shown += part
+            clocks = re.findall(r"\d:\d\d", shown.partition("building environment and policy")[2])
+            if len(set(clocks)) >= 2:
+                Path("go").touch()
+    except OSError:
+        pass
+    os.close(ours)
+    assert done.wait(120) == 0
+    assert shown.index("starting") < shown.index("building environment and policy") < shown.index("complete")
+
+
 SETTINGS = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(num_runners=2).build()
 
 
@@ -257,7 +283,9 @@ def lines_of(*views):
 
 
 def test_lines_come_now_and_then():
-    first, *lines = lines_of(*(View("running", seconds, SETTINGS, progress()) for seconds in (0.1, 1, 4.9, 5.2, 6, 10.3)))
+    first, *lines = lines_of(
+        *(View("running", seconds, SETTINGS, progress()) for seconds in (0.1, 1, 4.9, 5.2, 6, 10.3))
+    )
     assert first == "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each"
     assert [line.split(", ")[-1] for line in lines] == ["0:05", "0:10"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from tests.unit.cli_world import call, environment, make_folder
 
 from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, evaluate
 from rl_eval.interrupts import ctrl_c_noted, survivable
+from tests.unit.cli_world import call, environment, make_folder
 
 EPISODES = 4
 
