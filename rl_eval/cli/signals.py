@@ -5,7 +5,7 @@ saved in peace. A second signal ends the command wherever it is.
 
 SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So other threads hear of it, even while the
 main thread is stuck in a step or in a library: they flush the evaluation log, save what has finished if the main
-thread does not come to it in time, and end a process that is still there when the time is up.
+thread does not come to it in time, and end a process that is still there then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CODES: Final = tuple(128 + number for number in _SIGNALS)
 _GRACE_S: Final = 2.2
 """Time between SIGTERM and the end of the process."""
-_FLUSH_S: Final = 2.0
 _TURN_S: Final = 1.0
 """Time in which the main thread should come back from what it does, and begin to save."""
 _SAVING_S: Final = 30.0
-"""A result that is being written is worth more than a process that ends in time."""
+"""Longest time that a log or a result may take to write: it is worth more than a process that ends in time."""
+_PARTING_S: Final = 15.0
+"""Time in which runners stop and environments close when all is said and saved."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,10 +69,11 @@ class Interruption:
         self._saving = threading.Lock()
         """Held, for good, by the thread that saves the result."""
         self._saved = threading.Event()
-        self._rescued = threading.Event()
+        self._rescued = False
         self._fate = "nothing had finished"
         """What became of the episodes that had finished."""
         self._exit_code: int | None = None
+        self._parting: threading.Timer | None = None
         self._former: dict[int, Any] = {}
         self._writing: int | None = None
         """Where the interpreter tells the thread of a signal, before any Python code runs."""
@@ -87,6 +89,8 @@ class Interruption:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
+        if self._parting is not None:
+            self._parting.cancel()
         if self._writing is not None:
             signal.set_wakeup_fd(self._former_fd)
             os.close(self._writing)
@@ -130,9 +134,17 @@ class Interruption:
             raise Interrupted(signal.SIGTERM)
 
     def conclude(self, exit_code: int) -> None:
-        """There is nothing left to say or to lose: the process may end at any time, with this exit code."""
+        """There is nothing left to say or to lose: the process may end at any time, with this exit code, and will."""
         self._exit_code = exit_code
         self._saved.set()
+        self._parting = threading.Timer(_PARTING_S, self._part)
+        self._parting.daemon = True
+        self._parting.start()
+
+    def _part(self) -> None:
+        """End a process in which something does not come to its end."""
+        os.write(2, b"the environment or Ray does not close: the process ends without waiting any longer\n")
+        self._leave(self._exit_code or 0)
 
     def _install(self) -> None:
         for number in _SIGNALS:
@@ -165,10 +177,14 @@ class Interruption:
 
     def _end(self) -> None:
         """Have what can be kept kept, and end the process when the time is up, whatever hangs."""
-        threading.Thread(target=self._keep, name="rl_eval rescue", daemon=True).start()
-        self._rescued.wait(_GRACE_S)
+        ends = time.monotonic() + _GRACE_S
+        keeper = threading.Thread(target=self._keep, name="rl_eval rescue", daemon=True)
+        keeper.start()
+        keeper.join(_SAVING_S)
         if self._saving.locked():
             self._saved.wait(_SAVING_S)
+        if not self._rescued:
+            time.sleep(max(0.0, ends - time.monotonic()))
         if self._exit_code is None:
             os.write(2, f"error: ended by SIGTERM before the evaluation could stop; {self._fate}\n".encode())
         self._leave(128 + signal.SIGTERM if self._exit_code is None else self._exit_code)
@@ -185,13 +201,13 @@ class Interruption:
         self._saved.wait(max(0.0, turn_ends - time.monotonic()))
         if self._saving.acquire(blocking=False):
             self._fate = self._rescue_by(self._rescue)
+            self._rescued = True
             self._saved.set()
-            self._rescued.set()
 
     @staticmethod
     def _flushed(flush: Callable[[float], None]) -> str:
         try:
-            flush(_FLUSH_S)
+            flush(_SAVING_S)
         except EvalError as error:
             return str(error)
         return "what had finished is in the log, and the next run continues there"

@@ -72,7 +72,6 @@ def test_runners_for_which_there_is_no_room_are_missing_in_the_result_with_the_r
     with EvalRunnerGroup(asked) as group:
         handle = group.submit(num_episodes=1_000_000)
         while handle.progress().num_runners < 2:
-            assert handle.progress().phase != "waiting for its turn"
             time.sleep(0.1)
         handle.cancel()
         (note,) = handle.result(60).provenance["notes"]

@@ -204,8 +204,9 @@ def test_what_cannot_be_saved_is_said(quick, capfd):
     assert "no space left" in capfd.readouterr().err
 
 
-def test_a_flush_that_hangs_does_not_hold_up_the_end(quick):
+def test_a_flush_that_hangs_does_not_hold_up_the_end_for_ever(quick, monkeypatch):
     """Nor does a terminal that takes nothing more."""
+    monkeypatch.setattr(signals, "_SAVING_S", 0.1)
     with Interruption(quick.append) as interruption:
         interruption.defer(lambda timeout_s: time.sleep(60))
         signal.raise_signal(signal.SIGTERM)
@@ -253,6 +254,26 @@ with Interruption() as interruption:
     process.communicate(timeout=60)
     assert process.returncode == 143
     assert Path("flushed").exists()
+
+
+def test_what_does_not_close_is_left_behind(folder):
+    """The result is out, and a ``close`` that hangs in this process cannot be ended otherwise."""
+    with Path("cli_toys.py").open("a") as module:
+        module.write("""
+class Clings(Count):
+    def close(self):
+        while True:
+            time.sleep(1)
+
+def clings(context):
+    return Clings()
+""")
+    script = "import sys\nfrom rl_eval.cli import main, signals\nsignals._PARTING_S = 0.5\nmain()"
+    command = [sys.executable, "-c", script, "run", "toy.yaml", "--set", "environment.env=cli_toys:clings"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "does not close" in done.stderr
+    assert rl_eval.EvalResult.load("out/toy").status == "complete"
 
 
 # Whole commands
