@@ -110,13 +110,14 @@ class Monitor:
         self._said, self._source = "", source
 
     def close(self) -> None:
-        """Show the last view, and leave the terminal as it was; may be called again, and by any thread."""
+        """Leave the terminal as it was; may be called again, and by any thread."""
         with self._drawing:
             if self._closing.is_set():
                 return
             self._closing.set()
             if self._display is not None:
-                self._display.draw(self._view())
+                if self._announcement:  # It may have come since the last view.
+                    self._display.draw(self._view())
                 self._display.close()
 
     def _run(self) -> None:

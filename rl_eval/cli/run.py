@@ -80,7 +80,6 @@ def run(
         monitor.say(f"reading {config.name}")
         settings = read_settings(config, section, assignments, flags)
         prepare_process()
-        monitor.plan(settings)
         run_dir, result = _look_up(run_dir, fresh, settings, _mute if quiet else _say)
         folder = output_folder(output, run_dir, config, section)
         if folder is not None:
@@ -132,6 +131,7 @@ def _evaluate(
 
     Runners of this process work in this thread, the main one, since some environments need it.
     """
+    monitor.plan(settings)
     monitor.say("loading")
     from rl_eval.group import EvalRunnerGroup
 
