@@ -13,6 +13,7 @@ from typing import Final, final
 from rl_eval.backends import Backend, Reply
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.fleet import Fleet, Member
+from rl_eval.interrupts import ctrl_c_noted
 from rl_eval.jobs import Job, WeightsSync
 from rl_eval.recorder import Autopsy
 
@@ -108,8 +109,9 @@ class Driver:
             BaseException: What the thread was interrupted with; the group is at an end then.
         """
         try:
-            while not (until.done and not self._active) and not self._stopping:
-                self._turn()
+            with ctrl_c_noted():
+                while not (until.done and not self._active) and not self._stopping:
+                    self._turn()
         except BaseException as error:
             self._fatal = error
             self._leave()

@@ -321,6 +321,13 @@ class EpisodeTable:
         for fault in faults:
             self.add_fault(fault)
 
+    def copy(self) -> EpisodeTable:
+        """Return a table that does not change when this one is filled."""
+        copied = EpisodeTable(len(self), self.info_keys)
+        copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
+        copied.faults = {index: list(faults) for index, faults in self.faults.items()}
+        return copied
+
     def add_fault(self, fault: Fault) -> None:
         """Attach a fault to its episode."""
         self.faults.setdefault(fault.index, []).append(fault)

@@ -16,7 +16,7 @@ from rl_eval.blame import assign_blame
 from rl_eval.check_candidates import CheckCandidates
 from rl_eval.determinism import Determinism
 from rl_eval.determinism_check import DeterminismCheck
-from rl_eval.episode import Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
+from rl_eval.episode import EpisodeTable, Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import EvalError, NumericsMismatch
 from rl_eval.fail_fast import FailFast
 from rl_eval.fleet import Fleet, Member
@@ -98,15 +98,17 @@ class Evaluation(Job):
         self._weights: WeightsSnapshot | None = None
         self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
         self._cancelled = self._cancelled_while_waiting = ""
-        self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush)
+        self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush, snapshot=self._snapshot)
         self._fleet: Fleet | None = None
         self._schedule = Schedule(plan)
         self._leases: dict[int, list[Lease]] = defaultdict(list)
         self._reclaims: dict[int, list[int]] = defaultdict(list)
         self._started = self._ended = 0.0
         """When the first runner took part, and when it was over."""
-        self._fleet_size = 1
+        self._fleet_size = self._asked = 1
         self._most_runners = 0
+        self._earlier = (0, 0)
+        """Episodes and steps of former sessions."""
         self._agreement = NumericsAgreement()
         self._fail_fast: FailFast | None = None
         self._failure = ""
@@ -134,13 +136,14 @@ class Evaluation(Job):
         if self._held is not None:
             self._held.snapshot = self._weights
         self.handle.weights_version = 0 if self._weights is None else self._weights.version
-        self._fleet_size = max(1, fleet.expected())
+        self._fleet_size = self._asked = max(1, fleet.expected())
         try:
             self._ledger.begin(lambda: manifest_of(self._settings, self._plan, self._weights))
         except EvalError as error:
             self.fail(error)
             return
         table, faults = self._ledger.table, self._settings.fault_tolerance
+        self._earlier = int(table.filled.sum()), int(self._ledger.totals["env_steps"])
         self._candidates.begin(table.filled)
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._fleet_size * self._settings.runners.lanes)
@@ -255,7 +258,7 @@ class Evaluation(Job):
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
         elif (expected := self._fleet.expected()) != self._fleet_size:
-            self._fleet_size = expected
+            self._fleet_size, self._asked = expected, max(self._asked, expected)
             self._obey(self._schedule.handle(FleetSized(expected)), None, now)
 
     def fail(self, error: BaseException) -> None:
@@ -426,14 +429,20 @@ class Evaluation(Job):
             self._check.give_up(reason)
         return self._check.result
 
-    def _result(self, reason: str, determinism: Determinism) -> EvalResult:
+    def _snapshot(self, reason: str) -> EvalResult:
+        """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
+        return self._result(reason, Determinism(remark="the evaluation was not finished"), self._ledger.snapshot())
+
+    def _result(self, reason: str, determinism: Determinism, table: EpisodeTable | None = None) -> EvalResult:
         ledger = self._ledger
-        status, text = decide_status(ledger.table, self._settings.fault_tolerance.max_failed_episodes, reason)
+        notes = self._runner_notes() if table is None else []
+        table = ledger.table if table is None else table
+        status, text = decide_status(table, self._settings.fault_tolerance.max_failed_episodes, reason)
         # What ended it at once is said first.
         reason = self._failure if reason and reason == self._failure else text
         lost = self._fleet.losses - self._losses_before if self._fleet else 0
         return EvalResult(
-            table=ledger.table,
+            table=table,
             plan=self._plan,
             status=status,
             reason=redact_text(reason),
@@ -444,29 +453,36 @@ class Evaluation(Job):
                 "runners_lost": lost,
                 "losses": redact(self._losses),
                 "runners_refused": redact(self._agreement.refused),
-                "notes": list(ledger.notes),
+                "notes": [*ledger.notes, *notes],
             },
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             determinism=determinism,
         )
 
+    def _runner_notes(self) -> list[str]:
+        """Say why fewer runners took part than were asked for."""
+        fleet, refused = self._fleet, self._agreement.refused
+        if fleet is None or fleet.hopeless or refused or not 0 < self._most_runners < self._asked:
+            return []
+        return [f"{self._most_runners} of {self._asked} runners took part: {fleet.absence()}"]
+
+    @property
+    def phase(self) -> str:
+        """What it is busy with, in a few words."""
+        if self._fleet is None:
+            return "waiting for its turn"
+        if self._check is not None:
+            return "checking determinism"
+        return self._fleet.phase
+
     def progress(self) -> EvalProgress:
         """Return how far it is; may be called from any thread."""
-        table = self._ledger.table
-        rows = table.rows
-        prefix = rows[: table.prefix()]
-        returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
-        count = len(returns)
-        return EvalProgress(
-            num_episodes=len(rows),
-            num_finished=int(table.filled.sum()),
-            num_failed=int((rows["outcome"] == Outcome.FAILED).sum()),
-            num_faults=sum(map(len, list(table.faults.values()))),
-            num_prefix=len(prefix),
-            mean_return=float(np.mean(returns)) if count else math.nan,
-            half_width=1.96 * float(np.std(returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
-            env_steps=int(self._ledger.totals.get("env_steps", 0)),
+        return EvalProgress.of_table(
+            self._ledger.table,
+            env_steps=int(self._ledger.totals.get("env_steps", 0)) - self._earlier[1],
             seconds=(self._ended or time.monotonic()) - self._started if self._started else 0.0,
             num_runners=len(self._fleet.ready()) if self._fleet else 0,
+            num_earlier=self._earlier[0],
+            phase=self.phase,
         )

@@ -9,6 +9,7 @@ them: the episode's attempts bound it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -119,6 +120,25 @@ class Fleet:
     def hopeless(self) -> bool:
         """Whether no runner is left and none will come."""
         return not self.members and not self._due
+
+    @property
+    def phase(self) -> str:
+        """What the runners are busy with, in a few words."""
+        ready = self.ready()
+        if not ready:
+            return self._backend.starting([member.incarnation for member in list(self.members.values())])
+        if any(member.probed for member in ready):
+            return "running"
+        return "sending weights" if all("set_weights" in member.pending for member in ready) else "probing the policy"
+
+    def absence(self) -> str:
+        """Say why there are fewer runners than were asked for."""
+        with suppress(Exception):  # A cluster that does not answer must not cost the result.
+            if (most := self._backend.capacity()) is not None and most < self.expected():
+                return self._backend.shortage()
+        if self.losses:
+            return f"others were lost, the last because: {self.last_loss}"
+        return "the evaluation was over before the others were up"
 
     # ------------------------------------------------------------------ calls
 

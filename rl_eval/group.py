@@ -48,8 +48,10 @@ class EvalRunnerGroup:
     Args:
         config: What to evaluate and how; a copy is frozen.
         policy: A live policy, used instead of the configured one and its weights.
-        threaded: Whether the group works in a thread of its own. Without one every method does the work before it
-            returns, in the thread that calls it, which must always be the same; only for ``num_runners=0``.
+        threaded: Whether the group works in a thread of its own, so that ``submit`` returns at once. Without one every
+            method does the work before it returns, in the thread that calls it, which must always be the same; only
+            for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) need
+            this, or :func:`evaluate`.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -113,8 +115,9 @@ class EvalRunnerGroup:
         follow_up: FollowUp | None = None,
         accept_code_change: bool = False,
         held: HeldWeights | None = None,
+        on_submitted: Callable[[EvalHandle], object] | None = None,
     ) -> EvalHandle:
-        """Start an evaluation, and return at once.
+        """Start an evaluation, and return at once; in a group without a thread, when it is done.
 
         Args:
             num_episodes: How many episodes; by default as configured.
@@ -130,6 +133,8 @@ class EvalRunnerGroup:
             accept_code_change: Continue a log although the source files or packages of environment or policy are
                 others than those it was begun with; the log keeps both, and the result has a note.
             held: Gets the weights that are evaluated, when the evaluation starts.
+            on_submitted: Called with the handle before any work is done; it must not call the group. Where there is no
+                thread it is the way to watch or cancel what runs.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -148,7 +153,7 @@ class EvalRunnerGroup:
         plan = evaluation.plan()
         log = None if run_dir is None else _open_log(run_dir, accept_code_change)
         try:
-            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held)
+            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
         except BaseException:
             if log is not None:
                 log.close()
@@ -294,6 +299,7 @@ class EvalRunnerGroup:
         version: int | None,
         follow_up: FollowUp | None,
         held: HeldWeights | None,
+        on_submitted: Callable[[EvalHandle], object] | None,
     ) -> EvalHandle:
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
@@ -303,6 +309,8 @@ class EvalRunnerGroup:
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
             job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
+            if on_submitted is not None:
+                on_submitted(job.handle)
             if sync is not None:
                 self._driver.post(sync)
             self._driver.post(job)
@@ -337,6 +345,9 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate once: start runners, run the plan, stop them.
 
+    With ``num_runners=0`` everything happens in the thread that calls, so that environments may do what only the main
+    thread may; one that never returns from a call keeps it.
+
     Args:
         config: What to evaluate and how.
         policy: A live policy, used instead of the configured one and its weights.
@@ -349,7 +360,8 @@ def evaluate(
         LogMismatch: The log belongs to another plan, policy or environment, or was begun with other code.
         LogOwned: Another driver is writing it.
     """
-    with EvalRunnerGroup(config, policy) as group:
+    settings = config.build() if isinstance(config, EvalConfig) else config
+    with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
         return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from rl_eval.episode import EpisodeTable, Outcome
+from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
@@ -28,9 +34,33 @@ class EvalProgress:
     half_width: float
     """Half width of its approximate 95 % interval; NaN below two episodes."""
     env_steps: int
+    """Steps of this session; those before a log was continued are left out, as in ``seconds``."""
     seconds: float
+    """Since the first runner of this session took part."""
     num_runners: int
     """Runners that are up."""
+    num_earlier: int = 0
+    """Finished episodes that the log held when this session began."""
+    phase: str = "running"
+    """What the evaluation is busy with, in a few words."""
+
+    @classmethod
+    def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:
+        """Count what a table holds; the other fields are given."""
+        rows = table.rows
+        prefix = rows[: table.prefix()]
+        returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
+        count = len(returns)
+        return cls(
+            num_episodes=len(rows),
+            num_finished=int(table.filled.sum()),
+            num_failed=int((rows["outcome"] == Outcome.FAILED).sum()),
+            num_faults=sum(map(len, list(table.faults.values()))),
+            num_prefix=len(prefix),
+            mean_return=float(np.mean(returns)) if count else math.nan,
+            half_width=1.96 * float(np.std(returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
+            **rest,
+        )
 
 
 @final
@@ -44,6 +74,7 @@ class EvalHandle:
         cancel: Called for :meth:`cancel` with its arguments.
         flush: Called for :meth:`flush`.
         weights_version: Version of the weights that it evaluates, as far as that is known.
+        snapshot: Called for :meth:`snapshot` with its argument.
     """
 
     def __init__(
@@ -52,10 +83,12 @@ class EvalHandle:
         cancel: Callable[[str, bool], None],
         flush: Callable[[float], None],
         weights_version: int = 0,
+        snapshot: Callable[[str], EvalResult] | None = None,
     ) -> None:
         self._progress = progress
         self._cancel = cancel
         self._flush = flush
+        self._snapshot = snapshot
         self._future: Future[EvalResult] = Future()
         # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
         self._future.set_running_or_notify_cancel()
@@ -116,6 +149,23 @@ class EvalHandle:
         """
         self._flush(timeout_s)
 
+    def snapshot(self, reason: str = "it was still running") -> EvalResult:
+        """Return a result of the episodes that have finished by now; the evaluation goes on, or hangs.
+
+        Args:
+            reason: Why the other episodes are missing, as the result shall say.
+
+        Raises:
+            UsageError: The evaluation runs in a service, which gives whole results only.
+        """
+        if self.done():
+            return self.result()
+        if self._snapshot is None:
+            raise UsageError(
+                "a service gives whole results only: wait for result(), or cancel() and take what there is"
+            )
+        return self._snapshot(reason)
+
     def progress(self) -> EvalProgress:
         """Return how far it is."""
         return self._progress()
@@ -133,6 +183,7 @@ class EvalHandle:
         final = self._progress()
         self._progress = lambda: final
         self._cancel = self._flush = _ignore
+        self._snapshot = None
 
 
 def _ignore(*args: object) -> None:

@@ -56,7 +56,7 @@ class Ledger:
         self._unwritten: dict[str, float] = defaultdict(float)
         self._unwritten_notes: list[str] = []
         self._clock: float | None = None
-        self._settling = threading.Lock()
+        self._committing = threading.RLock()
 
     @property
     def durable(self) -> bool:
@@ -137,7 +137,7 @@ class Ledger:
         """
         if self._log is None:
             return
-        with self._settling:
+        with self._committing:
             for batch in self._log.poll():
                 self._commit(batch)
 
@@ -151,6 +151,11 @@ class Ledger:
         if self._log is not None:
             self._log.flush(timeout_s)
             self.settle()
+
+    def snapshot(self) -> EpisodeTable:
+        """Return a copy of what is committed now; may be called from any thread."""
+        with self._committing:
+            return self.table.copy()
 
     def close(self) -> None:
         """Give the log up to whoever comes next."""
@@ -182,6 +187,7 @@ class Ledger:
             self._log.append(batch)
 
     def _commit(self, durable: Batch | LogContents) -> None:
-        self.table.fill(durable.rows, durable.infos, durable.faults)
+        with self._committing:
+            self.table.fill(durable.rows, durable.infos, durable.faults)
         for name, value in durable.totals.items():
             self.totals[name] += value

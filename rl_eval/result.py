@@ -8,7 +8,6 @@ silence: they are counted, and they widen the interval or, without known return 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -33,6 +32,7 @@ from rl_eval.report.files import (
     check_format,
     describe,
     episode_frame,
+    json_text,
     plain,
     read_folder,
     write_episodes,
@@ -354,7 +354,7 @@ class EvalResult:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return :meth:`to_dict` as JSON text, and write it to ``path`` if one is given."""
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        text = json_text(self.to_dict())
         if path is not None:
             write_text(path, text)
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,12 @@ class Backend(Protocol):
 
     def shortage(self) -> str:
         """Say what was asked for and what there is, for a runner that does not come up."""
+
+    def capacity(self) -> int | None:
+        """Return how many runners there is room for in all; None if that is not known."""
+
+    def starting(self, runners: Sequence[int]) -> str:
+        """Say in a few words what runners are busy with that are not up yet."""
 
     def leave(self) -> None:
         """Called once in the thread that made the calls, when it ends."""

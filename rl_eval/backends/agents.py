@@ -44,6 +44,10 @@ class NodeAgents:
         """Calls whose end should be told to :meth:`ended`."""
         return [*self._settling, *self._vigils]
 
+    def knows(self, runner: int) -> bool:
+        """Whether the process of a runner is up."""
+        return runner in self._residences
+
     def expect(self, runner: int, settling: Any) -> None:
         """A runner is about to tell where it lives."""
         self._settling[settling] = runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, final
 
 import cloudpickle
@@ -74,6 +75,14 @@ class InlineBackend:
     def shortage(self) -> str:
         """See :class:`Backend`."""
         return "the environment or the policy takes that long to build in this process"
+
+    def capacity(self) -> int | None:
+        """See :class:`Backend`."""
+        return None
+
+    def starting(self, runners: Sequence[int]) -> str:
+        """See :class:`Backend`."""
+        return "building environment and policy"
 
     def stop(self) -> None:
         """Do nothing: environments are closed where they were stepped, in :meth:`leave`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -143,15 +144,26 @@ class RayBackend:
 
     def shortage(self) -> str:
         """See :class:`Backend`."""
-        section = self._section
-        asked: dict[str, Any] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
-        asked |= section.custom_resources_per_runner
-        wanted = {name: amount for name, amount in asked.items() if amount}
-        labels = f" on a node labelled {section.label_selector}" if section.label_selector else ""
+        selector = self._section.label_selector
+        labels = f" on a node labelled {selector}" if selector else ""
         return (
-            f"each runner asks for {_amounts(wanted)}{labels}; the cluster has {_amounts(ray.cluster_resources())} in "
-            f"all and {_amounts(ray.available_resources())} free"
+            f"each runner asks for {_amounts(self._wanted())}{labels}; "
+            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(ray.available_resources())} free"
         )
+
+    def capacity(self) -> int | None:
+        """See :class:`Backend`."""
+        if self._section.label_selector:
+            return None
+        there = ray.cluster_resources()
+        return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
+
+    def starting(self, runners: Sequence[int]) -> str:
+        """See :class:`Backend`."""
+        up = sum(map(self._agents.knows, runners))
+        if up:
+            return f"{_count(up)} importing, building environment and policy"
+        return f"starting {_count(len(runners))}"
 
     def leave(self) -> None:
         """See :class:`Backend`."""
@@ -172,6 +184,13 @@ class RayBackend:
         if self._owns_connection:
             with process_kept():
                 ray.shutdown()
+
+    def _wanted(self) -> dict[str, float]:
+        """Return what each runner asks for."""
+        section = self._section
+        asked: dict[str, float] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
+        asked |= section.custom_resources_per_runner
+        return {name: amount for name, amount in asked.items() if amount}
 
     # ------------------------------------------------------------------ answers
 
@@ -240,6 +259,10 @@ def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict
 def _deadlines(settings: EvalSettings) -> Deadlines:
     faults = settings.fault_tolerance
     return Deadlines(faults.reset_timeout_s, faults.step_timeout_s, faults.episode_timeout_s, faults.runner_timeout_s)
+
+
+def _count(runners: int) -> str:
+    return f"{runners} runner" if runners == 1 else f"{runners} runners"
 
 
 def _amounts(resources: dict[str, Any]) -> str:

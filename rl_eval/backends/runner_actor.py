@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_eval.interrupts import expect_no_ctrl_c
 from rl_eval.recorder import Residence, install
 
 __all__ = ["RunnerActor"]
@@ -38,6 +39,7 @@ class RunnerActor:
         """Begin to record, before anything of the user's is loaded; tell where this process lives."""
         import ray
 
+        expect_no_ctrl_c()
         try:
             return install(*self._recording, ray.get_runtime_context().get_node_id())
         except Exception as error:

@@ -1,15 +1,18 @@
-"""What is shown while an evaluation runs: a live display on a terminal, a line now and then elsewhere.
+"""What is shown from the first moment of a command on: a live display on a terminal, a line now and then elsewhere.
 
-Both go to stderr, so that stdout holds the result alone.
+Both go to stderr, so that stdout holds the result alone. A thread draws them, since the main thread imports, waits
+and steps environments meanwhile; the clock runs, and the phase says what is being done.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from rich.console import Console, Group
 from rich.constrain import Constrain
@@ -25,83 +28,144 @@ if TYPE_CHECKING:
 
     from rl_eval.settings import EvalSettings
 
-__all__ = ["Display", "LineDisplay", "LiveDisplay", "NoDisplay", "make_display", "progress_line"]
+__all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_monitor", "progress_line"]
+
+_REFRESH_S: Final = 0.2
+_FIRST_LINE_S: Final = 0.5
+"""When the first line is written at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What there is to show."""
+
+    phase: str
+    """What is being done."""
+    seconds: float
+    """Since the command began."""
+    settings: EvalSettings | None = None
+    """What is evaluated; None until the config is read."""
+    progress: EvalProgress | None = None
+    """How far the evaluation is; None before there is one."""
+    announcement: str = ""
+    """What must be shown at once; empty for nothing."""
 
 
 class Display(Protocol):
-    """Shows progress until it is closed."""
+    """Shows views until it is closed; called by one thread at a time."""
 
-    def update(self, progress: EvalProgress) -> None:
-        """Show how far the evaluation is."""
-
-    def say(self, text: str) -> None:
-        """Show what is going on besides."""
+    def draw(self, view: View) -> None:
+        """Show what there is."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; may be called again."""
+        """Leave the terminal as it was."""
 
 
-def make_display(settings: EvalSettings, *, quiet: bool) -> Display:
-    """Choose a display that fits stderr."""
+def make_monitor(*, quiet: bool) -> Monitor:
+    """Begin to show, in a way that fits stderr."""
     console = Console(stderr=True, highlight=False)
     if quiet:
-        return NoDisplay()
+        return Monitor(None)
     if sys.stderr.isatty() and not console.is_dumb_terminal:
-        return LiveDisplay(settings, console)
-    return LineDisplay(settings, console)
+        return Monitor(LiveDisplay(console))
+    return Monitor(LineDisplay(console))
 
 
 @final
-class NoDisplay:
-    """Shows nothing."""
+class Monitor:
+    """Draws a display from a thread of its own.
 
-    def update(self, progress: EvalProgress) -> None:
-        """See :class:`Display`."""
+    Args:
+        display: What to draw; None draws nothing.
+        clock: Tells the time.
+    """
 
-    def say(self, text: str) -> None:
-        """See :class:`Display`."""
+    def __init__(self, display: Display | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display = display
+        self._clock = clock
+        self._began = clock()
+        self._said = "starting"
+        self._announcement = ""
+        self._settings: EvalSettings | None = None
+        self._source: Callable[[], EvalProgress] | None = None
+        self._drawing = threading.Lock()
+        self._closing = threading.Event()
+        if display is not None:
+            threading.Thread(target=self._run, name="rl_eval display", daemon=True).start()
+
+    def say(self, phase: str) -> None:
+        """Show what is being done from now on."""
+        self._said = phase
+
+    def announce(self, text: str) -> None:
+        """Show a text at once and from now on; may be called in a signal handler."""
+        self._announcement = text
+
+    def plan(self, settings: EvalSettings) -> None:
+        """Show what is evaluated."""
+        self._settings = settings
+
+    def follow(self, source: Callable[[], EvalProgress]) -> None:
+        """Show progress and phase as a function tells them."""
+        self._said, self._source = "", source
 
     def close(self) -> None:
-        """See :class:`Display`."""
+        """Leave the terminal as it was; may be called again, and by any thread."""
+        with self._drawing:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            if self._display is not None:
+                if self._announcement:  # It may have come since the last view.
+                    self._display.draw(self._view())
+                self._display.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            with self._drawing:
+                if self._display is not None and not self._closing.is_set():
+                    self._display.draw(self._view())
+            self._closing.wait(_REFRESH_S)
+
+    def _view(self) -> View:
+        progress = None if self._source is None else self._source()
+        phase = self._announcement or self._said or (progress.phase if progress else "")
+        return View(phase, self._clock() - self._began, self._settings, progress, self._announcement)
 
 
 @final
 class LineDisplay:
-    """Writes a line at once and then every few seconds, for logs.
+    """Writes what is evaluated as soon as that is known, and then a line every few seconds, for logs.
 
     Args:
-        settings: What is evaluated.
         console: Where to write.
         interval_s: Seconds between two lines.
-        clock: Tells the time.
     """
 
-    def __init__(
-        self,
-        settings: EvalSettings,
-        console: Console,
-        interval_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runners = settings.runners.num_runners
+    def __init__(self, console: Console, interval_s: float = 5.0) -> None:
         self._console = console
         self._interval_s = interval_s
-        self._clock = clock
-        self._next = clock() + interval_s
-        self.say(headline(settings))
+        self._next = _FIRST_LINE_S
+        self._headed = False
+        self._announced = ""
 
-    def update(self, progress: EvalProgress) -> None:
+    def draw(self, view: View) -> None:
         """See :class:`Display`."""
-        if self._clock() >= self._next:
-            self._next = self._clock() + self._interval_s
-            self.say(progress_line(progress, self._runners))
-
-    def say(self, text: str) -> None:
-        """See :class:`Display`."""
-        self._console.print(text, soft_wrap=True, markup=False)
+        if view.settings is not None and not self._headed:
+            self._headed = True
+            self._write(headline(view.settings), view)
+        elif view.seconds >= self._next:
+            self._write(progress_line(view), view)
+        if view.announcement != self._announced:
+            self._announced = view.announcement
+            self._write(view.announcement, view)
 
     def close(self) -> None:
         """See :class:`Display`."""
+
+    def _write(self, text: str, view: View) -> None:
+        self._next = view.seconds + self._interval_s
+        self._console.print(text, soft_wrap=True, markup=False)
 
 
 @final
@@ -109,57 +173,40 @@ class LiveDisplay:
     """Looks like the result that will take its place, with a bar below.
 
     Args:
-        settings: What is evaluated.
         console: Where to draw.
     """
 
-    def __init__(self, settings: EvalSettings, console: Console) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.live import Live
 
-        self._settings = settings
-        self._said = "starting"
-        self._progress = EvalProgress(
-            num_episodes=settings.evaluation.num_episodes,
-            num_finished=0,
-            num_failed=0,
-            num_faults=0,
-            num_prefix=0,
-            mean_return=math.nan,
-            half_width=math.nan,
-            env_steps=0,
-            seconds=0.0,
-            num_runners=0,
-        )
         self._live: Live = Live(
-            self._render(),
+            Text(""),
             console=console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._live.start(refresh=True)
 
-    def update(self, progress: EvalProgress) -> None:
+    def draw(self, view: View) -> None:
         """See :class:`Display`."""
-        if progress.num_runners and self._said == "starting":
-            self._said = "running"
-        self._progress = progress
-        self._live.update(self._render(), refresh=True)
-
-    def say(self, text: str) -> None:
-        """See :class:`Display`."""
-        self._said = text
-        self._live.update(self._render(), refresh=True)
+        self._live.start()
+        self._live.update(_drawing(view), refresh=True)
 
     def close(self) -> None:
         """See :class:`Display`."""
         self._live.stop()
 
-    def _render(self) -> Group:
-        title, subtitle = names(self._settings)
-        page = rich_page(Page(title, subtitle, self._said, [progress_lines(self._progress, self._settings)]))
-        # The last line stays empty for the ^C that a terminal echoes.
-        return Group(page, Text(""), Constrain(_bar(self._progress), WIDTH), Text(""))
+
+def _drawing(view: View) -> Group:
+    title, subtitle = ("rl-eval", "") if view.settings is None else names(view.settings)
+    lines = [] if view.settings is None else progress_lines(view.progress or _nothing_yet(view.settings), view.settings)
+    page = rich_page(Page(title, subtitle, view.phase, [lines]))
+    # The last line stays empty for the ^C that a terminal echoes.
+    return Group(page, Text(""), Constrain(_bar(view), WIDTH), Text(""))
+
+
+def _nothing_yet(settings: EvalSettings) -> EvalProgress:
+    return EvalProgress(settings.evaluation.num_episodes, 0, 0, 0, 0, math.nan, math.nan, 0, 0.0, 0)
 
 
 # The words
@@ -182,19 +229,25 @@ def headline(settings: EvalSettings) -> str:
     )
 
 
-def progress_line(progress: EvalProgress, num_runners: int) -> str:
+def progress_line(view: View) -> str:
     """Say everything in one line."""
+    phase = "" if view.phase == "running" else view.phase
+    told = [] if view.progress is None or view.settings is None else _progress_parts(view.progress, view.settings)
+    return ", ".join([*filter(None, [phase, *told]), clock_text(view.seconds)])
+
+
+def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]:
     parts = [f"{progress.num_finished:,} of {progress.num_episodes:,} episodes"]
     if mean := mean_text(progress):
         parts.append(f"mean return {mean} over the first {progress.num_prefix:,}")
-    if progress.num_finished:
+    if progress.env_steps:
         parts.append(f"{number(_rate(progress), 0)} steps/s")
-    if num_runners:
-        parts.append(f"{progress.num_runners} of {_count(num_runners, 'runner')}")
+    if runners := settings.runners.num_runners:
+        parts.append(f"{progress.num_runners} of {_count(runners, 'runner')}")
     parts.append(_count(progress.num_faults, "fault"))
     if progress.num_failed:
         parts.append(f"{progress.num_failed:,} failed")
-    return ", ".join([*parts, clock_text(progress.seconds)])
+    return parts
 
 
 def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]:
@@ -204,7 +257,7 @@ def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]
     trouble = f"{progress.num_failed:,} failed   {_count(progress.num_faults, 'fault')}"
     runners = settings.runners.num_runners
     where = f"on {progress.num_runners} of {_count(runners, 'runner')}" if runners else "in this process"
-    rate = number(_rate(progress), 0) if progress.num_finished else ""
+    rate = number(_rate(progress), 0) if progress.env_steps else ""
     return [
         Line("mean return", mean, over),
         Line("episodes", f"{progress.num_finished:,}", f"of {progress.num_episodes:,}   {trouble}"),
@@ -229,18 +282,25 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _bar(progress: EvalProgress) -> Table:
-    """Draw the bar, the time that passed and the time that is left if the rest goes as the part so far."""
-    done, total = progress.num_finished, progress.num_episodes
-    left = f"about {clock_text(progress.seconds * (total - done) / done)} left" if done else ""
+def _bar(view: View) -> Table:
+    """Draw the bar, the time that passed and the time that is left if the rest goes as this session's part so far."""
+    progress = view.progress
+    done, total = (progress.num_finished, progress.num_episodes) if progress else (0, 1)
+    left = f"about {clock_text(seconds)} left" if progress and (seconds := _seconds_left(progress)) is not None else ""
     grid = Table.grid(expand=True, padding=(0, 3, 0, 0), pad_edge=False)
     grid.add_column(ratio=1)
     grid.add_column(justify="right")
     grid.add_column(justify="right")
     grid.add_column(justify="right", width=len("about 00:00 left"))
     bar = ProgressBar(total=total, completed=done, complete_style="cyan", finished_style="cyan")
-    grid.add_row(bar, f"{math.floor(100 * done / total)} %", clock_text(progress.seconds), left)
+    grid.add_row(bar, f"{math.floor(100 * done / total)} %", clock_text(view.seconds), left)
     return grid
+
+
+def _seconds_left(progress: EvalProgress) -> float | None:
+    """Extrapolate from what this session has finished; None while that is nothing."""
+    done = progress.num_finished - progress.num_earlier
+    return progress.seconds * (progress.num_episodes - progress.num_finished) / done if done else None
 
 
 def _rate(progress: EvalProgress) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import signal
+import os
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,7 +23,7 @@ from rl_eval.redaction import redact_text
 from rl_eval.report.table import interval_text
 
 if TYPE_CHECKING:
-    from rl_eval.cli.progress import Display
+    from rl_eval.cli.progress import Monitor
     from rl_eval.handle import EvalHandle
     from rl_eval.result import EvalResult
     from rl_eval.settings import EvalSettings
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
-_REFRESH_S: Final = 0.2
 
 
 def _option(metavar: str, text: str) -> Any:
@@ -83,15 +84,20 @@ def run(
         "evaluation.seed": seed,
         "runners.address": address,
     }
-    with Interruption() as interruption, reported(debug):
+    from rl_eval.cli.progress import make_monitor
+
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
+        monitor.say(f"reading {config.name}")
         settings = read_settings(config, section, assignments, flags)
         prepare_process()
         say = _mute if quiet else _say
         run_dir, result = _look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_folder(output, run_dir, config, section, force=force) as folder:
-                result = _evaluate(settings, run_dir, accept_code_change, interruption, folder, quiet)
+                deliver = partial(_deliver, folder=folder, quiet=quiet)
+                result = _evaluate(settings, run_dir, accept_code_change, interruption, monitor, deliver)
         else:
+            monitor.close()
             _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
         if code := _exit_code(result, interruption):
             raise typer.Exit(code)
@@ -128,60 +134,56 @@ def _evaluate(
     run_dir: str | None,
     accept_code_change: bool,
     interruption: Interruption,
-    folder: Path | None,
-    quiet: bool,
+    monitor: Monitor,
+    deliver: Callable[[EvalResult], str],
 ) -> EvalResult:
-    """Run the evaluation; save and print the result before the runners are stopped, which may take a while."""
-    from rl_eval.cli.progress import make_display
+    """Run the evaluation; save and print the result before the runners are stopped, which may take a while.
 
-    with closing(make_display(settings, quiet=quiet)) as display:
-        from rl_eval.group import EvalRunnerGroup
+    Runners of this process work in this thread, the main one, since some environments need it.
+    """
+    monitor.plan(settings)
+    monitor.say("loading")
+    from rl_eval.group import EvalRunnerGroup
 
-        with EvalRunnerGroup(settings) as group:
-            interruption.defer()
-            handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change)
-            if run_dir is not None:
-                interruption.defer(handle.flush)
-            result = _watch(handle, interruption, display)
-            display.close()
-            _deliver(result, folder, quiet)
-            if run_dir is not None and interruption.number is not None and result.stopped_early:
-                _say("what had finished is in the log: the same command continues there")
-            interruption.conclude(_exit_code(result, interruption))
+    def begin(handle: EvalHandle) -> None:
+        monitor.follow(handle.progress)
+        interruption.defer(
+            None if run_dir is None else handle.flush,
+            cancel=lambda: _cancel(handle, monitor),
+            hide=monitor.close,
+            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM")),
+        )
+
+    monitor.say(_start_of(settings))
+    with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
+        for module in _REPORT_NEEDS:  # Now, while other runners start; and not beside an environment that imports.
+            importlib.import_module(module)
+        handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
+        result = handle.result()
+        interruption.claim()
+        monitor.close()
+        deliver(result)
+        if run_dir is not None and interruption.number is not None and result.stopped_early:
+            _say("what had finished is in the log: the same command continues there")
+        interruption.conclude(_exit_code(result, interruption))
     return result
 
 
-def _watch(handle: EvalHandle, interruption: Interruption, display: Display) -> EvalResult:
-    """Show progress until there is a result; a signal cancels the evaluation.
-
-    Raises:
-        EvalError: The evaluation could not run.
-    """
-    stopping = False
-    while not handle.done():
-        if interruption.number is not None and not stopping:
-            stopping = True
-            handle.cancel()
-            display.say("stopping; a second signal gives the result up")
-        if interruption.number == signal.SIGTERM:
-            display.close()  # The process may end at any time, and leaves the terminal as it was.
-        else:
-            display.update(handle.progress())
-        _wait(handle)
-    return handle.result()
+def _start_of(settings: EvalSettings) -> str:
+    """Say what the start of a group is busy with."""
+    if not settings.runners.num_runners:
+        return "building environment and policy"
+    address = settings.runners.address or os.environ.get("RAY_ADDRESS")
+    return f"connecting to Ray at {address}" if address else "starting Ray"
 
 
-def _wait(handle: EvalHandle) -> None:
-    """Wait for the result until the next refresh, and use the time to load what the report needs."""
-    try:
-        handle.result(_REFRESH_S)
-    except TimeoutError:
-        for module in _REPORT_NEEDS:
-            importlib.import_module(module)
+def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
+    handle.cancel()
+    monitor.announce("stopping; a second signal gives the result up")
 
 
-def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> None:
-    """Save and print; what cannot be saved is printed all the same.
+def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
+    """Save and print; what cannot be saved is printed all the same. Return where the result is.
 
     Raises:
         ConfigError: It cannot be saved.
@@ -202,6 +204,8 @@ def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> None:
         raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
     if folder is not None and not quiet:
         typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}")
+    sys.stdout.flush()
+    return "the result is printed" if folder is None else f"what had finished is saved in {folder}"
 
 
 def _summary(result: EvalResult) -> str:

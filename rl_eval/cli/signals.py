@@ -1,11 +1,11 @@
 """What Ctrl-C and SIGTERM do: before the evaluation they end the command, during it they ask it to stop.
 
-A request is only noted, and looked at between two refreshes of the progress display, so that what has finished
-can be saved in peace. A second signal ends the command wherever it is.
+A request is only passed on to the evaluation, which looks for it between two steps, so that what has finished can be
+saved in peace. A second signal ends the command wherever it is.
 
-SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So a thread of its own hears of it, even
-while the main thread is stuck in a library: it flushes the evaluation log, and ends a process that is still there
-when the time is up.
+SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So other threads hear of it, even while the
+main thread is stuck in a step or in a library: they flush the evaluation log, save what has finished if the main
+thread does not come to it in time, and end a process that is still there then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CODES: Final = tuple(128 + number for number in _SIGNALS)
 _GRACE_S: Final = 2.2
 """Time between SIGTERM and the end of the process."""
-_FLUSH_S: Final = 2.0
+_TURN_S: Final = 1.0
+"""Time in which the main thread should come back from what it does, and begin to save."""
+_SAVING_S: Final = 30.0
+"""Longest time that a log or a result may take to write: it is worth more than a process that ends in time."""
+_PARTING_S: Final = 15.0
+"""Time in which runners stop and environments close when all is said and saved."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -36,6 +41,10 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+
+
+def _nothing() -> None:
+    pass
 
 
 @final
@@ -54,7 +63,17 @@ class Interruption:
         self._leave = leave
         self._deferring = False
         self._flush: Callable[[float], None] | None = None
+        self._cancel: Callable[[], object] = _nothing
+        self._hide: Callable[[], object] = _nothing
+        self._rescue: Callable[[], str] | None = None
+        self._saving = threading.Lock()
+        """Held, for good, by the thread that saves the result."""
+        self._saved = threading.Event()
+        self._rescued = False
+        self._fate = "nothing had finished"
+        """What became of the episodes that had finished."""
         self._exit_code: int | None = None
+        self._parting: threading.Timer | None = None
         self._former: dict[int, Any] = {}
         self._writing: int | None = None
         """Where the interpreter tells the thread of a signal, before any Python code runs."""
@@ -70,6 +89,8 @@ class Interruption:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
+        if self._parting is not None:
+            self._parting.cancel()
         if self._writing is not None:
             signal.set_wakeup_fd(self._former_fd)
             os.close(self._writing)
@@ -79,20 +100,51 @@ class Interruption:
             sys.stdout.flush()
             self._leave(code)
 
-    def defer(self, flush: Callable[[float], None] | None = None) -> None:
-        """From now on the first signal is only noted. Call it after ``ray.init``, which takes SIGTERM for itself.
+    def defer(
+        self,
+        flush: Callable[[float], None] | None = None,
+        *,
+        cancel: Callable[[], object] = _nothing,
+        hide: Callable[[], object] = _nothing,
+        rescue: Callable[[], str] | None = None,
+    ) -> None:
+        """From now on the first signal only asks to stop. Call it after ``ray.init``, which takes SIGTERM for itself.
 
         Args:
             flush: Commits what has finished, within a number of seconds; raises ``EvalError`` if it cannot.
+            cancel: Asks the evaluation to stop; called in a signal handler, so it must not wait for anything.
+            hide: Gives the terminal back; called in another thread, after SIGTERM.
+            rescue: Saves what has finished, without the main thread's help, and says where; called in another thread,
+                after SIGTERM, if nobody has called :meth:`claim` by then. Raises ``EvalError`` if it cannot.
         """
-        self._flush = flush
+        self._flush, self._cancel, self._hide, self._rescue = flush, cancel, hide, rescue
+        self._fate = "what had finished is lost"
         self._deferring = True
         if self._writing is not None:
             self._install()
 
+    def claim(self) -> None:
+        """Take the saving of the result upon this thread.
+
+        Raises:
+            Interrupted: Another thread has done so after SIGTERM, and did not end the process.
+        """
+        if not self._saving.acquire(blocking=False):
+            time.sleep(_SAVING_S)
+            raise Interrupted(signal.SIGTERM)
+
     def conclude(self, exit_code: int) -> None:
-        """There is nothing left to say or to lose: the process may end at any time, with this exit code."""
+        """There is nothing left to say or to lose: the process may end at any time, with this exit code, and will."""
         self._exit_code = exit_code
+        self._saved.set()
+        self._parting = threading.Timer(_PARTING_S, self._part)
+        self._parting.daemon = True
+        self._parting.start()
+
+    def _part(self) -> None:
+        """End a process in which something does not come to its end."""
+        os.write(2, b"the environment or Ray does not close: the process ends without waiting any longer\n")
+        self._leave(self._exit_code or 0)
 
     def _install(self) -> None:
         for number in _SIGNALS:
@@ -100,11 +152,14 @@ class Interruption:
             self._former.setdefault(number, former)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._deferring or self.number is not None:
+        # A supervisor's SIGTERM after somebody's Ctrl-C is no second thought.
+        first = self.number is None or (self.number, number) == (signal.SIGINT, signal.SIGTERM)
+        if not (self._deferring and first):
             raise Interrupted(number)
         self.number = number
+        self._cancel()
 
-    # ------------------------------------------------------------------ the thread
+    # ------------------------------------------------------------------ the threads
 
     def _watch(self) -> None:
         reading, self._writing = os.pipe()
@@ -121,22 +176,45 @@ class Interruption:
                     return
 
     def _end(self) -> None:
-        """Keep what can be kept, and end the process when the time is up."""
-        end = time.monotonic() + _GRACE_S
-        fate = self._rescue()
-        time.sleep(max(0.0, end - time.monotonic()))
+        """Have what can be kept kept, and end the process when the time is up, whatever hangs."""
+        ends = time.monotonic() + _GRACE_S
+        keeper = threading.Thread(target=self._keep, name="rl_eval rescue", daemon=True)
+        keeper.start()
+        keeper.join(_SAVING_S)
+        if self._saving.locked():
+            self._saved.wait(_SAVING_S)
+        if not self._rescued:
+            time.sleep(max(0.0, ends - time.monotonic()))
         if self._exit_code is None:
-            os.write(2, f"error: ended by SIGTERM before there was a result; {fate}\n".encode())
+            os.write(2, f"error: ended by SIGTERM before the evaluation could stop; {self._fate}\n".encode())
         self._leave(128 + signal.SIGTERM if self._exit_code is None else self._exit_code)
 
-    def _rescue(self) -> str:
-        """Flush the evaluation log, and say what became of the episodes that had finished."""
-        if not self._deferring:
-            return "nothing had finished"
-        if self._flush is None:
-            return "what had finished is lost; --run-dir would keep it"
+    def _keep(self) -> None:
+        """Ask the evaluation to stop, flush its log, and save what has finished if the main thread does not."""
+        turn_ends = time.monotonic() + _TURN_S
+        self._cancel()
+        self._hide()
+        if self._flush is not None:
+            self._fate = self._flushed(self._flush)
+        if self._rescue is None:
+            return
+        self._saved.wait(max(0.0, turn_ends - time.monotonic()))
+        if self._saving.acquire(blocking=False):
+            self._fate = self._rescue_by(self._rescue)
+            self._rescued = True
+            self._saved.set()
+
+    @staticmethod
+    def _flushed(flush: Callable[[float], None]) -> str:
         try:
-            self._flush(_FLUSH_S)
+            flush(_SAVING_S)
         except EvalError as error:
             return str(error)
         return "what had finished is in the log, and the next run continues there"
+
+    def _rescue_by(self, rescue: Callable[[], str]) -> str:
+        try:
+            saved = rescue()
+        except Exception as error:
+            saved = f"what had finished cannot be saved: {error}"
+        return saved if self._flush is None else f"{self._fate}; {saved}"

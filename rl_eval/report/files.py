@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ __all__ = [
     "describe",
     "episode_frame",
     "episode_table",
+    "json_text",
     "plain",
     "read_folder",
     "write_episodes",
@@ -50,9 +51,16 @@ FORMAT: Final = 1
 RESULT_FILE: Final = "result.json"
 EPISODES_FILE: Final = "episodes.parquet"
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+_FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
+"""Writes in one line; ``json.dumps`` would make an encoder for every fault."""
+
 
 def plain(value: Any) -> Any:
     """Return a value as plain JSON: NaN becomes None, infinity a string, the unknown its text."""
+    if type(value) in _PLAIN:  # Nearly all values of nearly all faults, of which there may be very many.
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -90,9 +98,23 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "timing": asdict(result.timing),
         "provenance": result.provenance | {key: redact(result.provenance.get(key)) for key in ("config", "identity")},
         "fault_counts": result.fault_counts,
-        "faults": [asdict(fault) for fault in result.faults],
     }
-    return {key: plain(value) for key, value in described.items()}
+    faults = [fault_values(fault) for fault in result.faults]
+    return {key: plain(value) for key, value in described.items()} | {"faults": faults}
+
+
+def fault_values(fault: Fault) -> dict[str, Any]:
+    """Return a fault as plain JSON values; ``asdict`` would copy each, which takes seconds for many."""
+    return {name: plain(getattr(fault, name)) for name in _FAULT_FIELDS}
+
+
+def json_text(described: Mapping[str, Any]) -> str:
+    """Return a description as JSON, a line for each entry and for each fault."""
+    faults = ",\n    ".join(_encode(fault) for fault in described["faults"])
+    text = json.dumps({**described, "faults": []}, indent=2, allow_nan=False)
+    if not faults:
+        return text + "\n"
+    return text.removesuffix("[]\n}") + f"[\n    {faults}\n  ]\n}}\n"
 
 
 def check_format(data: Mapping[str, Any]) -> None:
@@ -161,8 +183,8 @@ def episode_table(table: EpisodeTable) -> pa.Table:
 
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
-    texts = {index: json.dumps([plain(asdict(fault)) for fault in faults]) for index, faults in table.faults.items()}
-    faults = pa.array([texts.get(int(index), "[]") for index in rows["index"]], pa.string())
+    told = (table.faults.get(index, []) for index in rows["index"].tolist())
+    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in told], pa.string())
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.interrupts import survivable
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -40,9 +41,6 @@ from rl_eval.weights import WeightsSnapshot, apply_weights
 __all__ = ["EvalRunner"]
 
 Result = TypeVar("Result")
-
-# What an environment may raise and survive: sys.exit() in a simulator is its fault, Ctrl-C is not.
-_CAUGHT: Final = (Exception, SystemExit)
 
 
 class EvalRunner(abc.ABC):
@@ -275,7 +273,7 @@ class EvalRunner(abc.ABC):
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
             self._write_observation(lane.index, read_reset(lane.reset(seed=lane.lease.seed)))
-        except _CAUGHT as error:
+        except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - lane.started
@@ -314,7 +312,7 @@ class EvalRunner(abc.ABC):
                 self._finish(lane, terminated, truncated)
                 return False
             self._write_observation(lane.index, observation)
-        except _CAUGHT as error:
+        except survivable() as error:
             self._fault(lane, "env", "step", error)
             return False
         return True
@@ -422,7 +420,7 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(CLOSE, lane.index, lane.length)
             try:
                 env.close()
-            except _CAUGHT:
+            except survivable():
                 # No episode is to blame for a broken close(), and the environment is dropped anyway.
                 self._lifetime["close_errors"] += 1
 
@@ -483,7 +481,7 @@ class EvalRunner(abc.ABC):
                 break
             except UsageError:
                 raise
-            except _CAUGHT as error:
+            except survivable() as error:
                 if attempt == attempts:
                     raise EnvError(
                         f"the environment {self.settings.environment.env!r} cannot be constructed "

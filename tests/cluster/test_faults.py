@@ -1,10 +1,13 @@
 """The fault matrix: whatever an environment does to its process, the result is that of the undisturbed run."""
 
+import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 from machines import eventually
 from workloads import MLP, WEIGHTS
@@ -111,6 +114,28 @@ def test_an_episode_that_always_takes_its_process_along_fails_alone(tmp_path: Pa
         if record.index != GUILTY:
             assert record.episode_return == expected.episodes[record.index].episode_return
             assert record.attempts == 1
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_an_interrupt_in_a_runner_is_the_environments_fault(tmp_path: Path, real: bool) -> None:
+    """Nobody presses Ctrl-C in a runner's process: one that an environment raises, or sends, costs its attempt."""
+
+    marked = tmp_path / "interrupted"
+
+    class Interrupts(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            if not marked.exists():
+                marked.touch()
+                if real:
+                    os.kill(os.getpid(), signal.SIGINT)
+                raise KeyboardInterrupt
+            return self.env.step(action)
+
+    interrupting = config().environment(lambda context: Interrupts(gym.make("CartPole-v1")))
+    result = evaluate(interrupting.runners(num_runners=1, num_envs_per_runner=1).evaluation(num_episodes=4))
+    assert result.status == "complete"
+    assert result.fault_counts == {"KeyboardInterrupt": 1}
+    assert result.provenance["runners_lost"] == 0
 
 
 def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:

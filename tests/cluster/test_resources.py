@@ -1,5 +1,6 @@
 """What a runner asks of its node, and gets."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,3 +64,16 @@ def test_fewer_resources_than_runners() -> None:
     result = evaluate(config(num_cpus_per_runner=3))
     assert result.status == "complete"
     assert len({record.runner for record in result.episodes}) == 1
+
+
+def test_runners_for_which_there_is_no_room_are_missing_in_the_result_with_the_reason() -> None:
+    """Two simulators, three runners that want one each: two take part, and the result says why."""
+    asked = config(custom_resources_per_runner={"simulator": 1}, num_cpus_per_runner=0.1).runners(num_runners=3)
+    with EvalRunnerGroup(asked) as group:
+        handle = group.submit(num_episodes=1_000_000)
+        while handle.progress().num_runners < 2:
+            time.sleep(0.1)
+        handle.cancel()
+        (note,) = handle.result(60).provenance["notes"]
+    assert note.startswith("2 of 3 runners took part: each runner asks for 0.1 CPU, 1 simulator; the cluster has")
+    assert "2 simulator" in note

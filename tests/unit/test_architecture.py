@@ -25,6 +25,7 @@ LAYERS = (
     "importing",
     "numerics",
     "proc",
+    "interrupts",
     "recorder",
     "plan",
     "schedule",

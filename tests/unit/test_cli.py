@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from rich.console import Console
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
 from rl_eval.cli.output import claimed_folder, new_folder
-from rl_eval.cli.progress import LineDisplay, LiveDisplay, clock_text, mean_text, progress_line
+from rl_eval.cli.progress import LineDisplay, LiveDisplay, Monitor, View, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config import EvalConfig
 from rl_eval.errors import (
@@ -313,7 +314,7 @@ def test_without_a_terminal_there_is_plain_text(folder):
     assert "\x1b" not in out + err
     assert out.startswith("cli_toys:count")
     assert max(map(len, out.splitlines())) <= 80
-    assert err == "cli_toys:count: 30 episodes, seed 0, 4 environments in this process\n"
+    assert "cli_toys:count: 30 episodes, seed 0, 4 environments in this process\n" in err
 
 
 def test_on_a_terminal_there_is_a_live_display(folder):
@@ -333,25 +334,111 @@ def test_on_a_terminal_there_is_a_live_display(folder):
     assert "\x1b[" in text
 
 
-def test_lines_come_now_and_then():
-    times = iter([0.0, 1.0, 4.9, 5.0, 5.0, 6.0, 10.0, 10.0])
+def test_on_a_terminal_the_clock_runs_while_an_import_takes_its_time(folder):
+    """The main thread is in the import of the user's module until the clock has been seen to run."""
+    Path("slow_toys.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom cli_toys import count\n"
+        "while not Path('go').exists():\n    time.sleep(0.01)\n"
+    )
+    ours, theirs = pty.openpty()
+    args = ["--set", "environment.env=slow_toys:count"]
+    done = start("run", "toy.yaml", *args, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown, end = "", time.monotonic() + 120
+    try:
+        while part := os.read(ours, 65536).decode():
+            assert time.monotonic() < end, shown[-2000:]
+            shown += part
+            clocks = re.findall(r"\d:\d\d", shown.partition("building environment and policy")[2])
+            if len(set(clocks)) >= 2:
+                Path("go").touch()
+    except OSError:
+        pass
+    os.close(ours)
+    assert done.wait(120) == 0
+    assert shown.index("starting") < shown.index("building environment and policy") < shown.index("complete")
+
+
+SETTINGS = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(num_runners=2).build()
+
+
+def lines_of(*views):
     console = Console(record=True, width=200, highlight=False, file=io.StringIO())
-    settings = EvalConfig().environment("CartPole-v1").runners(num_runners=2).build()
-    display = LineDisplay(settings, console, interval_s=5.0, clock=lambda: next(times))
-    for _ in range(5):
-        display.update(progress())
-    first, *lines = console.export_text().splitlines()
+    display = LineDisplay(console, interval_s=5.0)
+    for view in views:
+        display.draw(view)
+    return console.export_text().splitlines()
+
+
+def test_lines_come_now_and_then():
+    first, *lines = lines_of(
+        *(View("running", seconds, SETTINGS, progress()) for seconds in (0.1, 1, 4.9, 5.2, 6, 10.3))
+    )
     assert first == "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each"
-    assert len(lines) == 2
+    assert [line.split(", ")[-1] for line in lines] == ["0:05", "0:10"]
+
+
+def test_a_command_that_is_slow_to_read_its_config_says_so_early():
+    """And once what is evaluated is known, that is the next line."""
+    views = [View("reading toy.yaml", seconds) for seconds in (0.0, 0.2, 0.6, 0.8)]
+    assert lines_of(*views, View("loading", 0.9, SETTINGS)) == [
+        "reading toy.yaml, 0:01",
+        "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each",
+    ]
+
+
+def test_what_must_be_known_at_once_is_written_at_once():
+    views = [View("stopping", 0.2 + tenth / 10, SETTINGS, progress(), "stopping") for tenth in range(3)]
+    assert lines_of(View("running", 0.1, SETTINGS), *views)[1:] == ["stopping"]
 
 
 def test_progress_line_says_everything():
-    assert progress_line(progress(num_faults=1, num_failed=3), 2) == (
+    assert progress_line(View("running", 12.0, SETTINGS, progress(num_faults=1, num_failed=3))) == (
         "120 of 200 episodes, mean return 439.2 ± 12.1 over the first 118, 5,000 steps/s, 2 of 2 runners, 1 fault, "
-        "3 failed, 0:10"
+        "3 failed, 0:12"
     )
     empty = progress(num_finished=0, num_prefix=0, mean_return=math.nan, half_width=math.nan, env_steps=0, seconds=0.0)
-    assert progress_line(empty, 0) == "0 of 200 episodes, 0 faults, 0:00"
+    alone = EvalConfig().environment("CartPole-v1").build()
+    assert progress_line(View("running", 0.0, alone, empty)) == "0 of 200 episodes, 0 faults, 0:00"
+    assert progress_line(View("starting Ray", 7.0, SETTINGS)) == "starting Ray, 0:07"
+
+
+class Drawn:
+    """A display that keeps what it is given."""
+
+    def __init__(self):
+        self.views = []
+        self.closed = 0
+
+    def draw(self, view):
+        self.views.append(view)
+
+    def close(self):
+        self.closed += 1
+
+    def until(self, condition):
+        end = time.monotonic() + 60
+        while not any(condition(view) for view in list(self.views)):
+            assert time.monotonic() < end, self.views[-3:]
+            time.sleep(0.01)
+
+
+def test_a_monitor_draws_of_itself_while_its_maker_is_busy():
+    """The clock runs, and the phase is what was said last, or what the evaluation says."""
+    display = Drawn()
+    monitor = Monitor(display)
+    display.until(lambda view: view.phase == "starting" and view.seconds > 0.3)
+    monitor.say("starting Ray")
+    monitor.plan(SETTINGS)
+    display.until(lambda view: (view.phase, view.settings) == ("starting Ray", SETTINGS))
+    monitor.follow(lambda: progress(phase="probing the policy"))
+    display.until(lambda view: view.phase == "probing the policy" and view.progress.num_finished == 120)
+    monitor.announce("stopping")
+    monitor.close()
+    monitor.close()
+    assert (display.views[-1].phase, display.views[-1].announcement) == ("stopping", "stopping")
+    assert display.closed == 1
+    assert [view.seconds for view in display.views] == sorted(view.seconds for view in display.views)
 
 
 def test_mean_text():
@@ -372,14 +459,7 @@ def test_clock_text():
 
 
 def test_live_display_shows_progress_and_cleans_up():
-    console = Console(force_terminal=True, width=100, file=io.StringIO(), record=True)
-    settings = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(num_runners=2).build()
-    display = LiveDisplay(settings, console)
-    display.update(progress())
-    display.say("stopping")
-    display.close()
-    display.close()
-    text = console.export_text()
+    text = drawn_live(View("starting", 0.0), View("running", 11.0, SETTINGS, progress()), View("stopping", 12.0))
     for words in (
         "starting",
         "running",
@@ -389,11 +469,35 @@ def test_live_display_shows_progress_and_cleans_up():
         "on 2 of 2 runners",
         "60 %",
         "about 0:07 left",
+        "0:12",
     ):
         assert words in text
 
 
+def drawn_live(*views):
+    console = Console(force_terminal=True, width=100, file=io.StringIO(), record=True)
+    display = LiveDisplay(console)
+    for view in views:
+        display.draw(view)
+    display.close()
+    display.close()
+    return console.export_text()
+
+
+def test_the_time_left_goes_by_what_this_session_has_finished():
+    """After 100 episodes of an earlier one, 20 in 10 seconds are 40 seconds for 80."""
+    continued = progress(num_earlier=100)
+    assert "about 0:40 left" in drawn_live(View("running", 11.0, SETTINGS, continued))
+    none = progress(num_earlier=120)
+    assert "left" not in drawn_live(View("running", 11.0, SETTINGS, none))
+
+
 # Exit codes
+
+
+def said_in(outcome):
+    """Lines on stderr, but for the progress of a machine that is slow to read a config."""
+    return [line for line in outcome.stderr.splitlines() if not line.startswith("reading ")]
 
 
 def test_partial_is_1(folder):
@@ -435,7 +539,7 @@ def test_usage_errors_are_2_and_one_line(folder, args, words):
     outcome = call("run", *args, "--quiet")
     assert outcome.exit_code == ExitCode.USAGE
     assert outcome.stdout == ""
-    (line,) = outcome.stderr.splitlines()
+    (line,) = said_in(outcome)
     assert line.startswith("error: ")
     assert words in line
 
@@ -447,7 +551,7 @@ def test_weights_that_do_not_fit_are_2(folder):
     args = ["--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set", "policy.weights=weights.pt"]
     outcome = call("run", "toy.yaml", *args, "-q")
     assert outcome.exit_code == ExitCode.USAGE
-    assert outcome.stderr.startswith("error: weights lack 'body.0.bias'")
+    assert said_in(outcome)[-1].startswith("error: weights lack 'body.0.bias'")
 
 
 def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):

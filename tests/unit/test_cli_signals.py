@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def folder(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """The time that SIGTERM leaves is over at once; every end is noted."""
     monkeypatch.setattr(signals, "_GRACE_S", 0.1)
+    monkeypatch.setattr(signals, "_TURN_S", 0.05)
     return []
 
 
@@ -107,6 +109,111 @@ def test_after_the_result_is_out_the_process_ends_with_its_code_and_in_silence(q
     assert capfd.readouterr().err == ""
 
 
+def test_the_evaluation_is_asked_to_stop_and_the_terminal_given_back(quick):
+    """By Ctrl-C at once, and the display stays; after SIGTERM in any case, and it goes."""
+    events = []
+    with Interruption(quick.append) as interruption:
+        interruption.defer(cancel=lambda: events.append("cancel"), hide=lambda: events.append("hide"))
+        signal.raise_signal(signal.SIGINT)
+        assert events == ["cancel"]
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert events.count("hide") == 1
+    assert quick == [143]
+
+
+def test_sigterm_after_ctrl_c_gives_nothing_up(quick):
+    """A supervisor that ends what somebody has asked to stop; a third signal does give up."""
+    with Interruption(quick.append) as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.number == signal.SIGTERM
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+
+
+def test_what_has_finished_is_saved_by_another_thread_if_the_main_one_does_not_come(quick, capfd):
+    """Once, and the process ends when that is done."""
+    rescuers = []
+
+    def rescue():
+        rescuers.append(threading.current_thread())
+        return "it is saved in out/toy"
+
+    with Interruption(quick.append) as interruption:
+        interruption.defer(rescue=rescue)
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert quick == [143]
+    assert len(rescuers) == 1
+    assert rescuers[0] is not threading.main_thread()
+    assert "it is saved in out/toy" in capfd.readouterr().err
+
+
+def test_who_saves_is_not_interrupted_by_the_end_of_the_time(quick):
+    """Neither the main thread nor the other one: a slow disk must not cost the result."""
+    events = []
+
+    def rescue():
+        time.sleep(0.5)
+        events.append("rescued")
+        return ""
+
+    with Interruption(events.append) as interruption:
+        interruption.defer(rescue=rescue)
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: 143 in events)
+    assert events == ["rescued", 143]
+
+    events.clear()
+    with Interruption(events.append) as interruption:
+        interruption.defer(rescue=rescue)
+        interruption.claim()
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        events.append("saved")
+        interruption.conclude(1)
+        wait_for(lambda: 1 in events)
+    assert events == ["saved", 1]
+
+
+def test_who_comes_too_late_to_save_waits_for_the_end(quick, monkeypatch):
+    """The other thread is at it; two would write the same files."""
+    monkeypatch.setattr(signals, "_SAVING_S", 0.1)
+    with Interruption(quick.append) as interruption:
+        interruption.defer(rescue=lambda: "")
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+        with pytest.raises(Interrupted):
+            interruption.claim()
+
+
+def test_what_cannot_be_saved_is_said(quick, capfd):
+    """The process ends all the same."""
+
+    def rescue():
+        raise OSError("no space left")
+
+    with Interruption(quick.append) as interruption:
+        interruption.defer(rescue=rescue)
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert quick == [143]
+    assert "no space left" in capfd.readouterr().err
+
+
+def test_a_flush_that_hangs_does_not_hold_up_the_end_for_ever(quick, monkeypatch):
+    """Nor does a terminal that takes nothing more."""
+    monkeypatch.setattr(signals, "_SAVING_S", 0.1)
+    with Interruption(quick.append) as interruption:
+        interruption.defer(lambda timeout_s: time.sleep(60))
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(lambda: quick)
+    assert quick == [143]
+
+
 def test_rays_own_handler_ends_the_command_like_ours():
     """``ray.init`` turns SIGTERM into ``sys.exit(15)`` until the evaluation begins; other exits are left alone."""
     with pytest.raises(typer.Exit) as caught, reported(debug=False):
@@ -147,6 +254,26 @@ with Interruption() as interruption:
     process.communicate(timeout=60)
     assert process.returncode == 143
     assert Path("flushed").exists()
+
+
+def test_what_does_not_close_is_left_behind(folder):
+    """The result is out, and a ``close`` that hangs in this process cannot be ended otherwise."""
+    with Path("cli_toys.py").open("a") as module:
+        module.write("""
+class Clings(Count):
+    def close(self):
+        while True:
+            time.sleep(1)
+
+def clings(context):
+    return Clings()
+""")
+    script = "import sys\nfrom rl_eval.cli import main, signals\nsignals._PARTING_S = 0.5\nmain()"
+    command = [sys.executable, "-c", script, "run", "toy.yaml", "--set", "environment.env=cli_toys:clings"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "does not close" in done.stderr
+    assert rl_eval.EvalResult.load("out/toy").status == "complete"
 
 
 # Whole commands
@@ -197,6 +324,21 @@ def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(
     assert process.returncode == 143
     assert "what had finished is in the log" in err
     assert len(read_log("runs").rows) > 0
+
+
+def test_without_a_log_too_sigterm_saves_what_has_finished_beside_a_step_that_hangs(folder):
+    """As a partial result, printed and in the usual files; the main thread never comes back from the step."""
+    Path("hang").touch()
+    process = run_until("hanging", "environment.env_kwargs={hang: hang}")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    result = rl_eval.EvalResult.load("out/toy")
+    assert result.status == "partial"
+    assert result.aggregates.count > 0
+    assert "ended by SIGTERM" in result.reason
+    assert str(result) in out
+    assert f"saved in {Path('out', 'toy')}" in err
 
 
 def test_sigterm_leaves_the_terminal_as_it_was(folder):

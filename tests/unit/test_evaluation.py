@@ -1,5 +1,6 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from rl_eval import EvalConfig
-from rl_eval.backends import Reply
+from rl_eval.backends import Call, Reply
 from rl_eval.episode import ROW, Outcome, RunReport
 from rl_eval.errors import RunnerLost
 from rl_eval.evaluation import Evaluation
@@ -41,18 +42,24 @@ class FakeBackend:
     def wait(self, timeout_s: float) -> list[Reply]:
         return []
 
+    def starting(self, runners: Sequence[int]) -> str:
+        return f"starting {len(runners)}"
+
+    def capacity(self) -> int | None:
+        return None
+
 
 class World:
     """Two runners of two lanes, and an evaluation of four episodes that has begun."""
 
-    def __init__(self, **evaluation: Any) -> None:
+    def __init__(self, *, up: int = 2, **evaluation: Any) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
         self.backend = FakeBackend()
         self.fleet = Fleet(self.backend, settings)
         self.evaluation = Evaluation(1, settings, PLAN)
         self.fleet.grow(2, 0.0)
-        for member in self.fleet.members.values():
+        for member in list(self.fleet.members.values())[:up]:
             self.fleet.start_answered(member, 0.0)
         self.evaluation.start(self.fleet, 0.0)
 
@@ -150,6 +157,54 @@ def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: in
     result = world.evaluation.handle.result()
     assert result.status == "complete"
     assert result.faults == []
+
+
+def test_progress_says_what_the_evaluation_is_busy_with() -> None:
+    """From its place in the queue to the check of its episodes."""
+    world = World(up=0, purity_check=1.0)
+    phases = [Evaluation(2, world.evaluation._settings, PLAN).phase, world.evaluation.progress().phase]
+    for member in world.fleet.members.values():
+        world.fleet.start_answered(member, 1.0)
+        world.evaluation.joined(member, 1.0)
+    phases.append(world.evaluation.progress().phase)
+    world.fleet.answered(Reply(Call(world.member(0).incarnation, "run", 1)), 2.0)
+    phases.append(world.evaluation.progress().phase)
+    world.finish(0)
+    world.finish(1)
+    phases.append(world.evaluation.progress().phase)
+    assert phases == ["waiting for its turn", "starting 2", "probing the policy", "running", "checking determinism"]
+
+
+def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
+    """Those that came up before the end took part, whatever was up at the start."""
+    world = World(up=1)
+    while not world.evaluation.done:
+        world.finish(0)
+    (note,) = world.evaluation.handle.result().provenance["notes"]
+    assert note == "1 of 2 runners took part: the evaluation was over before the others were up"
+
+    late = World(up=1)
+    member = late.member(1)
+    late.fleet.start_answered(member, 1.0)
+    late.evaluation.joined(member, 1.0)
+    while not late.evaluation.done:
+        late.finish(0)
+        if not late.evaluation.done:
+            late.finish(1)
+    assert late.evaluation.handle.result().provenance["notes"] == []
+
+
+def test_a_snapshot_is_a_result_of_what_has_finished() -> None:
+    """And does not change with what finishes later."""
+    world = World()
+    done = world.finish(0)
+    snapshot = world.evaluation.handle.snapshot("seen enough")
+    assert [record.index for record in snapshot.records] == done
+    assert snapshot.status == "partial"
+    assert "seen enough" in snapshot.reason
+    world.finish(1)
+    assert world.evaluation.done
+    assert [record.index for record in snapshot.records] == done
 
 
 def test_a_step_of_this_plan_is_charged() -> None:

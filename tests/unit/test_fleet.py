@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class FakeBackend:
         self.killed: list[int] = []
         self.called: list[tuple[Any, ...]] = []
         self.condemned: list[tuple[int, RunnerLost]] = []
+        self.room: int | None = None
 
     def spawn(self, runner: int, index: int) -> None:
         self.spawned.append((runner, index))
@@ -49,6 +51,14 @@ class FakeBackend:
 
     def shortage(self) -> str:
         return "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free"
+
+    def capacity(self) -> int | None:
+        if self.room == 0:
+            raise ConnectionError
+        return self.room
+
+    def starting(self, runners: Sequence[int]) -> str:
+        return f"starting {len(runners)}"
 
     def stop(self) -> None:
         pass
@@ -407,3 +417,33 @@ def test_many_runners_lost_at_once_are_all_replaced() -> None:
     assert world.fleet.expected() == 15
     world.wait(60)
     assert sorted(member.index for member in world.fleet.members.values()) == list(range(15))
+
+
+# ------------------------------------------------------------------------------ what is said
+
+
+def test_why_there_are_fewer_runners_than_asked_for() -> None:
+    """There is no room, or some were lost, or they were late; a cluster that cannot be asked is none of them."""
+    world = World().grow(2).started(0)
+    assert world.fleet.absence() == "the evaluation was over before the others were up"
+    for room, words in ((2, "over before"), (1, "the cluster has 2 CPU"), (0, "over before")):
+        world.backend.room = room
+        assert words in world.fleet.absence()
+    world.backend.room = None
+    world.lose(1)
+    assert world.fleet.absence() == "others were lost, the last because: runner process lost"
+
+
+def test_the_phase_is_that_of_the_runner_which_is_ahead() -> None:
+    """Starting, until one is up; its weights and its first call come before the episodes."""
+    world = World().grow(2)
+    assert world.fleet.phase == "starting 2"
+    world.fleet.weights = PublishedWeights("handle", snapshot_weights({"w": torch.zeros(1)}, 1))
+    world.started(0)
+    assert world.fleet.phase == "sending weights"
+    world.answer(0, "set_weights", tag=0)
+    assert world.fleet.phase == "probing the policy"
+    world.call(0)
+    world.answer(0)
+    world.started(1)
+    assert world.fleet.phase == "running"

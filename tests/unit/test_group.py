@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -127,3 +128,39 @@ def test_integers_that_do_not_fit_are_the_environments_fault() -> None:
 
     result = evaluate(cartpole().environment(Wraps), policy=lambda x: np.zeros(len(x), int))
     assert "values from -1 to 300" in result.faults[0].message
+
+
+def test_a_continued_evaluation_counts_the_steps_and_episodes_of_this_session(tmp_path: Path) -> None:
+    """Speed and time left are said by what happens now; the result goes over both."""
+    steps = [0]
+
+    class Counts(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            steps[0] += 1
+            return self.env.step(action)
+
+    config = cartpole().environment(lambda context: Counts(gym.make("CartPole-v1")))
+    handles: list[Any] = []
+
+    def stop_soon(handle: Any) -> None:
+        handles.append(handle)
+        threading.Thread(target=lambda: _cancel_when(handle, lambda: steps[0] > 2_000)).start()
+
+    with EvalRunnerGroup(config, threaded=False) as group:
+        group.submit(num_episodes=4_000, run_dir=tmp_path / "run", on_submitted=stop_soon)
+        earlier = len(handles[0].result().records)
+        assert earlier
+        steps[0] = 0
+        handle = group.submit(num_episodes=4_000, run_dir=tmp_path / "run")
+    progress = handle.progress()
+    assert progress.num_earlier == earlier
+    assert progress.num_finished == 4_000
+    assert 0 < progress.env_steps <= steps[0]
+    assert handle.result().timing.env_steps > steps[0]
+
+
+def _cancel_when(handle: Any, condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    handle.cancel()

@@ -36,7 +36,7 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
     text = f"{up} of {settings.runners.num_runners} runners came up before {len(result.plan)} short episodes were done"
     yield problem(f"{text}: {result.reason}") if result.status == "failed" else ok(text)
     if settings.policy.device == "cpu":
-        yield _compare(result, EvalRunnerGroup(_inline(short)))
+        yield _compare(result, EvalRunnerGroup(_inline(short), threaded=False))
 
 
 def _compare(there: EvalResult, group: EvalRunnerGroup) -> Finding:

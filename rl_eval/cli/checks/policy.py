@@ -18,7 +18,8 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.runners.inference import BLOCK, Inference, _inference_mode
+from rl_eval.runners.inference import BLOCK, Inference
+from rl_eval.runners.nested import inference_mode
 from rl_eval.runners.spaces import ObservationBatch
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
@@ -109,7 +110,7 @@ def _computed(settings: EvalSettings, runner: EvalRunner, row: Any) -> bytes:
     """Return the bits of all that a policy computes for a batch of one in a fresh episode."""
     policy, fresh = runner._policy, getattr(runner._policy, "initial_state", None)
     noise = None if settings.policy.deterministic else EpisodeNoise(np.zeros(1, np.int64), np.zeros(1, np.int64))
-    with _inference_mode():
+    with inference_mode():
         computed = [policy.act(copy.deepcopy(row), fresh and fresh(1), np.ones(1, bool), noise)]
         if raw := getattr(policy, "probe_outputs", None):
             computed.append(raw(copy.deepcopy(row)))
