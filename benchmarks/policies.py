@@ -34,7 +34,7 @@ _ENVIRONMENTS: Final = {
     "logits": "CartPole-v1",
     "sampled_logits": "CartPole-v1",
     "declared_recurrent": "CartPole-v1",
-    "integer_observation": "Taxi-v3",
+    "integer_observation": "FrozenLake-v1",
     "dict_observation": "benchmarks.policies:nested_cartpole",
 }
 _SAMPLED: Final = ("sampled_network", "sampled_logits", "declared_recurrent", "declared_noise")

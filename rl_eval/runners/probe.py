@@ -196,9 +196,10 @@ class Probe:
         if layers := training_layers(self._policy):
             causes.append(f"{_listed(layers)} in training mode (call eval() on the module that has them)")
         if drawn := before.changes(after, "generators"):
+            usual = ", as torch.rand and dropout with training=True do" if GLOBAL_GENERATORS[2] in drawn else ""
             causes.append(
-                f"acting draws from {_listed(drawn)}, as torch.rand or dropout with training=True do (implement "
-                "rl_eval.Policy, and draw from the noise argument of act() with policy.deterministic: false)"
+                f"acting draws from {_listed(drawn)}{usual} (implement rl_eval.Policy, and draw from the noise "
+                "argument of act() with policy.deterministic: false)"
             )
         if kept := before.changes(after, "values"):
             causes.append(
@@ -219,8 +220,8 @@ class Probe:
             names = [name for name in names if name not in GLOBAL_GENERATORS]
         names += before.changes(after, "values")
         note = (
-            f"acting changes {_listed(names)}, which the policy keeps between calls: its actions repeated in the "
-            "probe, but where they depend on that, an episode depends on what was computed before it"
+            f"acting changes {_listed(names)}, which the policy keeps between calls, so the probe has changed it too: "
+            "where actions depend on it, an episode depends on what was computed before it"
         )
         return (note,) if names else ()
 
