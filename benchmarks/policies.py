@@ -71,7 +71,7 @@ def measure(only: str, *, quick: bool, progress: Callable[[str], None]) -> list[
     names = [name for name in (_QUICK if quick else FACTORIES) if re.search(only, name)]
     # Where this process computes floats in another way than actors do, fingerprints are not comparable; torch reads
     # the variables when it loads, so another process evaluates.
-    os.environ.update(reproducible_environment(), RAY_AUTH_MODE="disabled")
+    os.environ.update(reproducible_environment(), RAY_AUTH_MODE="disabled", RAY_IGNORE_UNHANDLED_ERRORS="1")
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, spawn, _start_ray) as process:
         rows = []

@@ -109,20 +109,21 @@ class Probe:
         with module_tensors_kept(self._policy):
             self._check_shapes()
             before = remembered(self._policy)
-            try:
-                finding = self._judge()
-            except _Unrepeatable as seen:
-                return self._unrepeatable(str(seen), before)
+            finding = self._judge()
+            if isinstance(finding, _Unrepeatable):
+                return self._unrepeatable(str(finding), before)
             kept = self._note_of_changes()
         return finding._replace(notes=finding.notes + kept, overwrites=finding.overwrites or self._overwrites)
 
     # ------------------------------------------------------------------ verdicts
 
-    def _judge(self) -> Finding:
+    def _judge(self) -> Finding | _Unrepeatable:
         try:
             return self._compare()
-        except (ConfigError, _Unrepeatable):
+        except ConfigError:
             raise
+        except _Unrepeatable as seen:
+            return seen
         except Exception as error:
             # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
             return self._unprobed(error)
@@ -160,12 +161,12 @@ class Probe:
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 
-    def _unprobed(self, error: Exception) -> Finding:
+    def _unprobed(self, error: Exception) -> Finding | _Unrepeatable:
         try:
             self._demand_repeats()
             repeats = "a row alone repeats"
-        except _Unrepeatable:
-            raise
+        except _Unrepeatable as seen:
+            return seen
         except Exception:
             repeats = "whether it repeats itself was not seen"
         note = (
