@@ -201,6 +201,21 @@ def _remembers_answers(observation_space: Any, action_space: Any) -> Any:
 
 
 @_kind
+def _keeps_its_last_logits(observation_space: Any, action_space: Any) -> Any:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = _net()
+            self.last = torch.zeros(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = self.body(x)
+            return self.last
+
+    return Keeping()
+
+
+@_kind
 def _rejects_made_up_observations(observation_space: Any, action_space: Any) -> Any:
     def act(observations: Any) -> Any:
         length = np.hypot(observations[:, 0], observations[:, 1])

@@ -183,7 +183,7 @@ def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
         yield from part.named_buffers(recurse=False)
         yield from part.named_parameters(recurse=False)
         own = {key: item for key, item in own.items() if key not in _framework_keys()}
-    yield from own.items()
+    yield from ((key, item) for key, item in own.items() if not key.startswith("__"))
     for name in _ENTRY_POINTS:
         method = getattr(type(part), name, None)
         if isinstance(method, types.FunctionType) and not method.__module__.startswith("torch."):

@@ -7,6 +7,7 @@ a policy that does not repeat is no function of its observations, and nothing ca
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from typing import Any, Final, Literal, NamedTuple
@@ -108,20 +109,21 @@ class Probe:
         with module_tensors_kept(self._policy):
             self._check_shapes()
             before = remembered(self._policy)
-            try:
-                finding = self._judge()
-            except _Unrepeatable as seen:
-                return self._unrepeatable(str(seen), before)
-            kept = self._note_of_changes(before)
+            finding = self._judge()
+            if isinstance(finding, _Unrepeatable):
+                return self._unrepeatable(str(finding), before)
+            kept = self._note_of_changes()
         return finding._replace(notes=finding.notes + kept, overwrites=finding.overwrites or self._overwrites)
 
     # ------------------------------------------------------------------ verdicts
 
-    def _judge(self) -> Finding:
+    def _judge(self) -> Finding | _Unrepeatable:
         try:
             return self._compare()
-        except (ConfigError, _Unrepeatable):
+        except ConfigError:
             raise
+        except _Unrepeatable as seen:
+            return seen
         except Exception as error:
             # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
             return self._unprobed(error)
@@ -159,12 +161,12 @@ class Probe:
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 
-    def _unprobed(self, error: Exception) -> Finding:
+    def _unprobed(self, error: Exception) -> Finding | _Unrepeatable:
         try:
             self._demand_repeats()
             repeats = "a row alone repeats"
-        except _Unrepeatable:
-            raise
+        except _Unrepeatable as seen:
+            return seen
         except Exception:
             repeats = "whether it repeats itself was not seen"
         note = (
@@ -191,16 +193,20 @@ class Probe:
         note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
 
-    def _likely_cause(self, before: Memory) -> str:
-        after, causes = remembered(self._policy), []
+    def _likely_cause(self, start: Memory) -> str:
+        since = remembered(self._policy)
+        before, after = self._around_a_repeated_call()
+        causes = []
         if layers := training_layers(self._policy):
             causes.append(f"{_listed(layers)} in training mode (call eval() on the module that has them)")
         if drawn := before.changes(after, "generators"):
+            usual = ", as torch.rand and dropout with training=True do" if GLOBAL_GENERATORS[2] in drawn else ""
             causes.append(
-                f"acting draws from {_listed(drawn)}, as torch.rand or dropout with training=True do (implement "
-                "rl_eval.Policy, and draw from the noise argument of act() with policy.deterministic: false)"
+                f"acting draws from {_listed(drawn)}{usual} (implement rl_eval.Policy, and draw from the noise "
+                "argument of act() with policy.deterministic: false)"
             )
-        if kept := before.changes(after, "values"):
+        kept = before.changes(after, "values") or start.changes(since, "values")
+        if kept and not causes:  # Whatever chance has decided changes as well.
             causes.append(
                 f"acting changes {_listed(kept)}, which the policy keeps between calls (freeze it, or make it part of "
                 "the recurrent state that initial_state() declares)"
@@ -210,19 +216,32 @@ class Probe:
             "kernel of the device that adds in any order"
         )
 
-    def _note_of_changes(self, before: Memory) -> tuple[str, ...]:
+    def _note_of_changes(self) -> tuple[str, ...]:
         """Note what acting changes though the results repeated: a rare draw, or a counter that has not struck yet."""
-        after = remembered(self._policy)
+        before, after = self._around_a_repeated_call()
         names = before.changes(after, "generators")
         if threading.current_thread() is not threading.main_thread():
             # Beside a trainer's threads, the global generators move without the policy.
             names = [name for name in names if name not in GLOBAL_GENERATORS]
         names += before.changes(after, "values")
         note = (
-            f"acting changes {_listed(names)}, which the policy keeps between calls: its actions repeated in the "
-            "probe, but where they depend on that, an episode depends on what was computed before it"
+            f"acting changes {_listed(names)}, which the policy keeps between calls, so the probe has changed it too: "
+            "where actions depend on it, an episode depends on what was computed before it"
         )
         return (note,) if names else ()
+
+    def _around_a_repeated_call(self) -> tuple[Memory, Memory]:
+        """Picture what the policy keeps before and after a call that it has just answered.
+
+        What a call leaves behind anyway, such as its last distribution, is then the same in both.
+        """
+        rows = self._block(0) if self._ample else np.array([0])
+        pictures = []
+        for _ in range(2):
+            with contextlib.suppress(Exception):  # It may reject made-up observations, and count them all the same.
+                self._outputs(self._observations, rows, range(len(rows)))
+            pictures.append(remembered(self._policy))
+        return pictures[0], pictures[1]
 
     # ------------------------------------------------------------------ comparisons
 

@@ -402,7 +402,7 @@ def test_a_live_object_deep_inside_is_named_with_its_path() -> None:
             "unknown config key 'evaluation.num_episode': did you mean 'num_episodes'?",
         ),
         ({"runners": {"num_workers": 3}}, "unknown config key 'runners.num_workers': did you mean 'num_runners'?"),
-        ({"policy": {"qqq": 3}}, "unknown config key 'policy.qqq': known: actions, deterministic, device"),
+        ({"policy": {"qqq": 3}}, "unknown config key 'policy.qqq': known: actions, allow_nondeterministic"),
         ({"evaluation": {"step_timeout_s": 3}}, "unknown config key 'evaluation.step_timeout_s'"),
     ],
 )
@@ -609,5 +609,6 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "weights",
         "weights_key",
         "device",
+        "allow_nondeterministic",
     }
     assert (before == after) == (section in LAYOUT or key in elsewhere)

@@ -1,6 +1,7 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.episode import ROW, Outcome, RunReport
-from rl_eval.errors import RunnerLost
+from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet, Member
 from rl_eval.plan import EpisodePlan
@@ -220,3 +221,24 @@ def test_a_step_of_this_plan_is_charged() -> None:
     result = world.evaluation.handle.result()
     assert [(fault.index, fault.charged) for fault in result.faults] == [(held[0], True)]
     assert result.provenance["losses"] == ["runner 0: deadline, in step for 2.0 s, longer than x, on host"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        ("a", "b", ConfigError),  # They built other weights.
+        ("a", "a", NumericsMismatch),  # The same weights give other outputs: it is how they compute.
+        ("", "", ConfigError),  # Without a module, what they built cannot be looked at, and is the likelier cause.
+    ],
+)
+def test_another_policy_is_only_said_of_other_weights(first: str, second: str, error: type[Exception]) -> None:
+    """Other outputs of the same weights are other floats, whose runner does not take part."""
+    world = World()
+    keyed = [
+        replace(report([], index), numerics={"outputs": str(index)}, built_weights=weights)
+        for index, weights in enumerate((first, second))
+    ]
+    world.evaluation.replied(world.member(0), keyed[0], 1.0)
+    world.evaluation.replied(world.member(0), keyed[0], 1.0)
+    with pytest.raises(error, match="another policy" if error is ConfigError else "other floats"):
+        world.evaluation.replied(world.member(1), keyed[1], 1.0)

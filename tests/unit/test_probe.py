@@ -148,6 +148,8 @@ RIGHT = (
     "declared_noise",
     "overwrites_arrays",
     "overwrites_tensors",
+    "remembers_answers",
+    "keeps_its_last_logits",
 )
 
 
