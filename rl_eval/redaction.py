@@ -166,7 +166,8 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
     if isinstance(value, Mapping):
         return {key: _walk(item, (*path, str(key)), mask, text) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_walk(item, path, mask, text) for item in value]
+        walked = [_walk(item, path, mask, text) for item in value]
+        return tuple(walked) if isinstance(value, tuple) else walked
     if isinstance(value, str) and _MASKED.fullmatch(value):
         return value
     if _can_be_secret(value) and _is_secret(path, value):

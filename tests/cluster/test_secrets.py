@@ -68,18 +68,25 @@ def said(*args: str) -> str:
     return f"{outcome.returncode} {printed}"
 
 
+DATABASE = ("--set", f"runners.runtime_env.env_vars.DATABASE={secret('argument')}")
+
+
 def test_variables_of_runners_reach_no_file_and_no_line(folder: Path) -> None:
-    database = f"runners.runtime_env.env_vars.DATABASE={secret('argument')}"
-    assert said("run", "planted.yaml").startswith("0 ")
-    assert said("run", "planted.yaml", "--run-dir", "runs", "--set", database).startswith("0 ")
+    assert said("run", "planted.yaml", "--run-dir", "runs", *DATABASE).startswith("0 ")
     assert "ConnectionError: *** with ***" in said("show", "runs", "--faults")
-    assert said("doctor", "planted.yaml", "--ray", "--set", database).startswith(("0 ", "2 "))
-    failed = said("run", "planted.yaml", "--set", "environment.env=planted_toys:broken", "--output", "failed")
-    assert "no connection to" in failed
 
     assert list(leaking_files(folder)) == []
     runners = load("runs").provenance["config"]["runners"]
     assert runners["runtime_env"] == {"env_vars": {"DATABASE": "***", "HF_TOKEN": "***", "OMP_NUM_THREADS": "1"}}
+
+
+def test_an_environment_that_cannot_be_built_tells_no_variable(folder: Path) -> None:
+    assert "no connection to" in said("run", "planted.yaml", "--set", "environment.env=planted_toys:broken")
+    assert list(leaking_files(folder)) == []
+
+
+def test_the_doctor_tells_no_variable(folder: Path) -> None:
+    assert said("doctor", "planted.yaml", "--ray", *DATABASE).startswith(("0 ", "2 "))
 
 
 @pytest.mark.usefixtures("ray_cluster")
