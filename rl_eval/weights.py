@@ -11,7 +11,6 @@ torch is imported inside functions only: an actor's process must not import it b
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import re
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.atomic_write import write_atomically
 from rl_eval.canonical import canonical_digest
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.frameworks import integration_for
@@ -188,13 +188,7 @@ def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
     path = Path(path)
     tensors = {entry.name: _view(snapshot.buffer, entry) for entry in snapshot.entries}
     extra = pickle.loads(snapshot.extra_state)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        _write(tensors, extra, path, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, lambda temporary: _write(tensors, extra, path, temporary))
 
 
 def _write(tensors: dict[str, torch.Tensor], extra: dict[str, Any], path: Path, temporary: Path) -> None:

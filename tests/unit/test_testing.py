@@ -386,7 +386,7 @@ def test_a_leak_shows_in_later_episodes_of_the_same_object(phase: str) -> None:
 
 
 def test_a_leak_makes_the_table_depend_on_the_layout(plain: str) -> None:
-    """Which is why a purity check exists."""
+    """Which is why there is a determinism check."""
     fingerprints = {run(lanes=lanes, kind="leak", episodes=[0, 2]).fingerprint for lanes in (1, 3)}
     assert len(fingerprints | {plain}) == 3
 
