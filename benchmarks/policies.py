@@ -11,13 +11,14 @@ import concurrent.futures
 import multiprocessing
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from benchmarks.policy_kinds import FACTORIES
 from benchmarks.runner import Row
-from rl_eval import EvalConfig, EvalError, EvalResult, evaluate
+from rl_eval import EvalConfig, EvalError, EvalResult, EvalRunnerGroup
 from rl_eval.numerics import reproducible_environment
 
 __all__ = ["LAYOUTS", "SILENT", "measure", "verdict"]
@@ -28,6 +29,7 @@ SILENT: Final = "SILENT MISMATCH"
 
 _EPISODES: Final = 24
 _STEPS: Final = 60
+_START_S: Final = 120.0
 _QUICK: Final = ("network", "dropout_in_training_mode", "normalizes_across_rows")
 _PENDULUM: Final = "Pendulum-v1"
 _ENVIRONMENTS: Final = {
@@ -97,12 +99,11 @@ def _stop_ray() -> None:
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """Judge what all layouts gave: ``same``, ``refused``, ``labelled``, or a silent mismatch."""
     numbers = [outcome for outcome in outcomes if not outcome.error]
-    agree = len({outcome.fingerprint for outcome in numbers}) <= 1
-    if len(numbers) == len(outcomes) and agree:
-        return "same"
-    if agree:
-        return "refused"
-    return "labelled" if all(outcome.label for outcome in numbers) else SILENT
+    if len({outcome.fingerprint for outcome in numbers if not outcome.label}) > 1:
+        return SILENT
+    if len({outcome.fingerprint for outcome in numbers}) > 1:
+        return "labelled"
+    return "same" if len(numbers) == len(outcomes) else "refused"
 
 
 def _outcome(name: str, runners: int, envs: int) -> Outcome:
@@ -114,12 +115,21 @@ def _outcome(name: str, runners: int, envs: int) -> Outcome:
         .evaluation(num_episodes=_EPISODES, max_episode_steps=_STEPS)
     )
     try:
-        result = evaluate(config)
+        result = _evaluated(config, runners)
     except EvalError as error:
         return Outcome(error=str(error))
     if result.status != "complete":
         return Outcome(error=f"{result.status}: {result.reason}")
     return Outcome(result.fingerprint, _label(result))
+
+
+def _evaluated(config: EvalConfig, runners: int) -> EvalResult:
+    """Evaluate with all runners up, or the first would do everything alone."""
+    with EvalRunnerGroup(config) as group:
+        deadline = time.monotonic() + _START_S
+        while runners and len(group.healthy_runner_ids) < runners and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return group.evaluate()
 
 
 def _label(result: EvalResult) -> str:

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from benchmarks.policies import SILENT, Outcome, verdict
 from benchmarks.policy_kinds import Acting, build
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError
@@ -466,3 +467,22 @@ def test_the_setting_is_not_part_of_what_is_evaluated() -> None:
     """It decides whether an evaluation starts, not what an episode is: logs are continued with and without it."""
     config = pendulum("network")
     assert config.build().identity() == config.policy(allow_nondeterministic=True).build().identity()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ((Outcome("a"), Outcome("a"), Outcome("a")), "same"),
+        ((Outcome("a", "note"), Outcome("a"), Outcome("a")), "same"),
+        ((Outcome(error="no"), Outcome(error="no"), Outcome(error="no")), "refused"),
+        ((Outcome("a"), Outcome("a"), Outcome(error="no")), "refused"),
+        ((Outcome("a", "note"), Outcome("b", "note"), Outcome(error="no")), "labelled"),
+        ((Outcome("a"), Outcome("a"), Outcome("b", "note")), "labelled"),
+        ((Outcome("a"), Outcome("a"), Outcome("b")), SILENT),
+        ((Outcome("a"), Outcome(error="no"), Outcome("b")), SILENT),
+        ((Outcome("a", "note"), Outcome("b"), Outcome("c")), SILENT),
+    ],
+)
+def test_the_benchmark_tells_a_silent_mismatch(outcomes: tuple[Outcome, ...], expected: str) -> None:
+    """Results that say nothing against themselves must agree."""
+    assert verdict(outcomes) == expected
