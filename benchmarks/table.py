@@ -274,9 +274,7 @@ def _layouts(row: Row) -> list[str]:
     if "layouts" not in found:
         return [*[""] * (len(wild.LAYOUTS) + 2), row["error"]]
     layouts = found["layouts"]
-    marks = [
-        f"{one['fingerprint'][:8]}{'!' if one['passed'] is False else ''}" for one in [*layouts, found["fresh"][0]]
-    ]
+    marks = [_mark(one) for one in [*layouts, found["fresh"][0]]]
     marks[-1:-1] = [""] * (len(wild.LAYOUTS) - len(layouts))
     failed = next((one for one in layouts if one["status"] != "complete"), None)
     flagged = next((one for one in layouts if one["passed"] is False), layouts[-1])

@@ -65,6 +65,7 @@ def test_an_environment_that_remembers_is_flagged_and_cured(monkeypatch):
     assert row["fresh"][0]["differ"] == 0
     (shown,) = table.environments([row])
     assert shown.caption == "1 flagged"
+    assert "(23 differ)" in next(shown.columns[2].cells)
 
 
 def test_a_mismatch_is_silent_when_two_results_differ_and_neither_says_so():
