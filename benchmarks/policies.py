@@ -134,9 +134,8 @@ def _evaluated(config: EvalConfig, runners: int) -> EvalResult:
 
 def _label(result: EvalResult) -> str:
     """What the result itself says against its number."""
-    determinism = getattr(result, "determinism", None)
-    if determinism is not None and determinism.passed is False:
-        return str(determinism)
+    if result.determinism.passed is False:
+        return str(result.determinism)
     return next((note for note in result.notes if _LABEL.search(note)), "")
 
 

@@ -178,14 +178,13 @@ def _evaluated(params: base.Params, layout: list[int], reuse: str) -> Any:
             num_cpus_per_runner=1,
             address=params["address"] if runners else None,
         )
-        .evaluation(num_episodes=params["episodes"], max_episode_steps=params["steps"], **_default_check())
+        .evaluation(num_episodes=params["episodes"], max_episode_steps=params["steps"])
         .fault_tolerance(max_attempts_per_episode=1)
     )
     return evaluate(config)
 
 
 def _row(layout: list[int], result: Any, truth: Any) -> dict[str, Any]:
-    passed, text = determinism(result)
     return {
         "layout": layout,
         "fingerprint": result.fingerprint,
@@ -193,27 +192,10 @@ def _row(layout: list[int], result: Any, truth: Any) -> dict[str, Any]:
         "reason": result.reason,
         "differ": len(truth.table.mismatches(result.table.rows)),
         "steps": int(result.table.rows["length"].sum()),
-        "passed": passed,
-        "determinism": text,
+        "passed": result.determinism.passed,
+        "determinism": str(result.determinism),
         "notes": list(result.notes),
     }
-
-
-def _default_check() -> dict[str, Any]:
-    """Ask for four episodes to be re-run where that is not the default."""
-    from rl_eval.settings import EvaluationSection
-
-    default = EvaluationSection.model_fields["purity_check"].default
-    return {} if default else {"purity_check": 4 / 24}
-
-
-def determinism(result: Any) -> tuple[bool | None, str]:
-    """What the result says of itself: identical, not a function of its seed, or not checked; and in which words."""
-    found = getattr(result, "determinism", None)
-    if found is not None:
-        return found.passed, str(found)
-    found = getattr(result, "purity", None)
-    return (None, "not checked") if found is None else (not found.mismatched, str(found))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def note(text: str) -> Finding:
     return Finding("note", text)
 
 
-def warning(text: str, fix: str) -> Finding:
+def warning(text: str, fix: str = "") -> Finding:
     """It works, and may surprise."""
     return Finding("warning", text, fix)
 

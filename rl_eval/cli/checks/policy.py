@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import tree
-
-from rl_eval.cli.checks.episodes import digest
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.episode import Fault, Lease
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
-from rl_eval.runners.nested import inference_mode
-from rl_eval.runners.spaces import ObservationBatch
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
 
@@ -29,8 +21,6 @@ __all__ = ["check_policy"]
 _CALLS: Final = 3
 _CALL_S: Final = 0.3
 _EPISODES: Final = 2
-_ROWS: Final = 8
-"""Observations that the policy is asked about twice."""
 _TIMED_PASSES: Final = 20
 
 
@@ -47,15 +37,12 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     yield ok(f"builds ({type(runner._policy).__name__})")
     try:
         yield _check_weights(settings, runner)
-        repeats = _check_repeats(settings, runner)
-        yield repeats
-        if repeats.level == "problem":
-            return
         if fault := _act(settings, runner):
             yield problem(f"cannot act: {fault.error_type}: {fault.message}")
             return
         yield ok(f"acts in the environment, with policy.deterministic: {_yaml(settings.policy.deterministic)}")
         yield _describe_inference(runner)
+        yield from (warning(text) for text in runner._inference.notes)
         yield _try_other_mode(settings, runner)
         yield _time(runner)
     except EvalError as error:
@@ -86,38 +73,6 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
-def _check_repeats(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Ask the policy twice about some rows, each alone; the second time in another order."""
-    space, _ = runner.get_spaces()
-    batch = ObservationBatch(space, _ROWS)
-    pool = batch.sample(_ROWS, np.random.default_rng(0))
-    rows = [tree.map_structure(lambda leaf, row=row: leaf[row : row + 1], pool) for row in range(_ROWS)]
-    try:
-        first = [_computed(settings, runner, row) for row in rows]
-        again = [_computed(settings, runner, row) for row in reversed(rows)][::-1]
-    except Exception as error:
-        return note(f"not asked twice about one observation, since made-up ones do not suit it: {error}")
-    if first == again:
-        return ok("the same observation, asked twice, gives the same action")
-    return problem(
-        "the same observation, asked twice, gives other bits: it is no function of its observation",
-        "look for dropout or batch norm in training mode, a random generator, statistics or counters that it updates; "
-        "a recurrent policy declares its state with initial_state()",
-    )
-
-
-def _computed(settings: EvalSettings, runner: EvalRunner, row: Any) -> bytes:
-    """Return the bits of all that a policy computes for a batch of one in a fresh episode."""
-    policy, fresh = runner._policy, getattr(runner._policy, "initial_state", None)
-    noise = None if settings.policy.deterministic else EpisodeNoise(np.zeros(1, np.int64), np.zeros(1, np.int64))
-    with inference_mode():
-        computed = [policy.act(copy.deepcopy(row), fresh and fresh(1), np.ones(1, bool), noise)]
-        if raw := getattr(policy, "probe_outputs", None):
-            computed.append(raw(copy.deepcopy(row)))
-    leaves = [leaf.detach().cpu() if hasattr(leaf, "detach") else leaf for leaf in tree.flatten(computed)]
-    return digest([leaf for leaf in leaves if leaf is not None])
-
-
 def _act(settings: EvalSettings, runner: EvalRunner) -> Fault | None:
     """Run two episodes for a moment, which also lets the runner decide how it computes.
 
@@ -143,9 +98,8 @@ def _describe_inference(runner: EvalRunner) -> Finding:
         return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
     if inference._chunk == BLOCK:
         return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
-    why = "depends on its batch" if inference.numerics.get("outputs") else "cannot be probed with made-up observations"
     return warning(
-        f"a row's result {why}, so each environment has its own forward pass: exact, but slow",
+        "each environment has its own forward pass: exact, but slow",
         "leave MKL_CBWR unset, so that rl-eval chooses it; do without layers that mix rows",
     )
 
