@@ -162,7 +162,8 @@ class Delivery:
     def congestion(self) -> str:
         """Say why no more results should be made: nobody takes those that there are; empty if that is not so."""
         with self._changed:
-            waiting = sum(request.handle.done() for request in self.open)
+            # A replaced request has nothing to deliver, and is soon gone.
+            waiting = sum(request.handle.done() and not request.replaced for request in self.open)
         if waiting >= _BACKLOG:
             return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
         if (unread := self.outstanding()[1]) >= _UNREAD:

@@ -267,7 +267,7 @@ class Evaluation(Job):
             return
         with suppress(EvalError):  # What is finished is kept, whatever became of the rest.
             self._ledger.flush(_FAREWELL_S)
-        self._ledger.close()
+        self._close()
         self.handle._set_error(error)
         if self._fleet is not None:
             self._abandon(time.monotonic())
@@ -416,11 +416,16 @@ class Evaluation(Job):
             self._ledger.flush()
             result = self._result(reason, determinism)
         except Exception as error:
-            self._ledger.close()
+            self._close()
             self.handle._set_error(error)
         else:
-            self._ledger.close()
+            self._close()
             self.handle._set_result(result)
+
+    def _close(self) -> None:
+        """Give the log up; a handle that is kept keeps nothing of this evaluation."""
+        self._ledger.close()
+        self.handle._release(self.progress())
 
     def _determinism(self, reason: str) -> Determinism:
         if self._check is None:

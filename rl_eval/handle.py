@@ -171,16 +171,13 @@ class EvalHandle:
         return self._progress()
 
     def _set_result(self, result: EvalResult) -> None:
-        self._release()
         self._future.set_result(result)
 
     def _set_error(self, error: BaseException) -> None:
-        self._release()
         self._future.set_exception(error)
 
-    def _release(self) -> None:
+    def _release(self, final: EvalProgress) -> None:
         """Let the evaluation go, and with it its weights: a kept handle holds the result alone."""
-        final = self._progress()
         self._progress = lambda: final
         self._cancel = self._flush = _ignore
         self._snapshot = None

@@ -130,7 +130,7 @@ def test_nothing_to_read_is_a_usage_error(folder, command):
 @pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--index", "0"]])
 def test_a_damaged_log_is_4_and_no_number(plain, command):
     """The message names the segment, and what repairs the log."""
-    (segment,) = Path("runs/segments").iterdir()
+    segment = min(Path("runs/segments").iterdir())
     segment.write_bytes(segment.read_bytes()[:100])
     outcome = call(command[0], "runs", *command[1:])
     assert outcome.exit_code == ExitCode.CLUSTER

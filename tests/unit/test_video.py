@@ -296,7 +296,7 @@ def test_an_animation_for_pages_that_play_no_film(toys):
 
 def test_the_evaluation_renders_nothing_and_is_the_same(toys):
     """Its environments are built without a render mode, with films or without, and step as often."""
-    with EvalRunnerGroup(config()) as group:
+    with EvalRunnerGroup(config().evaluation(purity_check=0)) as group:
         plain = group.evaluate()
         steps = toys.EVENTS["step", None]
         videos = record_with_group(group, plain, VideoSettings("every:2", "films"), 10)
