@@ -38,9 +38,7 @@ _logger = logging.getLogger(__name__)
 _PROGRESS_S: Final = 2.0
 """How often loggers hear of an evaluation that runs."""
 _UNREAD: Final = 1000
-"""Results that are kept to be read; where callbacks and loggers have had them, the oldest go, else no more are made."""
-_BACKLOG: Final = 100
-"""Results that may wait for callbacks and loggers before no more are made."""
+"""Results that wait, for callbacks and loggers or to be read, before no more are made."""
 
 
 @dataclass(eq=False)
@@ -164,7 +162,7 @@ class Delivery:
         with self._changed:
             # A replaced request has nothing to deliver, and is soon gone.
             waiting = sum(request.handle.done() and not request.replaced for request in self.open)
-        if waiting >= _BACKLOG:
+        if waiting >= _UNREAD:
             return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
         if (unread := self.outstanding()[1]) >= _UNREAD:
             return f"{unread} results were not read: poll() or wait() for them, or give on_result or loggers"

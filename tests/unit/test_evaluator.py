@@ -571,7 +571,7 @@ def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
     cue: Cue, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than so many results wait for it, whatever the policy; evaluate() waits for its turn as ever."""
-    monkeypatch.setattr("rl_eval.delivery._BACKLOG", 5)
+    monkeypatch.setattr("rl_eval.delivery._UNREAD", 5)
     go, steps = threading.Event(), []
 
     def slow(point: EvalPoint) -> None:

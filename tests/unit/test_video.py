@@ -296,13 +296,14 @@ def test_an_animation_for_pages_that_play_no_film(toys):
 
 def test_the_evaluation_renders_nothing_and_is_the_same(toys):
     """Its environments are built without a render mode, with films or without, and step as often."""
-    with EvalRunnerGroup(config().evaluation(purity_check=0)) as group:
+    unchecked = config().evaluation(purity_check=0)
+    with EvalRunnerGroup(unchecked) as group:
         plain = group.evaluate()
         steps = toys.EVENTS["step", None]
         videos = record_with_group(group, plain, VideoSettings("every:2", "films"), 10)
         counters = group.get_metrics()
         again = group.evaluate()
-    assert again.fingerprint == plain.fingerprint == evaluate(config()).fingerprint
+    assert again.fingerprint == plain.fingerprint == evaluate(unchecked).fingerprint
     assert len(videos) == 6
     assert {video.path.parent for video in videos} == {Path("films/step_10")}
     assert toys.EVENTS["render", None] == 0
