@@ -92,8 +92,9 @@ class Determinism:
         if self.passed is None:
             return f"not checked: {self.remark}" if self.remark else "not checked"
         if self.passed:
-            where = f"{self.elsewhere} in another process" if self.elsewhere else self.remark
-            return f"{self.checked} of {self.checked} re-run episodes identical" + (f" ({where})" if where else "")
+            where = f"{self.elsewhere} in another process" if self.elsewhere else ""
+            told = "; ".join(filter(None, (where, self.remark)))
+            return f"{self.checked} of {self.checked} re-run episodes identical" + (f" ({told})" if told else "")
         return f"NOT a function of its seed: {'; '.join(self._findings())}"
 
     def _findings(self) -> list[str]:

@@ -77,6 +77,7 @@ class DeterminismCheck:
     def __init__(self, origins: Mapping[int, Origin], try_env_reuse: bool, num_runners: int) -> None:
         self._try_env_reuse = try_env_reuse
         self._num_runners = num_runners
+        self._cut = ""
         self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
 
     @property
@@ -134,12 +135,11 @@ class DeterminismCheck:
             self._current.put_back(index, "its runner was lost")
         self._go_on()
 
-    def give_up(self, why: str) -> None:
-        """End the check; what has not finished counts as failed."""
-        now = self._current
-        unfinished = [*now.waiting, *(index for held in now.held.values() for index in held)]
-        now.failed |= dict.fromkeys(unfinished, why)
-        now.waiting, now.held = {}, {}
+    def stop(self, why: str) -> None:
+        """End the check; what has not finished says nothing."""
+        if not self.done:
+            self._cut = why
+            self._current.waiting, self._current.held = {}, {}
 
     def _go_on(self) -> None:
         """After a pass with mismatches, see whether fresh environments agree with each other."""
@@ -159,7 +159,7 @@ class DeterminismCheck:
         mismatched, failed = first.mismatched, sorted(first.failed)
         elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
         helps = None
-        if second is not None and (second.again or second.failed):
+        if second is not None and (second.mismatched or second.failed or not self._cut):
             helps = not second.mismatched and not second.failed
         return Determinism(
             checked=len(first.again),
@@ -169,10 +169,15 @@ class DeterminismCheck:
             failure=first.failed[failed[0]] if failed else "",
             first=self._difference(mismatched[0]) if mismatched else None,
             env_reuse_helps=helps,
-            remark="" if elsewhere else self._blind_spot(),
+            remark=self._remark(elsewhere),
         )
 
-    def _blind_spot(self) -> str:
+    def _remark(self, elsewhere: int) -> str:
+        first = self._first
+        if self._cut and len(first.again) + len(first.failed) < len(first.origins):
+            return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
+        if elsewhere:
+            return ""
         return "no second runner came up" if self._num_runners > 1 else "only one process took part"
 
     def _difference(self, index: int) -> FirstDifference:

@@ -9,6 +9,7 @@ that a user reads (:class:`EpisodeRecord`) are built on access.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -241,8 +242,8 @@ class RunReport:
     """The runner's numerics key; empty before its first episode."""
     traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
     """Traces, arrays of :data:`rl_eval.trace.TRACE`, of the completed episodes whose leases asked for one, by index."""
-    construct_seconds: float | None = None
-    """Shortest construction of an environment so far; None before one that imported no module."""
+    construct_seconds: float = math.inf
+    """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
     built_weights: str = ""

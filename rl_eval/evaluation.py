@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from rl_eval.blame import assign_blame
-from rl_eval.check_candidates import CheckCandidates
 from rl_eval.determinism import Determinism
-from rl_eval.determinism_check import DeterminismCheck
+from rl_eval.determinism_phase import DeterminismPhase
 from rl_eval.episode import EpisodeTable, Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import EvalError, NumericsMismatch
 from rl_eval.fail_fast import FailFast
@@ -112,11 +110,7 @@ class Evaluation(Job):
         self._agreement = NumericsAgreement()
         self._fail_fast: FailFast | None = None
         self._failure = ""
-        self._candidates = CheckCandidates(len(plan), settings.evaluation.purity_check, plan.seed)
-        self._check: DeterminismCheck | None = None
-        self._check_ends = math.inf
-        self._unchecked = ""
-        """Why there is no check."""
+        self._recheck = DeterminismPhase(len(plan), settings)
         self._losses_before = 0
         self._losses: list[str] = []
 
@@ -144,7 +138,7 @@ class Evaluation(Job):
             return
         table, faults = self._ledger.table, self._settings.fault_tolerance
         self._earlier = int(table.filled.sum()), int(self._ledger.totals["env_steps"])
-        self._candidates.begin(table.filled)
+        self._recheck.begin(table.filled)
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._fleet_size * self._settings.runners.lanes)
         self._schedule = Schedule(
@@ -168,7 +162,7 @@ class Evaluation(Job):
         self._started = self._started or now
         self._ledger.start_clock(now)
         self._most_runners = max(self._most_runners, len(self._fleet.ready()))
-        if self._check is not None:
+        if self._recheck.running:
             self._pump(member, now)
             return
         self._obey(self._schedule.handle(RunnerJoined(member.incarnation, self._settings.runners.lanes)), None, now)
@@ -184,9 +178,9 @@ class Evaluation(Job):
             self._losses.append(f"runner {member.index}: {autopsy}")
         now = time.monotonic()
         self._agreement.forget(member.incarnation)
-        if self._check is not None:
-            self._check.lost(member.incarnation)
-            self._go_on_checking(self._check, now)
+        if self._recheck.running:
+            self._recheck.lost(member.incarnation)
+            self._go_on_checking(now)
             return False
         blame = assign_blame(autopsy, member.index).within(self._plan)
         commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
@@ -209,9 +203,9 @@ class Evaluation(Job):
             return  # The result is out, and with it the table.
         report: RunReport = value
         self._check_origin(member, report)
-        if self._check is not None:
-            self._check.reported(member.incarnation, member.index, report)
-            self._go_on_checking(self._check, now)
+        if self._recheck.running:
+            self._recheck.reported(member.incarnation, member.index, report)
+            self._go_on_checking(now)
             return
         event = RunnerReported(
             member.incarnation,
@@ -251,9 +245,9 @@ class Evaluation(Job):
         if reason := self._cancelled or self._failure:
             self._abandon(now)
             self._finish(reason, now)
-        elif self._check is not None and now > self._check_ends:
-            self._check.give_up("it took more than 20 times as long as the first time")
+        elif self._recheck.expired(now, len(self._fleet.ready())):
             self._abandon(now)
+            self._recheck.stop("it took many times as long as the first run")
             self._finish("", now)
         elif self._fleet.hopeless:
             self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
@@ -291,7 +285,7 @@ class Evaluation(Job):
         for command in commands:
             match command:
                 case Grant(runner, leases):
-                    self._leases[runner] += self._candidates.mark(leases)
+                    self._leases[runner] += self._recheck.mark(leases)
                     touched[runner] = None
                 case Reclaim(runner, indices):
                     self._reclaims[runner] += indices
@@ -312,11 +306,10 @@ class Evaluation(Job):
     def _pump(self, member: Member, now: float) -> None:
         """Keep two calls in flight; new leases go with the next one."""
         assert self._fleet is not None
-        if self._check is not None:
+        if self._recheck.running:
             positions = [other.index for other in self._fleet.ready()]
-            lanes = self._settings.runners.lanes
-            self._leases[member.incarnation] += self._check.take(member.incarnation, member.index, lanes, positions)
-        holds = (self._check or self._schedule).holds
+            self._leases[member.incarnation] += self._recheck.take(member.incarnation, member.index, positions)
+        holds = (self._recheck if self._recheck.running else self._schedule).holds
         while member.calls[self.tag] < _CALLS_IN_FLIGHT and holds(member.incarnation):
             leases = tuple(self._leases.pop(member.incarnation, ()))
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
@@ -326,9 +319,8 @@ class Evaluation(Job):
         """Have everything dropped: episodes that live on would report into the next evaluation."""
         assert self._fleet is not None
         self._obey(self._schedule.handle(Cancelled()), None, now)
-        if self._check is not None:
-            for runner in filter(self._check.holds, list(self._fleet.members)):
-                self._abort(runner, now)
+        for runner in filter(self._recheck.holds, list(self._fleet.members)):
+            self._abort(runner, now)
 
     def _abort(self, runner: int, now: float) -> None:
         assert self._fleet is not None
@@ -337,7 +329,7 @@ class Evaluation(Job):
 
     def _check_complete(self, now: float) -> None:
         """When every episode has its record, end, or run a few of them again."""
-        if not self._schedule.complete or self._check is not None:
+        if not self._schedule.complete or self._recheck.running:
             return
         try:
             self._ledger.flush()
@@ -345,20 +337,14 @@ class Evaluation(Job):
             self.fail(error)
             return
         assert self._fleet is not None
-        seconds, table = now - self._started if self._started else 0.0, self._ledger.table
-        chosen, self._unchecked = self._candidates.to_check(table, seconds, max(1, len(self._fleet.ready())))
-        if not chosen:
-            self._finish("", now)
-            return
-        reused = self._settings.environment.env_reuse == "lane"
-        self._check = DeterminismCheck(chosen, reused, self._settings.runners.num_runners)
-        self._check_ends = now + self._candidates.patience_s(table, list(chosen))
-        self._go_on_checking(self._check, now)
+        seconds = now - self._started if self._started else 0.0
+        self._recheck.start(self._ledger.table, seconds, max(1, len(self._fleet.ready())), now)
+        self._go_on_checking(now)
 
-    def _go_on_checking(self, check: DeterminismCheck, now: float) -> None:
+    def _go_on_checking(self, now: float) -> None:
         """Go on with the determinism check, or end."""
         assert self._fleet is not None
-        if check.done:
+        if self._recheck.done:
             self._finish("", now)
             return
         for member in self._fleet.ready():
@@ -366,13 +352,13 @@ class Evaluation(Job):
 
     def _note_completed(self, report: RunReport, counted: tuple[int, ...]) -> None:
         rows = report.rows[list(counted)]
-        self._candidates.reported(report, rows)
+        self._recheck.recorded(report, rows)
         if self._fail_fast is not None and (rows["outcome"] == Outcome.COMPLETED).any():
             self._fail_fast.completed()
 
     def _note_failures(self, faults: tuple[Fault, ...]) -> None:
-        if self._fail_fast is not None and faults:
-            self._failure = self._failure or self._fail_fast.failed(faults)
+        if self._fail_fast is not None:
+            self._failure = self._failure or self._fail_fast.failed(fault for fault in faults if fault.charged)
 
     def _check_origin(self, member: Member, report: RunReport) -> None:
         version = 0 if self._weights is None else self._weights.version
@@ -410,7 +396,8 @@ class Evaluation(Job):
             return
         self._ended = now
         try:
-            determinism = self._determinism(reason)
+            self._recheck.stop(reason)
+            determinism = self._recheck.finding
             if not reason:
                 self._ledger.add_determinism(determinism)
             self._ledger.flush()
@@ -426,13 +413,6 @@ class Evaluation(Job):
         """Give the log up; a handle that is kept keeps nothing of this evaluation."""
         self._ledger.close()
         self.handle._release(self.progress())
-
-    def _determinism(self, reason: str) -> Determinism:
-        if self._check is None:
-            return Determinism(remark="the evaluation was not finished" if reason else self._unchecked)
-        if reason:
-            self._check.give_up(reason)
-        return self._check.result
 
     def _snapshot(self, reason: str) -> EvalResult:
         """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
@@ -477,7 +457,7 @@ class Evaluation(Job):
         """What it is busy with, in a few words."""
         if self._fleet is None:
             return "waiting for its turn"
-        if self._check is not None:
+        if self._recheck.running:
             return "checking determinism"
         return self._fleet.phase
 

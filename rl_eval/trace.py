@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tree
 import xxhash
 
+from rl_eval.errors import EvalError
+
 __all__ = ["TRACE", "Divergence", "TraceRecorder", "first_divergence"]
 
 TRACE: Final = np.dtype(
@@ -37,11 +39,13 @@ class TraceRecorder:
     Args:
         reset: The environment's.
         step: The environment's.
+        content: Returns what the policy is given of an observation.
     """
 
-    def __init__(self, reset: Callable[..., Any], step: Callable[[Any], Any]) -> None:
+    def __init__(self, reset: Callable[..., Any], step: Callable[[Any], Any], content: Callable[[Any], bytes]) -> None:
         self._reset = reset
         self._step = step
+        self._content = content
         self._rows: list[tuple[int, float, float, float, int]] = []
 
     def reset(self, **kwargs: Any) -> Any:
@@ -49,7 +53,7 @@ class TraceRecorder:
         result = self._reset(**kwargs)
         self._rows = []
         if type(result) is tuple and result:
-            self._rows = [(0, 0.0, False, False, _digest(result[0]))]
+            self._rows = [(0, 0.0, False, False, self._observed(result[0]))]
         return result
 
     def step(self, action: Any) -> Any:
@@ -59,8 +63,16 @@ class TraceRecorder:
         # Whether a result keeps the contract is for the runner to say.
         if len(self._rows) < _LONGEST and type(result) is tuple and len(result) == 5:
             observation, reward, terminated, truncated, _ = result
-            self._rows.append((chosen, _number(reward), _number(terminated), _number(truncated), _digest(observation)))
+            self._rows.append(
+                (chosen, _number(reward), _number(terminated), _number(truncated), self._observed(observation))
+            )
         return result
+
+    def _observed(self, observation: Any) -> int:
+        try:
+            return xxhash.xxh3_64_intdigest(self._content(observation))
+        except EvalError:
+            return 0  # What is wrong with it is for the runner to say.
 
     @property
     def trace(self) -> npt.NDArray[np.void]:
@@ -93,9 +105,7 @@ def _number(value: Any) -> float:
 
 
 def _digest(value: Any) -> int:
-    """Hash nested arrays and numbers."""
-    if type(value) is np.ndarray and value.dtype.kind != "O":
-        return xxhash.xxh3_64_intdigest(value.tobytes())
+    """Hash an action."""
     digest = xxhash.xxh3_64()
     for leaf in tree.flatten(value):
         array = np.asarray(leaf)

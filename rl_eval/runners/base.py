@@ -12,7 +12,6 @@ import abc
 import math
 import os
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -71,7 +70,7 @@ class EvalRunner(abc.ABC):
         self._returned: list[int] = []
         self._notes: dict[str, None] = {}
         self._traces: dict[int, npt.NDArray[np.void]] = {}
-        self._construct_seconds: float | None = None
+        self._construct_seconds = math.inf
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
         self._renewing = settings.environment.env_reuse == "episode"
@@ -185,7 +184,8 @@ class EvalRunner(abc.ABC):
     def stop(self) -> None:
         """Close all environments."""
         for lane in self._lanes:
-            self._close(lane)
+            while lane.env is not None or lane.spare is not None:
+                self._close(lane)
         self._recorder.idle()
 
     # ------------------------------------------------------------------ episodes
@@ -257,8 +257,10 @@ class EvalRunner(abc.ABC):
             Whether the attempt started. If not, the fault is recorded and the attempt charged.
         """
         assert lane.lease is not None
-        if lane.outworn or lane.lease.fresh:
+        if lane.outworn:
             self._close(lane)
+        if lane.lease.fresh:
+            lane.set_aside()
         lane.begin(self._inference_clock)
         self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.attempt)
         phase: Phase = "construct"
@@ -267,7 +269,7 @@ class EvalRunner(abc.ABC):
                 self._recorder.enter(CONSTRUCT, lane.index)
                 lane.attach(self._construct(lane.index))
             if lane.lease.traced:
-                lane.start_trace()
+                lane.start_trace(self._inference.observations.content)
             phase = "reset"
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
@@ -405,7 +407,7 @@ class EvalRunner(abc.ABC):
 
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
-        lane.outworn = lane.outworn or self._renewing
+        lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
         if lane.trace is not None:
             lane.stop_trace()
         lane.lease = None
@@ -463,11 +465,10 @@ class EvalRunner(abc.ABC):
     # ------------------------------------------------------------------ construction
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
-        """Build an environment, and note how long that takes apart from imports."""
-        modules, started = len(sys.modules), perf_counter()
+        """Build an environment, and note how long that takes."""
+        started = perf_counter()
         env = self.make_env(lane_index)
-        if len(sys.modules) == modules:
-            self._construct_seconds = min(self._construct_seconds or math.inf, perf_counter() - started)
+        self._construct_seconds = min(self._construct_seconds, perf_counter() - started)
         return env
 
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:

@@ -39,6 +39,7 @@ class Lane:
         "outworn",
         "reset",
         "reset_seconds",
+        "spare",
         "started",
         "step",
         "step_seconds",
@@ -56,6 +57,8 @@ class Lane:
         self.step: Callable[[Any], Any] = _no_env
         self.reset: Callable[..., Any] = _no_env
         self.begin_episode: Callable[[int, int, int], None] | None = None
+        self.spare: gym.Env[Any, Any] | None = None
+        """The lane's own environment, while another one serves an episode that needs a fresh one."""
         self.trace: TraceRecorder | None = None
         self.lease: Lease | None = None
         self.attempt = 0
@@ -72,10 +75,18 @@ class Lane:
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = _episode_hook(env)
 
-    def start_trace(self) -> None:
-        """Trace the attempt that begins."""
+    def set_aside(self) -> None:
+        """Keep the environment for later: some can be built once only, or take long to build."""
+        self.spare = self.detach()
+
+    def start_trace(self, content: Callable[[Any], bytes]) -> None:
+        """Trace the attempt that begins.
+
+        Args:
+            content: What the policy is given of an observation.
+        """
         assert self.env is not None
-        self.trace = TraceRecorder(self.env.reset, self.env.step)
+        self.trace = TraceRecorder(self.env.reset, self.env.step, content)
         self.reset, self.step = self.trace.reset, self.trace.step
 
     def stop_trace(self) -> None:
@@ -85,9 +96,12 @@ class Lane:
             self.step, self.reset = self.env.step, self.env.reset
 
     def detach(self) -> gym.Env[Any, Any] | None:
-        """Give the environment up."""
+        """Give the environment up; what was set aside takes its place."""
         env, self.env, self.step, self.reset, self.begin_episode = self.env, None, _no_env, _no_env, None
         self.outworn = False
+        if self.spare is not None:
+            self.attach(self.spare)
+            self.spare = None
         return env
 
     def begin(self, inference_clock: float) -> None:

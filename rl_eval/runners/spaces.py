@@ -45,6 +45,8 @@ class ObservationBatch:
     """
 
     def __init__(self, space: gym.Space[Any], rows: int) -> None:
+        self._space = space
+        self._scratch: ObservationBatch | None = None
         self.structure = _nested(space, "observation_space")
         self.arrays: Any = tree.map_structure(
             lambda leaf: np.zeros((rows, *(leaf.shape or ())), leaf.dtype or np.float64), self.structure
@@ -117,6 +119,16 @@ class ObservationBatch:
             if not np.can_cast(given.dtype, array.dtype):
                 what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
                 self.note(row, what, str(given.dtype))
+
+    def content(self, observation: Any) -> bytes:
+        """Return what a row holds once an observation is written to it: the space's parts alone, in its dtypes.
+
+        Raises:
+            EnvError: Its structure or a shape differs from the space's.
+        """
+        self._scratch = self._scratch or ObservationBatch(self._space, 1)
+        self._scratch.write(0, observation)
+        return b"".join(array.tobytes() for _, array in self._scratch._leaves)
 
     def clear(self, row: int) -> None:
         """Zero a row whose observation must not be seen."""

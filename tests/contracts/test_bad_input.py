@@ -154,7 +154,7 @@ class _NeverResets(gym.Env[Any, Any]):
 
 def test_environment_that_fails_every_reset(config: EvalConfig) -> None:
     """Attempts are bounded; every episode is recorded as failed, with the original error."""
-    result = evaluate(config.environment(_NeverResets))
+    result = evaluate(config.environment(_NeverResets).fault_tolerance(fail_fast=False))
     assert result.status == "failed"
     assert "8 of 8 episodes failed" in result.reason
     assert "OSError: the simulator's port is taken" in result.reason

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval import EvalConfig, EvalResult, compare, evaluate, load
-from rl_eval.check_candidates import affordable, candidates
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.determinism import Determinism, FirstDifference
 from rl_eval.determinism_check import DeterminismCheck, Origin
+from rl_eval.determinism_phase import affordable, candidates
 from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.errors import ComparisonError
+from rl_eval.runners.spaces import ObservationBatch
 from rl_eval.trace import TRACE, Divergence, TraceRecorder, first_divergence
 
 MLP = "rl_eval.policies.mlp:make_mlp"
@@ -105,12 +107,6 @@ def test_auto_takes_no_longer_than_two_seconds_or_two_percent(seconds, run_secon
     assert sum(costs[chosen]) <= budget * runners * (1 + 1e-9)
     if max(costs) * 4 <= budget:
         assert len(chosen) == 4
-
-
-def test_a_construction_of_unknown_length_is_tried_once() -> None:
-    """An environment that is built for the first time imports modules, which says nothing of the second time."""
-    chosen, _ = affordable(table(), candidates(100, "auto", 0), 10.0, None, 2)
-    assert len(chosen) == 1
 
 
 def test_failed_episodes_have_nothing_to_compare() -> None:
@@ -205,16 +201,21 @@ def test_late_rows_do_not_count() -> None:
     assert check.result.mismatched == (int(rows["index"][1]),)
 
 
-def test_giving_up_counts_what_had_not_finished() -> None:
-    """Time is a limit as well."""
+def test_a_check_that_is_cut_short_is_no_verdict() -> None:
+    """What did not run again says nothing, and what did counts."""
     records = table()
     check = check_of(records, 10, 12, 14)
     taken = check.take(5, 1, 2, [1])
     check.reported(5, 1, report(records.rows[[taken[0].index]]))
-    check.give_up("it took too long")
+    check.stop("cancelled")
     assert check.done
-    assert (check.result.checked, len(check.result.failed)) == (1, 2)
-    assert "it took too long" in str(check.result)
+    assert check.result.passed
+    assert (check.result.checked, check.result.failed) == (1, ())
+    assert "1 of 3 had run again when the check was cut short: cancelled" in str(check.result)
+    untouched = check_of(records, 10)
+    untouched.stop("cancelled")
+    assert untouched.result.passed is None
+    assert "not checked: 0 of 1 had run again" in str(untouched.result)
 
 
 # ------------------------------------------------------------------------------ whose fault it is
@@ -304,7 +305,7 @@ class _Odd(gym.Env):
 def test_a_trace_does_not_judge_what_an_environment_returns() -> None:
     """That is the runner's business, and its words are the ones to be read."""
     env = _Odd()
-    recorder = TraceRecorder(env.reset, env.step)
+    recorder = TraceRecorder(env.reset, env.step, ObservationBatch(env.observation_space, 1).content)
     assert recorder.reset(seed=1)[0]["b"] == (1, "text")
     assert len(recorder.step(0)) == 4
     assert len(recorder.trace) == 1
@@ -468,3 +469,63 @@ class _FirstAttemptsFail(gym.Wrapper):
 
 def _first_attempts_fail(context) -> gym.Env:
     return _FirstAttemptsFail(gym.make("CartPole-v1"))
+
+
+def test_a_group_keeps_the_environments_that_it_has() -> None:
+    """One that can be built once serves the next evaluation too."""
+    BuiltOnce.built = 0
+    config = EvalConfig().environment(BuiltOnce).policy(lambda o: np.zeros(len(o), int))
+    with EvalRunnerGroup(config.runners(runner="single_agent").evaluation(num_episodes=5)) as group:
+        for _ in range(3):
+            result = group.evaluate()
+            assert result.status == "complete"
+            assert result.faults == []
+            assert result.determinism.passed is False
+
+
+class Counted(gym.Wrapper):
+    open = 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        type(self).open += 1
+
+    def close(self) -> None:
+        type(self).open -= 1
+        super().close()
+
+
+def test_every_environment_is_closed_once() -> None:
+    """Those of the check as well as those that it set aside."""
+    Counted.open = 0
+    with EvalRunnerGroup(cartpole().environment(Counted)) as group:
+        for _ in range(3):
+            assert group.evaluate().determinism.passed
+        assert 4 <= Counted.open <= 8
+    assert Counted.open == 0
+
+
+class Clocked(gym.Wrapper):
+    """Observations with something beside what the space has, and noise below its precision."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Dict({"state": self.env.observation_space})
+
+    def _with_clock(self, state):
+        noisy = state.astype(np.float64) * (1 + 1e-12 * np.random.default_rng().random())
+        return {"state": noisy, "clock": time.time(), "handle": object()}
+
+    def reset(self, **kwargs):
+        state, info = super().reset(**kwargs)
+        return self._with_clock(state), info
+
+    def step(self, action):
+        state, *rest = super().step(action)
+        return (self._with_clock(state), *rest)
+
+
+def test_only_what_the_policy_gets_is_compared() -> None:
+    """A clock beside the space's parts, or noise that its dtype swallows, changes nothing."""
+    config = cartpole().environment(Clocked).policy(lambda o: (o["state"][:, 2] > 0).astype(int))
+    assert evaluate(config).determinism.passed

@@ -10,7 +10,7 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
-from rl_eval.episode import ROW, Outcome, RunReport
+from rl_eval.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet, Member
@@ -242,3 +242,44 @@ def test_another_policy_is_only_said_of_other_weights(first: str, second: str, e
     world.evaluation.replied(world.member(0), keyed[0], 1.0)
     with pytest.raises(error, match="another policy" if error is ConfigError else "other floats"):
         world.evaluation.replied(world.member(1), keyed[1], 1.0)
+
+
+def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() -> None:
+    """Its runners are told to drop what they hold, so that the next weights can come."""
+    world = World(purity_check=1.0)
+    world.finish(0)
+    world.finish(1)
+    assert not world.evaluation.done
+    world.evaluation.tick(1e6)
+    assert world.evaluation.done
+    assert world.evaluation.handle.result().determinism.passed is None
+    aborted = {call[0] for call in world.backend.called if call[1] == "run" and True in call[3:]}
+    assert aborted == {member.incarnation for member in world.fleet.members.values()}
+
+
+def test_the_time_without_runners_is_not_the_checks() -> None:
+    """A run that lacks only its check waits for its runners as long as any other."""
+    world = World(purity_check=1.0)
+    world.finish(0)
+    world.finish(1)
+    world.lose(0)
+    world.lose(1)
+    world.evaluation.tick(1e6)
+    assert not world.evaluation.done
+    world.replace()
+    while not world.evaluation.done:
+        for index in (0, 1):
+            if not world.evaluation.done:
+                world.finish(index)
+    assert world.evaluation.handle.result().determinism.passed
+
+
+@pytest.mark.parametrize("charged", [False, True])
+def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
+    """A pre-empted runner makes suspects of all its lanes, and takes no attempt from any of them."""
+    world = World()
+    fault = Fault(0, 1, 1, "runner", "act", 0, "RunnerLost", "gone", "", 0, "", 0.0, charged=charged)
+    told = replace(report([], 0), faults=(fault,) * 30)
+    world.evaluation.replied(world.member(0), told, 1.0)
+    world.evaluation.tick(2.0)
+    assert world.evaluation.done == charged
