@@ -279,7 +279,7 @@ def test_things_are_built_in_the_workers_thread(made: Any) -> None:
     evaluator = made(env, policy_factory=policy, num_trajectories=1, max_steps=20)
     evaluator.trigger_eval()
     assert finished(evaluator)["eval/reward"] == 10.0
-    assert len(where) == 2
+    assert len(where) >= 2  # An episode that runs again has an environment of its own.
     assert threading.main_thread().name not in where
 
 
