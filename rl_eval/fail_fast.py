@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, final
 
 from rl_eval.episode import Fault
@@ -13,6 +15,7 @@ __all__ = ["FailFast"]
 _FEWEST: Final = 20
 _PER_LANE: Final = 2
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_HERE: Final = f"{Path(__file__).parent}{os.sep}"
 
 
 @final
@@ -50,10 +53,10 @@ class FailFast:
 
 
 def _kind(fault: Fault) -> tuple[object, ...]:
-    return fault.error_type, fault.culprit, fault.phase, _place(fault)
+    return fault.error_type, fault.culprit, fault.phase, *_FRAME.findall(fault.traceback)[-1:]
 
 
 def _place(fault: Fault) -> tuple[str, ...]:
-    """Return file and line of the innermost frame of the traceback, empty if there is none."""
-    frames = _FRAME.findall(fault.traceback)
+    """Return file and line of the innermost frame that is not of this package, empty if there is none."""
+    frames = [frame for frame in _FRAME.findall(fault.traceback) if not frame[0].startswith(_HERE)]
     return frames[-1] if frames else ()

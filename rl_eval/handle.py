@@ -158,13 +158,14 @@ class EvalHandle:
         Raises:
             UsageError: The evaluation runs in a service, which gives whole results only.
         """
+        snapshot = self._snapshot  # First: it is gone once the result is there.
         if self.done():
             return self.result()
-        if self._snapshot is None:
+        if snapshot is None:
             raise UsageError(
                 "a service gives whole results only: wait for result(), or cancel() and take what there is"
             )
-        return self._snapshot(reason)
+        return snapshot(reason)
 
     def progress(self) -> EvalProgress:
         """Return how far it is."""
@@ -172,15 +173,19 @@ class EvalHandle:
 
     def _set_result(self, result: EvalResult) -> None:
         self._future.set_result(result)
+        self._snapshot = None
 
     def _set_error(self, error: BaseException) -> None:
         self._future.set_exception(error)
+        self._snapshot = None
 
     def _release(self, final: EvalProgress) -> None:
-        """Let the evaluation go, and with it its weights: a kept handle holds the result alone."""
+        """Let the evaluation go, and with it its weights: a kept handle holds the result alone.
+
+        The snapshot goes when the result is there: what has finished can be had at any time.
+        """
         self._progress = lambda: final
         self._cancel = self._flush = _ignore
-        self._snapshot = None
 
 
 def _ignore(*args: object) -> None:

@@ -163,11 +163,11 @@ class Ledger:
             self._log.close()
 
     def mismatches(self) -> tuple[int, ...]:
-        """Return the indices of episodes that ran twice with different outcomes."""
+        """Return the indices of episodes that ran twice with different outcomes; may be called from any thread."""
+        found = set(self._mismatches)
         for rows in self._late:
-            self._mismatches.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
-        self._late = []
-        return tuple(sorted(self._mismatches))
+            found.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
+        return tuple(sorted(found))
 
     # ------------------------------------------------------------------ inside
 

@@ -7,15 +7,12 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 import ray
 
-from rl_eval.backends import gcs_probe
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.numerics import reproducible_environment
 from rl_eval.settings import RunnersSection
@@ -23,7 +20,9 @@ from rl_eval.settings import RunnersSection
 __all__ = ["connect", "gist", "process_kept", "runtime_env_of"]
 
 _KNOCK_TIMEOUT_S: Final = 5.0
-_PROBE_TIMEOUT_S: Final = 15.0
+_PROBE_TIMEOUT_S: Final = 3.0
+_CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""The call with which Ray's own client begins."""
 _HOOK: Final = "worker_process_setup_hook"
 
 
@@ -140,21 +139,25 @@ def _knock(address: str) -> None:
 
 
 def _check_token(address: str) -> None:
-    """Ask the cluster whether it lets this process in, since Ray itself is refused for half a minute.
+    """Ask the cluster whether it lets this process in: Ray itself is refused twenty times, and writes so on stderr.
 
     Raises:
         RunnerStartError: It asks for a token.
     """
     if address.startswith("ray://"):
         return
-    command = [sys.executable, gcs_probe.__file__, address]
+    place = address
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return  # Whatever is wrong, Ray will say it.
-    _, refused, place = asked.stdout.partition(gcs_probe.REFUSES)
-    if refused:
-        raise _token_needed(place.strip())
+        from ray._private.grpc_utils import init_grpc_channel
+        from ray._private.services import canonicalize_bootstrap_address_or_die
+
+        place = canonicalize_bootstrap_address_or_die(address)
+        # Not with Ray's own client: it writes on file descriptor 2, and aborts a process that has no token.
+        with init_grpc_channel(place) as channel:
+            channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PROBE_TIMEOUT_S)
+    except Exception as error:  # Whatever else is wrong, Ray will say it.
+        if "UNAUTHENTICATED" in str(error):
+            raise _token_needed(place) from None
 
 
 def _cause(error: BaseException) -> str:

@@ -33,6 +33,10 @@ __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_mon
 _REFRESH_S: Final = 0.2
 _FIRST_LINE_S: Final = 0.5
 """When the first line is written at the latest."""
+_FREQUENT_UNTIL_S: Final = 30.0
+"""Until then somebody may be looking on; later lines are for a log, which should not be flooded."""
+_FREQUENT_S: Final = 1.0
+_RARE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +139,14 @@ class Monitor:
 
 @final
 class LineDisplay:
-    """Writes what is evaluated as soon as that is known, and then a line every few seconds, for logs.
+    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five.
 
     Args:
         console: Where to write.
-        interval_s: Seconds between two lines.
     """
 
-    def __init__(self, console: Console, interval_s: float = 5.0) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._interval_s = interval_s
         self._next = _FIRST_LINE_S
         self._headed = False
         self._announced = ""
@@ -164,7 +166,8 @@ class LineDisplay:
         """See :class:`Display`."""
 
     def _write(self, text: str, view: View) -> None:
-        self._next = view.seconds + self._interval_s
+        interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S else _RARE_S
+        self._next = view.seconds + interval - _REFRESH_S  # A view may come that much later.
         self._console.print(text, soft_wrap=True, markup=False)
 
 

@@ -95,14 +95,16 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
+_SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+
+
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[tuple[Machine, str]]:
     """A cluster that asks for a token, on a machine whose clients know of none, and its address."""
     with machine() as made:
         ports = free_ports(4)
         command = ("ray", "start", "--head", *start_options(ports), "--include-dashboard=false")
-        secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-        started = made.run(*command, "--temp-dir", made.folder / "ray", HOME=str(made.folder), **secret)
+        started = made.run(*command, "--temp-dir", made.folder / "ray", HOME=str(made.folder), **_SECRET)
         assert started.returncode == 0, started.stdout
         yield made, f"127.0.0.1:{ports[0]}"
 
@@ -147,4 +149,25 @@ try:
 except RunnerStartError as error:
     print("answered and asks for a token" in str(error))
 print(ray.is_initialized())
+"""
+
+
+def test_to_connect_starts_no_other_interpreter(guarded: tuple[Machine, str]) -> None:
+    """A process that has the token is let in at once, without another one that tries first."""
+    machine, address = guarded
+    done = machine.run(sys.executable, "-c", _LET_IN.format(address=address), HOME=str(machine.folder), **_SECRET)
+    assert done.stdout.splitlines() == ["True", "[]"]
+
+
+_LET_IN = """
+import sys
+started = []
+sys.addaudithook(lambda event, args: started.append(args[0]) if event == "subprocess.Popen" else None)
+import ray
+from rl_eval.backends.connection import connect
+from rl_eval.settings import RunnersSection
+connect(RunnersSection(num_runners=1, address="{address}"))
+print(ray.is_initialized())
+print([program for program in started if program == sys.executable])
+ray.shutdown()
 """

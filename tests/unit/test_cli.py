@@ -1,6 +1,7 @@
 """The command line: which config runs, what is printed where, which files and which exit code are left behind."""
 
 import io
+import itertools
 import json
 import math
 import os
@@ -307,6 +308,23 @@ def test_quiet_is_one_line(folder):
     assert line.endswith("30 of 30 episodes")
 
 
+def test_quiet_tells_a_failed_determinism_check(folder):
+    """An environment whose episodes depend on those before it."""
+    Path("leaky_toys.py").write_text(
+        "from cli_toys import Count\n\n"
+        "class Leaky(Count):\n"
+        "    def reset(self, **options):\n"
+        "        observation, info = super().reset(**options)\n"
+        "        self.length += self.episodes\n"
+        "        return observation, info\n\n"
+        "def leaky(context):\n"
+        "    return Leaky()\n"
+    )
+    (line,) = call("run", "toy.yaml", "-q", "--set", "environment.env=leaky_toys:leaky").stdout.splitlines()
+    assert line.startswith("complete: mean return ")
+    assert "30 of 30 episodes; NOT a function of its seed: " in line
+
+
 def test_without_a_terminal_there_is_plain_text(folder):
     done = start("run", "toy.yaml", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = done.communicate(timeout=120)
@@ -364,18 +382,25 @@ SETTINGS = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(n
 
 def lines_of(*views):
     console = Console(record=True, width=200, highlight=False, file=io.StringIO())
-    display = LineDisplay(console, interval_s=5.0)
+    display = LineDisplay(console)
     for view in views:
         display.draw(view)
     return console.export_text().splitlines()
 
 
-def test_lines_come_now_and_then():
-    first, *lines = lines_of(
-        *(View("running", seconds, SETTINGS, progress()) for seconds in (0.1, 1, 4.9, 5.2, 6, 10.3))
-    )
-    assert first == "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each"
-    assert [line.split(", ")[-1] for line in lines] == ["0:05", "0:10"]
+def test_lines_come_every_second_at_first_and_then_now_and_then():
+    """The thread that draws looks five times a second; no line is later than promised, and none is much earlier."""
+    console = Console(file=io.StringIO(), width=200)
+    display, written, sizes = LineDisplay(console), [0.0], [0]
+    for look in range(1, 501):
+        display.draw(View("running", look / 5, SETTINGS, progress()))
+        sizes.append(console.file.tell())
+        if sizes[-1] > sizes[-2]:
+            written.append(look / 5)
+    gaps = {before: after - before for before, after in itertools.pairwise(written)}
+    assert max(gap for before, gap in gaps.items() if before < 30) <= 1.001
+    later = [gap for before, gap in gaps.items() if before >= 30]
+    assert 4.7 < min(later) <= max(later) <= 5.001
 
 
 def test_a_command_that_is_slow_to_read_its_config_says_so_early():

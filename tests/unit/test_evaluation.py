@@ -14,6 +14,7 @@ from rl_eval.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.evaluation import Evaluation
 from rl_eval.fleet import Fleet, Member
+from rl_eval.ledger import Ledger
 from rl_eval.plan import EpisodePlan
 from rl_eval.recorder import Autopsy, LaneEntry, Moment
 
@@ -206,6 +207,28 @@ def test_a_snapshot_is_a_result_of_what_has_finished() -> None:
     world.finish(1)
     assert world.evaluation.done
     assert [record.index for record in snapshot.records] == done
+
+
+def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
+    """SIGTERM may come when the evaluation is over and its result is not given yet."""
+    world = World(purity_check=0)
+    done = world.finish(0)
+    handle = world.evaluation.handle
+    world.evaluation._close()
+    assert [record.index for record in handle.snapshot().records] == done
+    result = handle.snapshot()
+    handle._set_result(result)
+    assert handle.snapshot() is result
+
+
+def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
+    """A row that came before the one that counts is compared with it later, however often it is looked at."""
+    ledger, late = Ledger(len(PLAN), (), None), row(1, 0)
+    late["episode_return"] = 5.0
+    ledger.audit(late)
+    assert ledger.mismatches() == ()
+    ledger.add_row(row(1, 1))
+    assert ledger.mismatches() == (1,)
 
 
 def test_a_step_of_this_plan_is_charged() -> None:

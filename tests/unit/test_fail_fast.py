@@ -71,6 +71,21 @@ def test_a_broken_environment_ends_the_evaluation_with_its_error_first() -> None
     assert shown[2].startswith("failed       OSError: no licence"), "before any number"
 
 
+class Unrewarding(Unlicensed):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), "much", True, False, {}
+
+
+def test_the_place_is_a_line_of_the_caller() -> None:
+    """An error that the runner raises about a value has no such line: then no place is told."""
+    assert f" in reset at {__file__}:" in evaluate(config()).reason
+    reason = evaluate(config().environment(Unrewarding)).reason
+    assert "failed like this in step (env)" in reason
+
+
 def test_it_can_be_switched_off() -> None:
     """Then every episode is tried as often as it may be."""
     Unlicensed.resets = 0
