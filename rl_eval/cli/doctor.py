@@ -22,7 +22,6 @@ from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.checks.finding import Finding
-    from rl_eval.settings import EvalSettings
 
 __all__ = ["doctor"]
 
@@ -123,13 +122,10 @@ def _examine(report: _Report, path: Path, section: str | None, assignments: Sequ
         report.section("policy", check_policy(settings))
     else:
         report.section("policy", [note("not checked, since a policy is built for an environment")])
-    report.section("ray", _check_cluster(settings) if ray else check_address(settings))
-
-
-def _check_cluster(settings: EvalSettings) -> Iterator[Finding]:
-    from rl_eval.cli.checks.cluster import check_cluster
-
-    yield from check_cluster(settings)
+    check_ray = check_address
+    if ray:
+        from rl_eval.cli.checks.cluster import check_cluster as check_ray
+    report.section("ray", check_ray(settings))
 
 
 def _count(count: int, noun: str) -> str:

@@ -8,7 +8,6 @@ from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.episode import Fault, Lease
-from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.policies import adapt_policy
 from rl_eval.runners import EvalRunner, runner_class
@@ -28,25 +27,22 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
-    except EvalError as error:
-        yield problem(str(error))
-        return
     except Exception as error:
         yield raised("building the policy", error)
         return
     yield ok(f"builds ({type(runner._policy).__name__})")
     try:
         yield _check_weights(settings, runner)
-        if fault := _act(settings, runner):
-            yield problem(f"cannot act: {fault.error_type}: {fault.message}")
+        judged = [_judged(fault, settings) for fault in _act(settings, runner)]
+        if worst := next((finding for finding in judged if finding.level == "problem"), None):
+            yield worst
             return
+        yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {_yaml(settings.policy.deterministic)}")
         yield _describe_inference(runner)
         yield from (warning(text) for text in runner._inference.notes)
         yield _try_other_mode(settings, runner)
         yield _time(runner)
-    except EvalError as error:
-        yield problem(str(error))
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -73,21 +69,24 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
-def _act(settings: EvalSettings, runner: EvalRunner) -> Fault | None:
-    """Run two episodes for a moment, which also lets the runner decide how it computes.
-
-    Returns:
-        The first fault of the policy.
+def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
+    """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong.
 
     Raises:
         PolicyError: The actions do not fit the action space.
     """
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
-    faults: list[Fault] = []
-    for call in range(_CALLS):
-        faults += runner.run(leases if call == 0 else (), _CALL_S).faults
-    return next((fault for fault in faults if fault.culprit == "policy"), None)
+    return [fault for call in range(_CALLS) for fault in runner.run(() if call else leases, _CALL_S).faults]
+
+
+def _judged(fault: Fault, settings: EvalSettings) -> Finding:
+    told = f"{fault.error_type}: {fault.message}"
+    if fault.culprit == "policy":
+        return problem(f"cannot act: {told}")
+    if fault.attempt < settings.fault_tolerance.max_attempts_per_episode:
+        return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")
+    return problem(f"every attempt of an episode under the policy's actions failed; the last: {told}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:
