@@ -52,11 +52,7 @@ def doctor(
 
 @final
 class _Report:
-    """Prints findings as they are made, and counts them.
-
-    Args:
-        quiet: Print problems only.
-    """
+    """Prints findings as they are made, only problems if quiet, and counts them."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._console = Console(highlight=False)

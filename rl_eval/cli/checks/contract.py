@@ -37,7 +37,7 @@ _FIX: Final = (
 )
 
 
-def check_contract(env: gym.Env[Any, Any]) -> Iterator[Finding]:
+def check_contract(env: gym.Env[Any, Any] | None) -> Iterator[Finding]:
     """Call gymnasium's checker, which resets and steps a few times; it stops at the first broken part."""
     if not isinstance(env, gym.Env):
         yield note("it is no gymnasium.Env, which gymnasium's check_env asks for: not checked by it")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, final
 
 import gymnasium as gym
+import numpy as np
 
 from rl_eval.cli.checks.contract import check_contract
-from rl_eval.cli.checks.episodes import MAX_SECONDS, Player, Seen, Trace, first_difference, for_player
+from rl_eval.cli.checks.episodes import MAX_SECONDS, Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.episode import Lease, RunReport, Truncation, without_place
 from rl_eval.errors import EnvError
 from rl_eval.plan import EpisodePlan
 from rl_eval.runners.policy_memory import remembered
@@ -27,7 +29,7 @@ _ENDLESS_STEPS: Final = 1_000
 def check_environment(settings: EvalSettings) -> Iterator[Finding]:
     """Build the environment a few times and play whole episodes in it."""
     try:
-        player = Player(for_player(settings), Seen())
+        player = Player(for_player(settings))
     except Exception as error:
         yield raised("the constructor", error)
         return
@@ -44,19 +46,13 @@ def check_environment(settings: EvalSettings) -> Iterator[Finding]:
 
 @final
 class _Examination:
-    """Compares episodes of several environments of the same kind.
-
-    Args:
-        settings: What to examine.
-    """
+    """Compares episodes of several environments of the same kind."""
 
     def __init__(self, settings: EvalSettings) -> None:
         self._settings = settings
-        self._seen = Seen()
         self._players: list[Player] = []
         plan = EpisodePlan(1 + _FORMER, settings.evaluation.seed)
-        self._episode, *self._others = (plan[index] for index in range(len(plan)))
-        self._attempt = 1
+        self._leases = [Lease(*plan[index], 1, 0) for index in range(len(plan))]
         self._faults: list[str] = []
         self._touched: dict[str, list[str]] = {}
 
@@ -77,7 +73,9 @@ class _Examination:
                     "repair it, or let retries hide it: the result says how often it happened",
                 )
             yield from self._compare(reference)
-            yield from self._judge()
+            yield from self._judge([player.run() for player in self._players])
+        except EnvError as error:
+            yield problem(f"an episode failed: {error}", "repair the environment")
         except Exception as error:
             yield raised("an episode", error, "repair the environment")
         finally:
@@ -87,7 +85,7 @@ class _Examination:
     def _reference(self) -> Trace | None:
         """Play the episode that others are compared with, in as many attempts as an evaluation has."""
         for attempt in range(1, self._settings.fault_tolerance.max_attempts_per_episode + 1):
-            self._attempt = attempt
+            self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
             try:
                 return self._play_watching_globals()
             except EnvError as error:
@@ -97,7 +95,7 @@ class _Examination:
 
     def _play_watching_globals(self) -> Trace:
         before = remembered(None)
-        episode = self._first.play(self._episode, self._attempt)
+        episode = self._first.play(self._leases[0])
         next(episode)
         between = remembered(None)
         for _ in episode:
@@ -108,7 +106,7 @@ class _Examination:
 
     def _compare(self, reference: Trace) -> Iterator[Finding]:
         """Compare the episode with itself: in a new environment, in a used one, and beside another one."""
-        if difference := first_difference(reference, self._new_player().played(self._episode, self._attempt)):
+        if difference := first_difference(reference, self._new_player().played(self._leases[0])):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {difference}",
                 "draw every random number from self.np_random, which reset(seed=...) seeds; until then no two "
@@ -119,24 +117,25 @@ class _Examination:
         yield self._check_reuse(reference)
         yield self._check_neighbours(reference)
 
-    def _judge(self) -> Iterator[Finding]:
+    def _judge(self, reports: list[RunReport]) -> Iterator[Finding]:
         """Say what all that was played showed beside."""
-        yield self._check_end()
-        yield from self._check_contents()
+        longest = max(max([*report.rows["length"], *(live.step for live in report.progress)]) for report in reports)
+        yield self._check_end(reports, longest)
+        yield from _check_contents(reports)
         yield from self._check_info_keys()
-        yield self._check_globals()
-        steps, seconds = self._seen.steps, self._seen.step_seconds
+        yield from self._check_globals()
+        steps, seconds = (sum(getattr(report, name) for report in reports) for name in ("env_steps", "step_seconds"))
         yield note(f"a step takes about {1e6 * seconds / max(1, steps):,.0f} µs (rough: {steps:,} steps)")
         yield note(
-            f"seen: {1 + len(self._others)} episodes, up to step {self._seen.longest:,}, with made-up actions; what comes "
-            "later, or only with the policy's actions, was not seen"
+            f"seen: {len(self._leases)} episodes, up to step {longest:,}, with made-up actions; what comes later, or "
+            "only with the policy's actions, was not seen"
         )
 
     def _check_reuse(self, reference: Trace) -> Finding:
         """Play episodes one after the other in one environment, and each in a new one."""
-        fresh = [(other, self._new_player().played(other, self._attempt)) for other in self._others]
-        played = [*fresh, (self._episode, reference)]
-        found = (first_difference(alone, self._first.played(episode, self._attempt)) for episode, alone in played)
+        first, *others = self._leases
+        played = [*((other, self._new_player().played(other)) for other in others), (first, reference)]
+        found = (first_difference(alone, self._first.played(lease)) for lease, alone in played)
         difference = next(filter(None, found), "")
         if not difference:
             return ok(f"an environment that has run episodes is like a new one ({len(played)} compared)")
@@ -147,8 +146,8 @@ class _Examination:
 
     def _check_neighbours(self, reference: Trace) -> Finding:
         """Replay the episode while another environment takes turns with it."""
-        player, others = self._new_player(), self._new_player().play(self._others[0], self._attempt)
-        for _ in player.play(self._episode, self._attempt):
+        player, others = self._new_player(), self._new_player().play(self._leases[1])
+        for _ in player.play(self._leases[0]):
             next(others, None)
         difference = first_difference(reference, player.trace)
         if not difference:
@@ -157,33 +156,24 @@ class _Examination:
         fix = "keep random generators and state in the instance, or set runners.num_envs_per_runner: 1"
         return problem(text, fix) if self._settings.runners.lanes > 1 else warning(text, fix)
 
-    def _check_end(self) -> Finding:
+    def _check_end(self, reports: list[RunReport], longest: int) -> Finding:
         """Say what ended the episodes, or would."""
-        ours = self._settings.evaluation.max_episode_steps
-        if ours is not None:
-            return ok(f"episodes end after {ours:,} steps at the latest (evaluation.max_episode_steps)")
-        theirs = _time_limit(self._first.lane.env)
-        if theirs is not None:
-            return ok(f"episodes end after {theirs:,} steps at the latest (the environment's own limit)")
-        if lengths := sorted(self._seen.lengths):
-            return ok(f"episodes end by themselves, here after {lengths[0]:,} to {lengths[-1]:,} steps")
-        finding: Callable[[str, str], Finding] = problem if self._seen.longest >= _ENDLESS_STEPS else warning
+        ours, theirs = self._settings.evaluation.max_episode_steps, _time_limit(self._first.lane.env)
+        for limit, whose in ((ours, "evaluation.max_episode_steps"), (theirs, "the environment's own limit")):
+            if limit is not None:
+                return ok(f"episodes end after {limit:,} steps at the latest ({whose})")
+        rows = np.concatenate([report.rows for report in reports])
+        if len(lengths := rows["length"][rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]):
+            return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s
         stop = f"only fault_tolerance.episode_timeout_s={timeout:g} stops it" if timeout else "nothing stops it"
-        return finding(
-            f"no episode ended in {self._seen.longest:,} steps or {MAX_SECONDS:g} s: if none ever does, {stop}",
+        return (problem if longest >= _ENDLESS_STEPS else warning)(
+            f"no episode ended in {longest:,} steps or {MAX_SECONDS:g} s: if none ever does, {stop}",
             "set evaluation.max_episode_steps",
         )
 
-    def _check_contents(self) -> Iterator[Finding]:
-        """Say what a runner notes about what the environment returns."""
-        fix = "correct observation_space, or what the environment returns"
-        yield from (warning(text, fix) for text in self._seen.notes.values())
-        if not self._seen.notes:
-            yield ok("observations are inside their space")
-
     def _check_info_keys(self) -> Iterator[Finding]:
-        seen = self._seen.info_keys
+        seen = set().union(*(player.info_keys for player in self._players))
         if missed := [key for key in self._settings.evaluation.info_keys if key not in seen]:
             had = ", ".join(sorted(map(str, seen))) or "nothing"
             yield warning(
@@ -191,20 +181,25 @@ class _Examination:
                 "correct the name, unless such steps are rare",
             )
 
-    def _check_globals(self) -> Finding:
-        phases = [f"{phase}()" for phase, names in self._touched.items() if names]
-        names = sorted({name for names in self._touched.values() for name in names})
-        if not names:
-            return ok("global random state is left alone")
-        verb = "change" if len(phases) > 1 else "changes"
-        return warning(
-            f"{' and '.join(phases)} {verb} {' and '.join(names)}, which other code shares",
-            "draw from self.np_random instead",
-        )
+    def _check_globals(self) -> Iterator[Finding]:
+        for phase, names in self._touched.items():
+            if names:
+                text = f"{phase}() changes {' and '.join(names)}, which other code shares"
+                yield warning(text, "draw from self.np_random instead")
+        if not any(self._touched.values()):
+            yield ok("global random state is left alone")
 
     def _new_player(self) -> Player:
-        self._players.append(Player(for_player(self._settings), self._seen))
+        self._players.append(Player(for_player(self._settings)))
         return self._players[-1]
+
+
+def _check_contents(reports: list[RunReport]) -> Iterator[Finding]:
+    """Say what runners note about what the environment returns."""
+    notes = {without_place(text): text for report in reversed(reports) for text in report.notes}
+    yield from (warning(text, "correct observation_space, or what the environment returns") for text in notes.values())
+    if not notes:
+        yield ok("observations are inside their space")
 
 
 def _time_limit(env: Any) -> int | None:

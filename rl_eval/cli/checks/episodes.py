@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, final
 
@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import EpisodeSpec, Lease, RunReport, Truncation, without_place
+from rl_eval.episode import Lease, RunReport, without_place
 from rl_eval.errors import EnvError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
@@ -26,26 +26,12 @@ from rl_eval.runners import EvalRunner
 from rl_eval.settings import EvalSettings, PolicySection
 from rl_eval.trace import first_divergence
 
-__all__ = ["MAX_SECONDS", "Player", "Seen", "Trace", "first_difference", "for_player", "sampled_actions"]
+__all__ = ["MAX_SECONDS", "Player", "Trace", "first_difference", "for_player", "sampled_actions"]
 
 MAX_STEPS: Final = 10_000
 MAX_SECONDS: Final = 3.0
 
 Trace = npt.NDArray[np.void]
-
-
-@dataclass
-class Seen:
-    """What players saw beside the traces of their episodes."""
-
-    steps: int = 0
-    step_seconds: float = 0.0
-    longest: int = 0
-    lengths: list[int] = field(default_factory=list)
-    """Steps of the episodes that ended by themselves."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """The runner's notes, each with the first place, by their text without it."""
-    info_keys: set[Any] = field(default_factory=set)
 
 
 @final
@@ -54,82 +40,79 @@ class Player(EvalRunner):
 
     Args:
         settings: What :func:`for_player` made.
-        seen: Takes what is seen.
     """
 
-    def __init__(self, settings: EvalSettings, seen: Seen) -> None:
+    def __init__(self, settings: EvalSettings) -> None:
         super().__init__(settings, 0)
         self.lane = self._lanes[0]
-        self._seen = seen
+        self.info_keys: set[Any] = set()
+
+    def make_policy(self, policy: Any = None) -> Policy:
+        """Build a policy that is never asked."""
+        return CallablePolicy(np.zeros_like)
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """Play episodes one after the other, whatever the budget, and report what was seen since the last report."""
+        for lease in leases:
+            self.played(lease)
+        return self._report()
+
+    def played(self, lease: Lease) -> Trace:
+        """Play an episode without a pause, and return its trace."""
+        for _ in self.play(lease):
+            pass
+        return self.trace
 
     @property
     def trace(self) -> Trace:
         """Trace of the last episode, as far as it was played."""
-        return self._trace.trace
+        return self._recording.trace
 
-    def make_policy(self, policy: Any = None) -> Policy:
-        """Build a policy that is never asked."""
-        return CallablePolicy(lambda observations: None)
-
-    def run(
-        self, leases: Sequence[Lease] = (), budget_s: float = 0.0, reclaim: Sequence[int] = (), abort: bool = False
-    ) -> RunReport:
-        """Drop what is live and reset for the first lease; without one take a step, whatever the budget."""
-        if leases:
-            self._abort()
-            self._queue.append(leases[0])
-            self._begin(self.lane)
-        else:
-            self._turn_started = perf_counter()
-            if self._try_env_step(self.lane, next(self._actions)):
-                self.lane.step_seconds += perf_counter() - self._turn_started
-        self._reject_nan()
-        return self._report()
-
-    def played(self, episode: EpisodeSpec, attempt: int) -> Trace:
-        """Play an episode without a pause, and return its trace."""
-        for _ in self.play(episode, attempt):
-            pass
-        return self.trace
-
-    def play(self, episode: EpisodeSpec, attempt: int) -> Iterator[None]:
+    def play(self, lease: Lease) -> Iterator[None]:
         """Reset, then step until the episode ends, is cut, or seconds have passed; pause after each.
 
         Raises:
             EnvError: The attempt failed.
         """
-        started = perf_counter()
-        self._take(self.run([Lease(*episode, attempt, 0, traced=True)]))
-        assert self.lane.env is not None
-        assert self.lane.trace is not None
-        self._trace = self.lane.trace
-        self.lane.step = self._noticing_infos(self.lane.step)
-        self._actions = sampled_actions(self.lane.env.action_space, episode.index)
+        started, lane = perf_counter(), self.lane
+        self._abort()
+        self._queue.append(lease._replace(traced=True))
+        self._begin(lane)
+        self._look()
+        assert lane.env is not None
+        assert lane.trace is not None
+        self._recording = lane.trace
+        lane.step = partial(self._notice_info, lane.step)
+        actions = sampled_actions(lane.env.action_space, lease.index)
         yield
-        while self.lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
-            self._take(self.run())
+        while lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
+            action = next(actions)
+            self._turn_started = perf_counter()
+            if self._try_env_step(lane, action):
+                lane.step_seconds += perf_counter() - self._turn_started
+            self._look()
             yield
 
-    def _take(self, report: RunReport) -> None:
-        seen = self._seen
-        seen.steps += report.env_steps
-        seen.step_seconds += report.step_seconds
-        seen.longest = max(seen.longest, self.lane.length)
-        for text in report.notes:
-            seen.notes.setdefault(without_place(text), text)
-        if report.faults:
-            raise EnvError(f"{report.faults[0].error_type}: {report.faults[0].message}")
-        ended = report.rows[report.rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]
-        seen.lengths += ended["length"].tolist()
+    def _look(self) -> None:
+        """Look at the observation, and at what went wrong before."""
+        self._inference.observations.forget_notes()  # Of many observations a runner looks at a few.
+        self._reject_nan()
+        if self._faults:
+            fault = self._faults.pop()
+            raise EnvError(f"{fault.error_type}: {fault.message}")
 
-    def _noticing_infos(self, step: Any) -> Any:
-        def noticing(action: Any) -> Any:
-            result = step(action)
-            with suppress(TypeError, IndexError):  # Whether it is a step's result is for the runner to say.
-                self._seen.info_keys.update(result[4])
-            return result
+    def _notice_info(self, step: Any, action: Any) -> Any:
+        result = step(action)
+        with suppress(TypeError, IndexError):  # Whether it is a step's result is for the runner to say.
+            self.info_keys.update(result[4])
+        return result
 
-        return noticing
+    def _note(self, text: str) -> None:
+        """Keep the first of the notes that differ in their place alone."""
+        if without_place(text) not in map(without_place, self._notes):
+            super()._note(text)
 
 
 def for_player(settings: EvalSettings) -> EvalSettings:

@@ -13,7 +13,7 @@ from rl_eval.policies import adapt_policy
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["check_policy"]
 
@@ -38,7 +38,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             yield worst
             return
         yield from judged[:1]
-        yield ok(f"acts in the environment, with policy.deterministic: {_yaml(settings.policy.deterministic)}")
+        yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield _describe_inference(runner)
         yield from (warning(text) for text in runner._inference.notes)
         yield _try_other_mode(settings, runner)
@@ -59,7 +59,8 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     if path is not None:
         snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
         runner.set_weights(snapshot)
-        return ok(f"weights fit: {_describe_weights(snapshot)}")
+        size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
+        return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     module = getattr(runner._policy, "module", runner._policy)
     if not any(True for _ in getattr(module, "parameters", tuple)()):
         return ok("has no weights to set")
@@ -106,19 +107,17 @@ def _describe_inference(runner: EvalRunner) -> Finding:
 def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Try the mode that is not configured; not being able to is no fault."""
     deterministic = not settings.policy.deterministic
-    setting = f"policy.deterministic: {_yaml(deterministic)}"
+    setting = f"policy.deterministic: {str(deterministic).lower()}"
     section = settings.policy.model_copy(update={"deterministic": deterministic})
     spaces = runner.get_spaces()
     try:
         policy = adapt_policy(section, *spaces)
         inference = Inference(policy, *spaces, 1, deterministic=deterministic, actions=section.actions)
         inference.live[0] = True
-        _, errors = inference.act()
+        errors = inference.act()[1]
     except Exception as error:
         errors = {0: error}
-    if errors:
-        return note(f"{setting} would not work: {errors[0]}")
-    return note(f"{setting} would work too")
+    return note(f"{setting} would not work: {errors[0]}" if errors else f"{setting} would work too")
 
 
 def _time(runner: EvalRunner) -> Finding:
@@ -129,11 +128,3 @@ def _time(runner: EvalRunner) -> Finding:
         inference.act()
     each = 1e6 * (perf_counter() - started) / _TIMED_PASSES
     return note(f"choosing {lanes} actions takes about {each:,.0f} µs (rough: {_TIMED_PASSES} passes)")
-
-
-def _describe_weights(snapshot: WeightsSnapshot) -> str:
-    return f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB, digest {snapshot.digest[:16]}"
-
-
-def _yaml(flag: bool) -> str:
-    return "true" if flag else "false"

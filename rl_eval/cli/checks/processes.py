@@ -15,8 +15,9 @@ from typing import Final
 import cloudpickle
 import numpy as np
 
-from rl_eval.cli.checks.episodes import Player, Seen, Trace, first_difference, for_player
+from rl_eval.cli.checks.episodes import Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
+from rl_eval.episode import Lease
 from rl_eval.plan import EpisodePlan
 from rl_eval.settings import EvalSettings
 
@@ -28,9 +29,9 @@ _HASH_SEEDS: Final = ("1", "2")
 
 def check_processes(settings: EvalSettings) -> Iterator[Finding]:
     """Let two processes with different ``PYTHONHASHSEED`` play the first episode."""
-    episode = EpisodePlan(1, settings.evaluation.seed)[0]
+    lease = Lease(*EpisodePlan(1, settings.evaluation.seed)[0], 1, 0)
     try:
-        asked = cloudpickle.dumps((for_player(settings), episode))
+        asked = cloudpickle.dumps((for_player(settings), lease))
         with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Most of their time goes into imports.
             ours, theirs = both.map(partial(_play, asked), _HASH_SEEDS)
     except Exception as error:
@@ -73,5 +74,5 @@ def _play(asked: bytes, hash_seed: str) -> Trace:
 
 
 if __name__ == "__main__":
-    player_settings, first_episode = cloudpickle.load(sys.stdin.buffer)
-    np.save(sys.argv[1], Player(player_settings, Seen()).played(first_episode, 1))
+    asked_settings, asked_lease = cloudpickle.load(sys.stdin.buffer)
+    np.save(sys.argv[1], Player(asked_settings).played(asked_lease))
