@@ -61,21 +61,19 @@ class _Report:
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
         """Print a section; return whether anything in it was ok."""
-        fine = False
-        untitled = True
+        before = self.levels["ok"]
         for finding in findings:
-            fine = fine or finding.level == "ok"
             self.levels[finding.level] += 1
             if self._quiet and finding.level != "problem":
                 continue
-            if untitled:
+            if title:
                 self._console.print(Text(title, style="bold"))
-                untitled = False
+                title = ""
             self._line(finding.level, _STYLES[finding.level], finding.text)
             self._line("fix", "dim", finding.fix)
-        if not untitled:
+        if not title:
             self._console.print()
-        return fine
+        return self.levels["ok"] > before
 
     def conclude(self) -> None:
         """Print how many problems and warnings there were."""

@@ -7,6 +7,7 @@ from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from rl_eval.cli.checks.contract import check_contract
 from rl_eval.cli.checks.episodes import MAX_SECONDS, Player, Trace, first_difference, for_player
@@ -21,7 +22,6 @@ __all__ = ["check_environment"]
 
 _FORMER: Final = 3
 """Episodes that an environment plays between the first and its repetition."""
-
 _ENDLESS_STEPS: Final = 1_000
 """Steps without an end that make an environment endless, rather than slow."""
 
@@ -98,8 +98,7 @@ class _Examination:
         episode = self._first.play(self._leases[0])
         next(episode)
         between = remembered(None)
-        for _ in episode:
-            pass
+        list(episode)
         after = remembered(None)
         self._touched = {"reset": before.changes(between, "generators"), "step": between.changes(after, "generators")}
         return self._first.trace
@@ -119,8 +118,9 @@ class _Examination:
 
     def _judge(self, reports: list[RunReport]) -> Iterator[Finding]:
         """Say what all that was played showed beside."""
-        longest = max(max([*report.rows["length"], *(live.step for live in report.progress)]) for report in reports)
-        yield self._check_end(reports, longest)
+        rows = np.concatenate([report.rows for report in reports])
+        longest = max([*rows["length"], *(live.step for report in reports for live in report.progress)])
+        yield self._check_end(rows, longest)
         yield from _check_contents(reports)
         yield from self._check_info_keys()
         yield from self._check_globals()
@@ -156,13 +156,12 @@ class _Examination:
         fix = "keep random generators and state in the instance, or set runners.num_envs_per_runner: 1"
         return problem(text, fix) if self._settings.runners.lanes > 1 else warning(text, fix)
 
-    def _check_end(self, reports: list[RunReport], longest: int) -> Finding:
+    def _check_end(self, rows: npt.NDArray[np.void], longest: int) -> Finding:
         """Say what ended the episodes, or would."""
         ours, theirs = self._settings.evaluation.max_episode_steps, _time_limit(self._first.lane.env)
         for limit, whose in ((ours, "evaluation.max_episode_steps"), (theirs, "the environment's own limit")):
             if limit is not None:
                 return ok(f"episodes end after {limit:,} steps at the latest ({whose})")
-        rows = np.concatenate([report.rows for report in reports])
         if len(lengths := rows["length"][rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]):
             return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s

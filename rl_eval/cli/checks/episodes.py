@@ -61,8 +61,7 @@ class Player(EvalRunner):
 
     def played(self, lease: Lease) -> Trace:
         """Play an episode without a pause, and return its trace."""
-        for _ in self.play(lease):
-            pass
+        list(self.play(lease))
         return self.trace
 
     @property
@@ -81,11 +80,10 @@ class Player(EvalRunner):
         self._queue.append(lease._replace(traced=True))
         self._begin(lane)
         self._look()
-        assert lane.env is not None
         assert lane.trace is not None
         self._recording = lane.trace
         lane.step = partial(self._notice_info, lane.step)
-        actions = sampled_actions(lane.env.action_space, lease.index)
+        actions = sampled_actions(self.get_spaces()[1], lease.index)
         yield
         while lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
             action = next(actions)

@@ -8,16 +8,14 @@ from typing import Final, Literal
 
 from rl_eval.errors import EvalError, summary_of
 
-__all__ = ["Finding", "Level", "note", "ok", "problem", "raised", "warning"]
-
-Level = Literal["ok", "note", "warning", "problem"]
+__all__ = ["Finding", "note", "ok", "problem", "raised", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the doctor's report."""
 
-    level: Level
+    level: Literal["ok", "note", "warning", "problem"]
     text: str
     fix: str = ""
     """What to do about it; empty if nothing."""

@@ -25,8 +25,6 @@ _TESTED: Final = {
 }
 """Version, or oldest and newest, that the tests have run with."""
 
-_CONNECT_TIMEOUT_S: Final = 3.0
-
 
 def check_machine() -> Iterator[Finding]:
     """Look at the versions of Python and the packages."""
@@ -58,7 +56,7 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
         yield note(f"{runners.num_runners} runners on {where}: not tried, --ray does")
         return
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_TIMEOUT_S).close()
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=3.0).close()
     except (OSError, OverflowError) as error:
         yield problem(
             f"nothing answers at the Ray address {address!r}: {error}",

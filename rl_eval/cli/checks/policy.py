@@ -50,11 +50,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Set the configured weights.
-
-    Raises:
-        EvalError: They cannot be read, or do not fit.
-    """
+    """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
     path = settings.policy.weights
     if path is not None:
         snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
@@ -71,11 +67,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
 
 
 def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
-    """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong.
-
-    Raises:
-        PolicyError: The actions do not fit the action space.
-    """
+    """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
     return [fault for call in range(_CALLS) for fault in runner.run(() if call else leases, _CALL_S).faults]

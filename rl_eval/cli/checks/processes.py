@@ -48,12 +48,7 @@ def check_processes(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _play(asked: bytes, hash_seed: str) -> Trace:
-    """Play in another process.
-
-    Raises:
-        RuntimeError: It could not.
-        subprocess.TimeoutExpired: It did not come back.
-    """
+    """Play in another process; an error says that it could not, or did not come back."""
     with tempfile.TemporaryDirectory(prefix="rl-eval-doctor-") as folder, tempfile.TemporaryFile() as errors:
         played = Path(folder) / "trace.npy"
         ended = subprocess.run(  # noqa: S603 -- Our own module, in this Python.
@@ -69,8 +64,7 @@ def _play(asked: bytes, hash_seed: str) -> Trace:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().splitlines()
             raise RuntimeError(said[-1] if said else f"it ended with exit status {ended.returncode}")
-        trace: Trace = np.load(played)
-        return trace
+        return np.asarray(np.load(played))
 
 
 if __name__ == "__main__":
