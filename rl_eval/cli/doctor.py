@@ -22,7 +22,6 @@ from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.checks.finding import Finding
-    from rl_eval.settings import EvalSettings
 
 __all__ = ["doctor"]
 
@@ -53,11 +52,7 @@ def doctor(
 
 @final
 class _Report:
-    """Prints findings as they are made, and counts them.
-
-    Args:
-        quiet: Print problems only.
-    """
+    """Prints findings as they are made, only problems if quiet, and counts them."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._console = Console(highlight=False)
@@ -66,21 +61,19 @@ class _Report:
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
         """Print a section; return whether anything in it was ok."""
-        fine = False
-        untitled = True
+        before = self.levels["ok"]
         for finding in findings:
-            fine = fine or finding.level == "ok"
             self.levels[finding.level] += 1
             if self._quiet and finding.level != "problem":
                 continue
-            if untitled:
+            if title:
                 self._console.print(Text(title, style="bold"))
-                untitled = False
+                title = ""
             self._line(finding.level, _STYLES[finding.level], finding.text)
             self._line("fix", "dim", finding.fix)
-        if not untitled:
+        if not title:
             self._console.print()
-        return fine
+        return self.levels["ok"] > before
 
     def conclude(self) -> None:
         """Print how many problems and warnings there were."""
@@ -123,13 +116,10 @@ def _examine(report: _Report, path: Path, section: str | None, assignments: Sequ
         report.section("policy", check_policy(settings))
     else:
         report.section("policy", [note("not checked, since a policy is built for an environment")])
-    report.section("ray", _check_cluster(settings) if ray else check_address(settings))
-
-
-def _check_cluster(settings: EvalSettings) -> Iterator[Finding]:
-    from rl_eval.cli.checks.cluster import check_cluster
-
-    yield from check_cluster(settings)
+    check_ray = check_address
+    if ray:
+        from rl_eval.cli.checks.cluster import check_cluster as check_ray
+    report.section("ray", check_ray(settings))
 
 
 def _count(count: int, noun: str) -> str:

@@ -14,14 +14,17 @@ import yaml
 from typer.testing import CliRunner
 
 from rl_eval.cli import app
-from rl_eval.cli.checks import environment, episodes, machine
+from rl_eval.cli.checks import episodes, machine
 from rl_eval.cli.checks.environment import check_environment
-from rl_eval.cli.checks.episodes import Moment, Player, digest, first_difference, sampled_actions
+from rl_eval.cli.checks.episodes import Player, first_difference, for_player, sampled_actions
 from rl_eval.cli.checks.machine import check_address, check_machine
 from rl_eval.cli.checks.policy import check_policy
 from rl_eval.cli.checks.processes import check_processes
 from rl_eval.config import EvalConfig
+from rl_eval.episode import Lease, without_place
+from rl_eval.group import evaluate
 from rl_eval.plan import EpisodePlan
+from rl_eval.trace import TRACE
 
 
 class Good(gym.Env):
@@ -194,6 +197,42 @@ class NoReward(Good):
         return observation, None, *rest
 
 
+class TextReward(Good):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, "0.3", *rest
+
+
+class TextFlag(Good):
+    def step(self, action):
+        observation, reward, _, *rest = super().step(action)
+        return observation, reward, "False", *rest
+
+
+class TextInfo(Good):
+    def step(self, action):
+        return *super().step(action)[:4], {"distance": "far"}
+
+
+class Infinite(Good):
+    def __init__(self):
+        super().__init__(gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
+
+    def observe(self):
+        return super().observe() + (np.inf if self.steps == 7 else 0)
+
+
+class ArrayReward(Good):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward]), *rest
+
+
+class OutsideOnce(Good):
+    def observe(self):
+        return np.array([200 if self.steps == 23 else 0, self.draw()], np.float32)
+
+
 class NotSeeded(Good):
     """Has a generator of its own, which is fine, and leaves gymnasium's alone, which is not asked for."""
 
@@ -271,7 +310,7 @@ def test_gymnasium_environments_are_good():
 def patient(monkeypatch):
     """Steps bound what is played, and no clock."""
     monkeypatch.setattr(episodes, "MAX_SECONDS", 600.0)
-    monkeypatch.setattr(environment, "MAX_STEPS", 1500)
+    monkeypatch.setattr(episodes, "MAX_STEPS", 1500)
 
 
 def test_an_endless_environment_is_a_problem(patient):
@@ -289,8 +328,8 @@ def test_an_endless_environment_may_be_cut():
 
 
 def test_whole_episodes_are_compared(patient):
-    assert worst(examine(WanderOff)) == (
-        "equal seeds and actions give different episodes, first in the observation in step 250"
+    assert worst(examine(WanderOff)).startswith(
+        "equal seeds and actions give different episodes, first in the reward in step 250: "
     )
 
 
@@ -314,20 +353,43 @@ def test_a_broken_contract_is_a_problem_that_ends_the_search(env, said):
     assert "no episodes were played" in texts(findings, "note")
 
 
-def test_no_reward_is_a_problem():
-    findings = examine(NoReward)
-    assert "every attempt of an episode raised" in worst(findings)
-    assert "The reward returned by `step()` must be a float" in texts(findings, "warning")
+@pytest.mark.parametrize("env", [NoReward, TextReward, TextFlag, TextInfo, Infinite])
+def test_what_fails_every_episode_of_an_evaluation_is_a_problem_in_the_same_words(env):
+    sections = {"evaluation": {"info_keys": ["distance"], "num_episodes": 1}}
+    told = evaluate(settings_of(env, policy={"policy": zeros}, **sections)).faults[-1]
+    found = worst(examine(env, **sections))
+    assert found == f"every attempt of an episode failed; the last: {told.error_type}: {told.message}"
+    assert found in worst(examine_policy(zeros, env, **sections)).replace("under the policy's actions ", "")
+
+
+@pytest.mark.parametrize("env", [ArrayReward, Doubles, Outside])
+def test_what_an_evaluation_notes_is_a_warning_in_the_same_words(env):
+    space = {"space": gym.spaces.Box(-30.0, 0.0, (2,), np.float32)} if env is Outside else {}
+    settings = settings_of(lambda: env(**space), policy={"policy": zeros}, evaluation={"num_episodes": 1})
+    (note,) = (without_place(text) for text in evaluate(settings).notes if "first seen" in text or "array of" in text)
+    (text,) = (text for text in worst(list(check_environment(settings))) if "gymnasium's contract" not in text)
+    assert text.startswith(note)
+
+
+def test_every_observation_is_looked_at():
+    (text,) = worst(examine(OutsideOnce))
+    assert text.startswith("observation is outside of its space; first seen in episode 0 at step 23: 200.0")
 
 
 def test_observations_outside_of_their_space_are_a_warning():
     (text,) = worst(examine(lambda: Outside(gym.spaces.Box(-30.0, 0.0, (2,), np.float32))))
-    assert re.fullmatch(r"the observation is 0\.\d+ at 1, but its space allows -30 to 0, after reset", text)
+    assert re.fullmatch(
+        r"observation is outside of its space; first seen in episode 0 at step 0: 0\.\d+, with bounds -30.0 and 0.0",
+        text,
+    )
 
 
 def test_other_dtypes_are_a_warning():
     (text,) = worst(examine(Doubles))
-    assert text == "the observation has dtype float64, but its space float32, after reset"
+    assert text == (
+        "observation has another dtype than its space, float32, and is converted; first seen in episode 0 at step 0: "
+        "float64"
+    )
 
 
 def test_info_keys_that_no_step_had_are_a_warning():
@@ -354,13 +416,14 @@ def test_a_time_limit_among_the_wrappers_is_found():
 def test_unseeded_random_numbers_are_a_problem():
     findings = examine(Unseeded)
     assert worst(findings) == "equal seeds and actions give different episodes, first in the observation after reset"
-    assert "reset() and step() change the global state of random" in texts(findings, "warning")
+    assert "reset() changes Python's global generator, which" in texts(findings, "warning")
+    assert "step() changes Python's global generator, which" in texts(findings, "warning")
 
 
 @pytest.mark.parametrize("env", [SeedsNumpy, SharesGenerator])
 def test_environments_that_disturb_each_other_are_a_problem(env):
-    assert worst(examine(env)) == (
-        "environments in one process disturb each other: stepped in turn, they differ in the observation in step 1"
+    assert worst(examine(env)).startswith(
+        "environments in one process disturb each other: stepped in turn, they differ in the reward in step 1: "
     )
 
 
@@ -369,12 +432,12 @@ def test_disturbance_is_only_a_warning_with_one_environment_per_process():
 
 
 def test_seeding_a_global_generator_is_a_warning():
-    assert "reset() and step() change the global state of numpy.random" in texts(examine(SeedsNumpy), "warning")
+    assert "reset() changes numpy's global generator, which" in texts(examine(SeedsNumpy), "warning")
 
 
 def test_drawing_from_a_global_generator_to_no_effect_is_a_warning():
     findings = examine(WastesRandomNumbers)
-    assert "step() changes the global state of random, which other code shares" in worst(findings)
+    assert "step() changes Python's global generator, which other code shares" in worst(findings)
 
 
 def test_memory_of_former_episodes_is_a_problem():
@@ -393,7 +456,8 @@ def test_a_constructor_that_raises_is_a_problem():
         raise ValueError("no licence")
 
     (finding,) = examine(explode)
-    assert (finding.level, finding.text) == ("problem", "the constructor raised ValueError: no licence")
+    assert finding.level == "problem"
+    assert finding.text.endswith("cannot be constructed (3 attempts): ValueError: no licence")
 
 
 def test_a_space_that_cannot_be_batched_is_a_problem():
@@ -407,12 +471,12 @@ def test_observations_outside_the_contract_are_a_problem():
 
 
 def test_an_environment_that_always_raises_is_a_problem():
-    assert worst(examine(Breaks)) == "every attempt of an episode raised; the last: RuntimeError: the simulator broke"
+    assert worst(examine(Breaks)) == "every attempt of an episode failed; the last: RuntimeError: the simulator broke"
 
 
 def test_an_environment_that_a_retry_saves_is_a_warning():
     findings = examine(BreaksOnFirstAttempt)
-    assert "attempts that raised before one did not: 1; the last: RuntimeError: a hiccup" in worst(findings)
+    assert "attempts that failed before one did not: 1; the last: RuntimeError: a hiccup" in worst(findings)
     assert "equal episodes (30 steps compared)" in texts(findings, "ok")
 
 
@@ -444,25 +508,17 @@ def test_nested_spaces_are_named_without_their_bounds():
 
 
 def test_first_difference_names_the_place():
-    moment = Moment(3, b"a", 0.5, False, False)
-    assert first_difference([moment], [moment]) == ""
-    assert first_difference([moment], [moment._replace(observation=b"b")]) == "the observation in step 3"
-    assert first_difference([moment], [moment._replace(reward=0.25)]) == "the reward in step 3: 0.5 and 0.25"
-    assert first_difference([moment], [moment._replace(truncated=True)]) == "the end of the episode in step 3"
-    nan = moment._replace(reward=float("nan"))
-    assert first_difference([nan], [nan]) == ""
+    def trace(*, reward=0.5, **last):
+        rows = np.zeros(4, TRACE)
+        rows["reward"][3] = reward
+        for name, value in last.items():
+            rows[name][3] = value
+        return rows
 
-
-def test_digests_tell_values_dtypes_and_shapes_apart():
-    observations = [
-        {"a": np.zeros(2), "b": 1},
-        {"a": np.zeros(2), "b": 2},
-        {"a": np.array([0.0, -0.0]), "b": 1},
-        {"a": np.zeros(2, np.float32), "b": 1},
-        {"a": np.zeros((2, 1)), "b": 1},
-    ]
-    assert len({digest(observation) for observation in observations}) == len(observations)
-    assert digest(np.array([np.nan])) == digest(np.array([np.nan]))
+    assert first_difference(trace(), trace()) == first_difference(trace(), trace()[:2]) == ""
+    assert first_difference(trace(), trace(observation=7)) == "the observation in step 3"
+    assert first_difference(trace(), trace(reward=0.25)) == "the reward in step 3: 0.5 and 0.25"
+    assert first_difference(trace(), trace(truncated=True)) == "the end of the episode in step 3"
 
 
 def test_made_up_actions_leave_the_environment_alone():
@@ -481,9 +537,10 @@ def test_leaves_outside_of_their_space_are_named():
     space = gym.spaces.Dict(
         {"a": gym.spaces.Box(0, 1, (1,)), "b": gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Discrete(3)])}
     )
-    player = Player(Nested(space), 100)
-    list(player.play(EpisodePlan(1, 0)[0], 1))
-    assert player.misfit == f"the observation['b'][1] is {np.int64(7)!r}, which is not in Discrete(3), after reset"
+    report = Player(for_player(settings_of(lambda: Nested(space)))).run([Lease(0, 0, 1, 0)])
+    assert report.notes == (
+        "observation['b'][1] is outside of its space; first seen in episode 0 at step 0: 7, with bounds 0 and 2",
+    )
 
 
 # Two processes
@@ -594,6 +651,26 @@ def test_weights_that_do_not_fit_are_a_problem(tmp_path):
 def test_actions_outside_the_space_are_a_problem():
     findings = examine_policy(lambda observations: zeros(observations) + 7)
     assert "cannot act: PolicyError: the policy returned action 7" in worst(findings)
+
+
+def test_an_environment_that_fails_under_the_policy_alone_is_a_problem():
+    class Fragile(Good):
+        def step(self, action):
+            if action:
+                raise RuntimeError("the gripper jammed")
+            return super().step(action)
+
+    findings = examine_policy(lambda observations: zeros(observations) + 1, Fragile)
+    assert worst(findings) == (
+        "every attempt of an episode under the policy's actions failed; the last: RuntimeError: the gripper jammed"
+    )
+    assert "acts in the environment" not in texts(findings, "ok")
+
+
+def test_an_environment_that_a_retry_saves_under_the_policy_is_a_warning():
+    findings = examine_policy(zeros, BreaksOnFirstAttempt)
+    assert "RuntimeError: a hiccup" in " ".join(worst(findings))
+    assert "acts in the environment" in texts(findings, "ok")
 
 
 def test_actions_of_the_wrong_shape_are_a_problem():

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised
-from rl_eval.errors import EvalError
 from rl_eval.group import EvalRunnerGroup
 from rl_eval.result import EvalResult
 from rl_eval.settings import EvalSettings, RunnersSection
@@ -27,9 +26,6 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
         with EvalRunnerGroup(short) as group:
             result = group.evaluate()
             up = len(group.healthy_runner_ids)
-    except EvalError as error:
-        yield problem(str(error))
-        return
     except Exception as error:
         yield raised("an evaluation on Ray", error)
         return

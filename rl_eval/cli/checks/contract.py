@@ -16,6 +16,7 @@ __all__ = ["check_contract"]
 
 _ADVICE: Final = re.compile(
     r"different from the unwrapped version|is probably too (low|high)|symmetric and normalized|maximum and minimum"
+    r"|Casting input"
 )
 """What is said about wrappers, and about spaces that are hard to train on: no matter to an evaluation."""
 
@@ -36,7 +37,7 @@ _FIX: Final = (
 )
 
 
-def check_contract(env: gym.Env[Any, Any]) -> Iterator[Finding]:
+def check_contract(env: gym.Env[Any, Any] | None) -> Iterator[Finding]:
     """Call gymnasium's checker, which resets and steps a few times; it stops at the first broken part."""
     if not isinstance(env, gym.Env):
         yield note("it is no gymnasium.Env, which gymnasium's check_env asks for: not checked by it")
@@ -44,32 +45,25 @@ def check_contract(env: gym.Env[Any, Any]) -> Iterator[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         broken = _broken(env)
-    said = [text for one in caught if "WARN: " in (text := str(one.message))]
-    findings = [
-        _judged(_bare(text))
-        for text in dict.fromkeys(said)
-        if not _ADVICE.search(text) and not _COMPARED.search(text) and not _bare(text).startswith("Casting input")
-    ]
-    findings += [broken] if broken else []
-    yield from findings
-    if not findings:
-        yield ok("gymnasium's check_env has no complaint")
+    said = dict.fromkeys(_bare(text) for one in caught if "WARN: " in (text := str(one.message)))
+    findings = [_judged(text) for text in said if not _ADVICE.search(text) and not _COMPARED.search(text)] + broken
+    yield from findings or [ok("gymnasium's check_env has no complaint")]
 
 
-def _broken(env: gym.Env[Any, Any]) -> Finding | None:
+def _broken(env: gym.Env[Any, Any]) -> list[Finding]:
     """Return what the checker stops at."""
     try:
         check_env(env, skip_render_check=True, skip_close_check=True)
     except (AssertionError, gym.error.Error) as error:
         text = _bare(str(error)) or f"{type(error).__name__} without a text"
         if _COMPARED.search(text):
-            return note(f"gymnasium's check_env stopped at: {text}")
+            return [note(f"gymnasium's check_env stopped at: {text}")]
         if _HARMLESS.search(text):
-            return warning(f"gymnasium's contract: {text} An evaluation does not rest on it.", _FIX)
-        return problem(f"gymnasium's contract: {text}", _FIX)
+            return [warning(f"gymnasium's contract: {text} An evaluation does not rest on it.", _FIX)]
+        return [problem(f"gymnasium's contract: {text}", _FIX)]
     except (Exception, SystemExit) as error:
-        return note(f"gymnasium's check_env did not get through: {type(error).__name__}: {error}")
-    return None
+        return [note(f"gymnasium's check_env did not get through: {type(error).__name__}: {error}")]
+    return []
 
 
 def _judged(text: str) -> Finding:

@@ -1,100 +1,129 @@
-"""Plays whole episodes with made-up actions and finds the first moment at which two of them differ.
+"""Whole episodes with made-up actions, in a runner's own words, and the first moment at which two of them differ.
 
-An episode is played as a generator, so that a check decides when to look at the world between two steps: that is
-how two environments are stepped in turn, and how global state is compared before and after. What is kept of an
-observation is a digest, so that long episodes take little memory and other processes can send theirs.
+The player is a runner, so that whatever an evaluation would refuse or note about an environment is refused and noted
+here. An episode is played as a generator, so that a check decides when to look at the world between two steps: that
+is how two environments are stepped in turn, and how global state is compared before and after.
 """
 
 from __future__ import annotations
 
 import copy
-import reprlib
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import tree
-import xxhash
 
-from rl_eval.episode import EpisodeSpec
-from rl_eval.runners.lane import Lane
-from rl_eval.runners.spaces import ObservationBatch
+from rl_eval.episode import Lease, RunReport, without_place
+from rl_eval.errors import EnvError
+from rl_eval.policies.function import CallablePolicy
+from rl_eval.protocols import Policy
+from rl_eval.runners import EvalRunner
+from rl_eval.settings import EvalSettings, PolicySection
+from rl_eval.trace import first_divergence
 
-__all__ = ["MAX_SECONDS", "MAX_STEPS", "Moment", "Player", "digest", "first_difference", "sampled_actions"]
+__all__ = ["MAX_SECONDS", "Player", "Trace", "first_difference", "for_player", "sampled_actions"]
 
 MAX_STEPS: Final = 10_000
 MAX_SECONDS: Final = 3.0
 
-
-class Moment(NamedTuple):
-    """What an environment returned; step 0 is the reset."""
-
-    step: int
-    observation: bytes
-    """A digest."""
-    reward: float
-    terminated: bool
-    truncated: bool
+Trace = npt.NDArray[np.void]
 
 
 @final
-class Player:
-    """Plays episodes in one environment.
+class Player(EvalRunner):
+    """Runner of one environment whose actions are made up, and that looks at every observation.
 
     Args:
-        env: The environment.
-        max_steps: Where an episode is cut.
+        settings: What :func:`for_player` made.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], max_steps: int) -> None:
-        self.env = env
-        self._lane = Lane(0, 0)
-        self._lane.attach(env)
-        self._batch = ObservationBatch(env.observation_space, 1)
-        self._max_steps = max_steps
-        self.steps = 0
-        self.step_seconds = 0.0
-        self.lengths: list[int] = []
-        """Steps of the episodes that ended by themselves."""
-        self.longest = 0
-        self.misfit = ""
-        """How the first observation that is outside of its space is so."""
-        self.info_keys: set[str] = set()
+    def __init__(self, settings: EvalSettings) -> None:
+        super().__init__(settings, 0)
+        self.lane = self._lanes[0]
+        self.info_keys: set[Any] = set()
 
-    def play(self, episode: EpisodeSpec, attempt: int) -> Iterator[Moment]:
-        """Reset, then step until the episode ends, is cut, or seconds have passed."""
-        started = perf_counter()
-        if self._lane.begin_episode is not None:
-            self._lane.begin_episode(episode.index, episode.seed, attempt)
-        observation, _ = self.env.reset(seed=episode.seed)
-        yield Moment(0, self._seen(observation, 0), 0.0, False, False)
-        actions = sampled_actions(self.env.action_space, episode.index)
-        for step in range(1, self._max_steps + 1):
+    def make_policy(self, policy: Any = None) -> Policy:
+        """Build a policy that is never asked."""
+        return CallablePolicy(np.zeros_like)
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """Play episodes one after the other, whatever the budget, and report what was seen since the last report."""
+        for lease in leases:
+            self.played(lease)
+        return self._report()
+
+    def played(self, lease: Lease) -> Trace:
+        """Play an episode without a pause, and return its trace."""
+        list(self.play(lease))
+        return self.trace
+
+    @property
+    def trace(self) -> Trace:
+        """Trace of the last episode, as far as it was played."""
+        return self._recording.trace
+
+    def play(self, lease: Lease) -> Iterator[None]:
+        """Reset, then step until the episode ends, is cut, or seconds have passed; pause after each.
+
+        Raises:
+            EnvError: The attempt failed.
+        """
+        started, lane = perf_counter(), self.lane
+        self._abort()
+        self._queue.append(lease._replace(traced=True))
+        self._begin(lane)
+        self._look()
+        assert lane.trace is not None
+        self._recording = lane.trace
+        lane.step = partial(self._notice_info, lane.step)
+        actions = sampled_actions(self.get_spaces()[1], lease.index)
+        yield
+        while lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
             action = next(actions)
-            then = perf_counter()
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            now = perf_counter()
-            self.steps += 1
-            self.step_seconds += now - then
-            self.longest = max(self.longest, step)
-            self.info_keys.update(info)
-            yield Moment(step, self._seen(observation, step), float(reward), bool(terminated), bool(truncated))
-            if terminated or truncated:
-                self.lengths.append(step)
-                return
-            if now - started > MAX_SECONDS:
-                return
+            self._turn_started = perf_counter()
+            if self._try_env_step(lane, action):
+                lane.step_seconds += perf_counter() - self._turn_started
+            self._look()
+            yield
 
-    def _seen(self, observation: Any, step: int) -> bytes:
-        """Look at an observation as a runner does, and at its place in the space; return its digest."""
-        self._batch.write(0, observation)
-        if not self.misfit and (misfit := _misfit(self.env.observation_space, observation, "observation")):
-            self.misfit = f"{misfit}, in step {step}" if step else f"{misfit}, after reset"
-        return digest(observation)
+    def _look(self) -> None:
+        """Look at the observation, and at what went wrong before."""
+        self._inference.observations.forget_notes()  # Of many observations a runner looks at a few.
+        self._reject_nan()
+        if self._faults:
+            fault = self._faults.pop()
+            raise EnvError(f"{fault.error_type}: {fault.message}")
+
+    def _notice_info(self, step: Any, action: Any) -> Any:
+        result = step(action)
+        with suppress(TypeError, IndexError):  # Whether it is a step's result is for the runner to say.
+            self.info_keys.update(result[4])
+        return result
+
+    def _note(self, text: str) -> None:
+        """Keep the first of the notes that differ in their place alone."""
+        if without_place(text) not in map(without_place, self._notes):
+            super()._note(text)
+
+
+def for_player(settings: EvalSettings) -> EvalSettings:
+    """Return settings of one lane that is left as it is between episodes, without the policy, which may not pickle."""
+    steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
+    return settings.model_copy(
+        update={
+            "environment": settings.environment.model_copy(update={"env_reuse": "lane"}),
+            "policy": PolicySection(actions=settings.policy.actions),
+            "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
+            "evaluation": settings.evaluation.model_copy(update={"max_episode_steps": steps}),
+        }
+    )
 
 
 def sampled_actions(space: gym.Space[Any], index: int) -> Iterator[Any]:
@@ -105,49 +134,15 @@ def sampled_actions(space: gym.Space[Any], index: int) -> Iterator[Any]:
         yield space.sample()
 
 
-def first_difference(ours: Sequence[Moment], theirs: Sequence[Moment]) -> str:
+def first_difference(ours: Trace, theirs: Trace) -> str:
     """Name the first difference of two episodes as far as both were played; empty if there is none."""
-    for a, b in zip(ours, theirs, strict=False):
-        where = f"in step {a.step}" if a.step else "after reset"
-        if a.observation != b.observation:
-            return f"the observation {where}"
-        if a.reward != b.reward and not (np.isnan(a.reward) and np.isnan(b.reward)):
-            return f"the reward {where}: {a.reward!r} and {b.reward!r}"
-        if a[3:] != b[3:]:
-            return f"the end of the episode {where}"
-    return ""
-
-
-def digest(observation: Any) -> bytes:
-    """Return a digest of every bit of an observation, with dtypes and shapes."""
-    found = xxhash.xxh3_128()
-    for leaf in tree.flatten(observation):
-        array = np.asarray(leaf)
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(array.tobytes())
-    return found.digest()
-
-
-def _misfit(space: gym.Space[Any], observation: Any, name: str) -> str:
-    """Say in which way an observation is outside of its space; empty if it is inside."""
-    if isinstance(space, gym.spaces.Dict) and isinstance(observation, Mapping):
-        parts = (_misfit(part, observation[key], f"{name}[{key!r}]") for key, part in space.spaces.items())
-        return next(filter(None, parts), "")
-    if isinstance(space, gym.spaces.Tuple) and isinstance(observation, (tuple, list)):
-        pairs = enumerate(zip(space.spaces, observation, strict=False))
-        return next(filter(None, (_misfit(part, one, f"{name}[{place}]") for place, (part, one) in pairs)), "")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of lists, which runners take as well.
-        if space.contains(observation):
-            return ""
-    if isinstance(space, gym.spaces.Box):
-        return f"the {name} {_outside(space, np.asarray(observation))}"
-    return f"the {name} is {reprlib.repr(observation)}, which is not in {space}"
-
-
-def _outside(space: gym.spaces.Box, array: npt.NDArray[Any]) -> str:
-    if not np.can_cast(array.dtype, space.dtype or np.float64):
-        return f"has dtype {array.dtype}, but its space {space.dtype}"
-    place = tuple(np.argwhere(~((array >= space.low) & (array <= space.high)))[0])
-    where = f" at {', '.join(map(str, place))}" if place else ""
-    return f"is {array[place]:g}{where}, but its space allows {space.low[place]:g} to {space.high[place]:g}"
+    common = min(len(ours), len(theirs))
+    parted = first_divergence(ours[:common], theirs[:common])
+    if parted is None:
+        return ""
+    where = f"in step {parted.step}" if parted.step else "after reset"
+    if parted.what in {"terminated", "truncated"}:
+        return f"the end of the episode {where}"
+    if parted.what == "reward":
+        where += f": {float(ours['reward'][parted.step])!r} and {float(theirs['reward'][parted.step])!r}"
+    return f"the {parted.what} {where}"

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Final, Literal
 
-from rl_eval.errors import summary_of
+from rl_eval.errors import EvalError, summary_of
 
-__all__ = ["Finding", "Level", "note", "ok", "problem", "raised", "warning"]
-
-Level = Literal["ok", "note", "warning", "problem"]
+__all__ = ["Finding", "note", "ok", "problem", "raised", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the doctor's report."""
 
-    level: Level
+    level: Literal["ok", "note", "warning", "problem"]
     text: str
     fix: str = ""
     """What to do about it; empty if nothing."""
 
 
-def ok(text: str) -> Finding:
-    """It is as it should be."""
-    return Finding("ok", text)
+ok: Final = partial(Finding, "ok")
+"""It is as it should be."""
+note: Final = partial(Finding, "note")
+"""Neither good nor bad."""
+warning: Final = partial(Finding, "warning")
+"""It works, and may surprise."""
+problem: Final = partial(Finding, "problem")
+"""An evaluation would fail, or its result would not be what it seems."""
 
 
-def note(text: str) -> Finding:
-    """Neither good nor bad."""
-    return Finding("note", text)
-
-
-def warning(text: str, fix: str = "") -> Finding:
-    """It works, and may surprise."""
-    return Finding("warning", text, fix)
-
-
-def problem(text: str, fix: str = "") -> Finding:
-    """An evaluation would fail, or its result would not be what it seems."""
-    return Finding("problem", text, fix)
-
-
-def raised(what: str, error: BaseException, fix: str = "") -> Finding:
-    """Something of the user's raised; ``--debug`` of ``rl-eval run`` shows where."""
-    return problem(f"{what} raised {summary_of(error)}", fix)
+def raised(what: str, error: Exception, fix: str = "") -> Finding:
+    """Something raised: an error of rl_eval speaks for itself; where another is from, ``rl-eval run --debug`` shows."""
+    return problem(str(error) if isinstance(error, EvalError) else f"{what} raised {summary_of(error)}", fix)

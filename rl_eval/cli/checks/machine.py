@@ -15,30 +15,27 @@ from rl_eval.settings import EvalSettings
 
 __all__ = ["check_address", "check_machine"]
 
-_TESTED: Final[dict[str, tuple[tuple[int, int], tuple[int, int]]]] = {
-    "Python": ((3, 11), (3, 11)),
-    "gymnasium": ((1, 2), (1, 4)),
-    "numpy": ((2, 4), (2, 4)),
-    "ray": ((2, 60), (2, 60)),
-    "tensordict": ((0, 14), (0, 15)),
-    "torch": ((2, 13), (2, 13)),
+_TESTED: Final = {
+    "Python": "3.11",
+    "gymnasium": "1.2 to 1.4",
+    "numpy": "2.4",
+    "ray": "2.60",
+    "tensordict": "0.14 to 0.15",
+    "torch": "2.13",
 }
-"""Oldest and newest version, inclusive, that the tests have run with."""
-
-_CONNECT_TIMEOUT_S: Final = 3.0
+"""Version, or oldest and newest, that the tests have run with."""
 
 
 def check_machine() -> Iterator[Finding]:
     """Look at the versions of Python and the packages."""
     versions = {name: _version(name) for name in _TESTED}
     installed = {name: version for name, version in versions.items() if version is not None}
-    tested = [f"{name} {version}" for name, version in installed.items() if _is_tested(name, version)]
-    if tested:
+    if tested := [f"{name} {version}" for name, version in installed.items() if _is_tested(name, version)]:
         yield ok(", ".join(tested))
     for name in versions.keys() - installed.keys():
         yield problem(f"{name} is not installed", f"pip install {name}")
     if others := [
-        f"{name} {version} ({_tested(name)})" for name, version in installed.items() if not _is_tested(name, version)
+        f"{name} {version} ({_TESTED[name]})" for name, version in installed.items() if not _is_tested(name, version)
     ]:
         yield warning(
             f"other versions than those that rl_eval is tested with (in parentheses): {', '.join(others)}",
@@ -59,7 +56,7 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
         yield note(f"{runners.num_runners} runners on {where}: not tried, --ray does")
         return
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_TIMEOUT_S).close()
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=3.0).close()
     except (OSError, OverflowError) as error:
         yield problem(
             f"nothing answers at the Ray address {address!r}: {error}",
@@ -70,14 +67,12 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _is_tested(name: str, version: str) -> bool:
-    oldest, newest = _TESTED[name]
-    major, minor = map(int, re.findall(r"\d+", version)[:2])
-    return oldest <= (major, minor) <= newest
+    oldest, _, newest = _TESTED[name].partition(" to ")
+    return _release(oldest) <= _release(version) <= _release(newest or oldest)
 
 
-def _tested(name: str) -> str:
-    oldest, newest = _TESTED[name]
-    return _dotted(oldest) if oldest == newest else f"{_dotted(oldest)} to {_dotted(newest)}"
+def _release(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _version(name: str) -> str | None:
@@ -87,7 +82,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

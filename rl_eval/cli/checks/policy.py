@@ -8,13 +8,12 @@ from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.episode import Fault, Lease
-from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.policies import adapt_policy
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.settings import EvalSettings
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights
+from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["check_policy"]
 
@@ -28,25 +27,22 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
-    except EvalError as error:
-        yield problem(str(error))
-        return
     except Exception as error:
         yield raised("building the policy", error)
         return
     yield ok(f"builds ({type(runner._policy).__name__})")
     try:
         yield _check_weights(settings, runner)
-        if fault := _act(settings, runner):
-            yield problem(f"cannot act: {fault.error_type}: {fault.message}")
+        judged = [_judged(fault, settings) for fault in _act(settings, runner)]
+        if worst := next((finding for finding in judged if finding.level == "problem"), None):
+            yield worst
             return
-        yield ok(f"acts in the environment, with policy.deterministic: {_yaml(settings.policy.deterministic)}")
+        yield from judged[:1]
+        yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield _describe_inference(runner)
         yield from (warning(text) for text in runner._inference.notes)
         yield _try_other_mode(settings, runner)
         yield _time(runner)
-    except EvalError as error:
-        yield problem(str(error))
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -54,16 +50,13 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Set the configured weights.
-
-    Raises:
-        EvalError: They cannot be read, or do not fit.
-    """
+    """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
     path = settings.policy.weights
     if path is not None:
         snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
         runner.set_weights(snapshot)
-        return ok(f"weights fit: {_describe_weights(snapshot)}")
+        size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
+        return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     module = getattr(runner._policy, "module", runner._policy)
     if not any(True for _ in getattr(module, "parameters", tuple)()):
         return ok("has no weights to set")
@@ -73,21 +66,20 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
-def _act(settings: EvalSettings, runner: EvalRunner) -> Fault | None:
-    """Run two episodes for a moment, which also lets the runner decide how it computes.
-
-    Returns:
-        The first fault of the policy.
-
-    Raises:
-        PolicyError: The actions do not fit the action space.
-    """
+def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
+    """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
-    faults: list[Fault] = []
-    for call in range(_CALLS):
-        faults += runner.run(leases if call == 0 else (), _CALL_S).faults
-    return next((fault for fault in faults if fault.culprit == "policy"), None)
+    return [fault for call in range(_CALLS) for fault in runner.run(() if call else leases, _CALL_S).faults]
+
+
+def _judged(fault: Fault, settings: EvalSettings) -> Finding:
+    told = f"{fault.error_type}: {fault.message}"
+    if fault.culprit == "policy":
+        return problem(f"cannot act: {told}")
+    if fault.attempt < settings.fault_tolerance.max_attempts_per_episode:
+        return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")
+    return problem(f"every attempt of an episode under the policy's actions failed; the last: {told}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:
@@ -107,19 +99,17 @@ def _describe_inference(runner: EvalRunner) -> Finding:
 def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Try the mode that is not configured; not being able to is no fault."""
     deterministic = not settings.policy.deterministic
-    setting = f"policy.deterministic: {_yaml(deterministic)}"
+    setting = f"policy.deterministic: {str(deterministic).lower()}"
     section = settings.policy.model_copy(update={"deterministic": deterministic})
     spaces = runner.get_spaces()
     try:
         policy = adapt_policy(section, *spaces)
         inference = Inference(policy, *spaces, 1, deterministic=deterministic, actions=section.actions)
         inference.live[0] = True
-        _, errors = inference.act()
+        errors = inference.act()[1]
     except Exception as error:
         errors = {0: error}
-    if errors:
-        return note(f"{setting} would not work: {errors[0]}")
-    return note(f"{setting} would work too")
+    return note(f"{setting} would not work: {errors[0]}" if errors else f"{setting} would work too")
 
 
 def _time(runner: EvalRunner) -> Finding:
@@ -130,11 +120,3 @@ def _time(runner: EvalRunner) -> Finding:
         inference.act()
     each = 1e6 * (perf_counter() - started) / _TIMED_PASSES
     return note(f"choosing {lanes} actions takes about {each:,.0f} µs (rough: {_TIMED_PASSES} passes)")
-
-
-def _describe_weights(snapshot: WeightsSnapshot) -> str:
-    return f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB, digest {snapshot.digest[:16]}"
-
-
-def _yaml(flag: bool) -> str:
-    return "true" if flag else "false"

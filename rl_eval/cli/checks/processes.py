@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import cloudpickle
+import numpy as np
 
-from rl_eval.cli.checks.episodes import MAX_STEPS, Moment, Player, first_difference
+from rl_eval.cli.checks.episodes import Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
+from rl_eval.episode import Lease
 from rl_eval.plan import EpisodePlan
-from rl_eval.runners.environment import construct_env
 from rl_eval.settings import EvalSettings
 
 __all__ = ["check_processes"]
@@ -27,11 +29,11 @@ _HASH_SEEDS: Final = ("1", "2")
 
 def check_processes(settings: EvalSettings) -> Iterator[Finding]:
     """Let two processes with different ``PYTHONHASHSEED`` play the first episode."""
-    max_steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
-    episode = EpisodePlan(1, settings.evaluation.seed)[0]
+    lease = Lease(*EpisodePlan(1, settings.evaluation.seed)[0], 1, 0)
     try:
-        asked = cloudpickle.dumps((settings.environment, settings.runners.num_runners, max_steps, episode))
-        ours, theirs = _play_in_processes(asked)
+        asked = cloudpickle.dumps((for_player(settings), lease))
+        with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Most of their time goes into imports.
+            ours, theirs = both.map(partial(_play, asked), _HASH_SEEDS)
     except Exception as error:
         # Whatever cannot be sent, imported or finished there has been judged here already.
         yield note(f"not compared between processes: {type(error).__name__}: {error}")
@@ -45,52 +47,26 @@ def check_processes(settings: EvalSettings) -> Iterator[Finding]:
         yield ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
 
-def _play_in_processes(asked: bytes) -> tuple[Sequence[Moment], Sequence[Moment]]:
-    """Start both at once, since most of their time goes into imports.
-
-    Raises:
-        RuntimeError: One could not play.
-        subprocess.TimeoutExpired: One did not come back.
-    """
-    with tempfile.TemporaryDirectory(prefix="rl-eval-doctor-") as folder:
-        where = Path(folder)
-        (where / "asked").write_bytes(asked)
-        running = [_start(where, seed) for seed in _HASH_SEEDS]
-        try:
-            first, second = (_collect(where, seed, one) for seed, one in zip(_HASH_SEEDS, running, strict=True))
-        finally:
-            for one in running:
-                one.kill()
-                one.wait()
-    return first, second
-
-
-def _start(folder: Path, hash_seed: str) -> subprocess.Popen[bytes]:
-    # Environments print, and sit on pipes that nobody reads.
-    with (folder / f"stderr-{hash_seed}").open("wb") as errors:
-        return subprocess.Popen(  # noqa: S603 -- Our own module, in this Python.
-            [sys.executable, "-m", __name__, str(folder), hash_seed],
+def _play(asked: bytes, hash_seed: str) -> Trace:
+    """Play in another process; an error says that it could not, or did not come back."""
+    with tempfile.TemporaryDirectory(prefix="rl-eval-doctor-") as folder, tempfile.TemporaryFile() as errors:
+        played = Path(folder) / "trace.npy"
+        ended = subprocess.run(  # noqa: S603 -- Our own module, in this Python.
+            [sys.executable, "-m", __name__, played],
             env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
+            input=asked,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stderr=errors,  # No pipe: what an environment starts may hold its end open.
+            timeout=_TIMEOUT_S,
+            check=False,
         )
-
-
-def _collect(folder: Path, hash_seed: str, process: subprocess.Popen[bytes]) -> Sequence[Moment]:
-    if process.wait(_TIMEOUT_S):
-        said = (folder / f"stderr-{hash_seed}").read_text(errors="replace").strip().splitlines()
-        raise RuntimeError(said[-1] if said else f"it ended with exit status {process.returncode}")
-    answer: Sequence[Moment] = pickle.loads((folder / f"played-{hash_seed}").read_bytes())
-    return answer
-
-
-def _main(folder: Path, hash_seed: str) -> None:
-    """Play, in a process of its own."""
-    section, num_runners, max_steps, episode = cloudpickle.loads((folder / "asked").read_bytes())
-    player = Player(construct_env(section, 0, 0, num_runners), max_steps)
-    (folder / f"played-{hash_seed}").write_bytes(pickle.dumps(list(player.play(episode, 1))))
+        if ended.returncode:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().splitlines()
+            raise RuntimeError(said[-1] if said else f"it ended with exit status {ended.returncode}")
+        return np.asarray(np.load(played))
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2])
+    asked_settings, asked_lease = cloudpickle.load(sys.stdin.buffer)
+    np.save(sys.argv[1], Player(asked_settings).played(asked_lease))
