@@ -537,7 +537,7 @@ def test_partial_is_1(folder):
 def test_failed_is_3_and_is_saved(folder):
     outcome = call("run", "toy.yaml", "--set", "environment.env_kwargs.fail=true", "-q")
     assert outcome.exit_code == ExitCode.FAILED
-    assert outcome.stdout.startswith("failed: RuntimeError: the simulator broke: all of the first 20 attempts failed like")
+    assert outcome.stdout.startswith("failed: RuntimeError: the simulator broke: all of the first 20 attempts failed")
     assert outcome.stdout.endswith("; 0 of 30 episodes\n")
     assert EvalResult.load("out/toy").status == "failed"
 
