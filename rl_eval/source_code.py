@@ -122,16 +122,22 @@ def _definition(value: Any) -> Any:
 
 def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
     """Return the modules that a file imports, or names in a text, and its package; none that are installed."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     if module.startswith("__main__:"):
         package = sys.modules["__main__"].__package__ or ""
-    for name in {module.rpartition(".")[0]}.union(*(_named(node, package) for node in ast.walk(tree))):
+    source = path.read_bytes() if path.is_file() else b""
+    for name in _all_named(source, package) | {module.rpartition(".")[0]}:
         if (found := _file(name)) is not None and not _foreign(found) and not found.is_relative_to(_OURS):
             yield name, found
+
+
+@functools.lru_cache(maxsize=4096)  # An evaluation beside training must cost little.
+def _all_named(source: bytes, package: str) -> frozenset[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset().union(*(_named(node, package) for node in ast.walk(tree)))
 
 
 def _named(node: ast.AST, package: str) -> Iterator[str]:
