@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,7 +16,7 @@ import numpy as np
 import yaml
 
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.redaction import redact
+from rl_eval.redaction import MASK, redact
 from rl_eval.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 
 __all__ = ["EvalConfig"]
@@ -174,12 +175,12 @@ class EvalConfig:
         """
         config = cls()
         if not isinstance(values, Mapping):
-            raise ConfigError(f"a config is a mapping of sections ({', '.join(SECTIONS)}), not {values!r}")
+            raise ConfigError(f"a config is a mapping of sections ({', '.join(SECTIONS)}), not {_shown(values)}")
         for section, keys in values.items():
             if section not in SECTIONS:
                 raise ConfigError(f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}")
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"config section {section!r} must be a mapping of keys, not {keys!r}")
+                raise ConfigError(f"config section {section!r} must be a mapping of keys, not {_shown(keys)}")
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         return config
@@ -267,6 +268,11 @@ class EvalConfig:
 
     def __repr__(self) -> str:
         return f"EvalConfig({redact(self.to_dict())})"
+
+
+def _shown(value: Any) -> str:
+    """Return what is where a mapping should be; what it assigns may be a secret."""
+    return re.sub(r"(?s)([=:]).*", rf"\1{MASK}", repr(value))
 
 
 def _read_yaml(path: Path) -> Any:

@@ -25,7 +25,7 @@ from rl_eval.numerics_agreement import NumericsAgreement
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
 from rl_eval.recorder import Autopsy
-from rl_eval.redaction import redact, redact_text
+from rl_eval.redaction import redact_text
 from rl_eval.result import EvalResult, Timing, decide_status
 from rl_eval.schedule import (
     Abort,
@@ -436,8 +436,8 @@ class Evaluation(Job):
             | ledger.code
             | {
                 "runners_lost": lost,
-                "losses": redact(self._losses),
-                "runners_refused": redact(self._agreement.refused),
+                "losses": [redact_text(loss) for loss in self._losses],
+                "runners_refused": [redact_text(refusal) for refusal in self._agreement.refused],
                 "notes": [*ledger.notes, *notes],
             },
             return_bounds=self._settings.evaluation.return_bounds,

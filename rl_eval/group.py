@@ -151,7 +151,7 @@ class EvalRunnerGroup:
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
         plan = evaluation.plan()
-        log = None if run_dir is None else _open_log(run_dir, accept_code_change)
+        log = _open_log(run_dir, accept_code_change)
         try:
             return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
         except BaseException:
@@ -381,7 +381,11 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
     return weights_of(live)
 
 
-def _open_log(run_dir: str | os.PathLike[str], accept_code_change: bool) -> EvaluationLog:
+def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
+    if run_dir is None:
+        if accept_code_change:
+            raise ConfigError("accept_code_change=True continues the log in run_dir: give run_dir, or leave it out")
+        return None
     from rl_eval.log import EvaluationLog
 
     return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)

@@ -15,7 +15,7 @@ from rl_eval.plan import EpisodePlan
 from rl_eval.redaction import redact_command
 from rl_eval.settings import EvalSettings
 from rl_eval.source_code import code_of, package_version
-from rl_eval.trust import sign
+from rl_eval.trust import sign, working_folder
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["manifest_of", "provenance"]
@@ -41,7 +41,7 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "command": redact_command(sys.argv),
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    return {**described, "signature": sign(described["config"])}
+    return {**described, "folder": working_folder(), "signature": sign(described["config"])}
 
 
 def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:

@@ -1,9 +1,9 @@
 """Redaction of secrets in everything that leaves the process: files, lines, messages.
 
-A secret is recognized by its name (``api_key``, ``password``, ...), by its place (a value of ``runtime_env.env_vars``,
-the user and the query of a URI), and afterwards by its value: what a configuration held under such a name is masked
-wherever it turns up, in a traceback too. Names of variables that only steer libraries (``OMP_NUM_THREADS``) are no
-secrets.
+A secret is recognized by its name (``api_key``, ``password``, ...; also before an ``=`` within a text) and by its place
+(a value of ``runtime_env.env_vars``, the user and the query of a URI). In messages, tracebacks and notes it is also
+recognized by its value: what a configuration held under such a name is masked wherever it turns up. Names of variables
+that only steer libraries (``OMP_NUM_THREADS``) are no secrets.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import re
 import threading
 import traceback
@@ -62,13 +63,14 @@ _PLACES: Final = ("env_vars", "runtime_env")
 
 _SHORTEST: Final = 6
 """A shorter value is not looked for elsewhere: it would be found in every text."""
-_COMMON: Final = re.compile(r"[a-z]+|[A-Z]+|[A-Z]?[a-z]+")
-"""A plain word is not looked for either, unless its name is that of a secret."""
+_COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)")
+"""Nor is a plain word or number: it would be found where it means something else."""
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 """Would be found in digests, so it must stand alone."""
 
 _USER: Final = re.compile(r"(://)(?:[^\s/@:\"'<>]*:[^\s\"'<>?]*|[^\s/@\"'<>]*)@")
 """A password may hold slashes, so what has a colon reaches to the last ``@``."""
+_ASSIGNED: Final = re.compile(r"""(?<![\w-])([\w-]{1,64})=(?!=)("[^"]*"|'[^']*'|["']?[^\s;&"']+)""")
 _QUERY: Final = re.compile(r"(://[^\s?\"'<>]*\?)([^\s\"'<>]*)")
 _OPEN_QUERY: Final = frozenset(
     (
@@ -90,13 +92,15 @@ _pattern: re.Pattern[str] | None = None
 
 
 def redact(value: Any, *path: str) -> Any:
-    """Return plain data without its secrets.
+    """Return plain data without its secrets, as they are recognized by name and place.
+
+    A config must stay what it is, whatever else this process was given.
 
     Args:
         value: Nested mappings, lists and scalars.
         path: Keys that lead to it, the outermost first.
     """
-    return _walk(value, path, lambda _path, _value: MASK, lambda _path, text: redact_text(text))
+    return _walk(value, path, lambda _path, _value: MASK, lambda _path, text: _redact_inside(text))
 
 
 def digest_secrets(value: Any, *path: str) -> Any:
@@ -109,8 +113,8 @@ def digest_secrets(value: Any, *path: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Return a text without known secrets, and without users and query values in its URIs."""
-    return _redact_uris(text if _pattern is None else _pattern.sub(MASK, text))
+    """Return a text without known secrets, and without those that it names itself or has in its URIs."""
+    return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
 
 
 def redacted_traceback(error: BaseException) -> str:
@@ -120,17 +124,13 @@ def redacted_traceback(error: BaseException) -> str:
 
 def redact_command(words: Sequence[str]) -> list[str]:
     """Return a command line without secrets: in ``KEY=VALUE``, after ``--password``, and in URIs."""
-    redacted, before = [], ""
-    for word in words:
-        redacted.append(_redact_word(word, before))
-        before = word
-    return redacted
+    return [_redact_word(word, path) for path, word in _items(words, ())]
 
 
 def learn(value: Any, *path: str) -> None:
     """Remember the secrets of a configuration, or of a URI, to mask them wherever they turn up in this process."""
     global _pattern  # noqa: PLW0603  # What a process was given is known to all of it.
-    found = {variant for secret in _secrets(value, path) for variant in _variants(secret)}
+    found = {variant for secret in _secrets(value, path) if _is_telling(secret) for variant in _variants(secret)}
     with _lock:
         if not found <= _known:
             _known.update(found)
@@ -149,6 +149,9 @@ def _is_secret(path: Path, value: Any) -> bool:
                 return True
         elif words & _SECRET_NUMBER:
             return True
+        # Text where a mapping should be may be an assignment.
+        if name in _PLACES and name == path[-1] and isinstance(value, (str, bytes)):
+            return True
         if position and path[position - 1] == "env_vars" and not _STEERING.fullmatch(name):
             return True
     return False
@@ -166,13 +169,23 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
     if isinstance(value, Mapping):
         return {key: _walk(item, (*path, str(key)), mask, text) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        walked = [_walk(item, path, mask, text) for item in value]
+        walked = [_walk(item, where, mask, text) for where, item in _items(value, path)]
         return tuple(walked) if isinstance(value, tuple) else walked
     if isinstance(value, str) and _MASKED.fullmatch(value):
         return value
     if _can_be_secret(value) and _is_secret(path, value):
         return mask(path, value)
     return text(path, value) if isinstance(value, str) else value
+
+
+def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield what a list holds with its path; in ``["--token", "abc"]`` the second one is named by the first."""
+    before = ""
+    for value in values:
+        word = value if isinstance(value, str) else ""
+        named = before.startswith("-") and "=" not in before and not word.startswith("-")
+        yield (*path, before.lstrip("-")) if named else path, value
+        before = word
 
 
 def _can_be_secret(value: Any) -> bool:
@@ -185,7 +198,7 @@ def _digested(path: Path, value: Any) -> str:
 
 def _identified(path: Path, text: str) -> str:
     # Without what else this process knows: an identity is the same everywhere.
-    redacted = _redact_uris(text)
+    redacted = _redact_inside(text)
     return text if redacted == text else f"{redacted} ({_digest(path, text)})"
 
 
@@ -194,10 +207,17 @@ def _digest(path: Path, value: Any) -> str:
     return hmac.new(".".join(path).encode(), content, hashlib.sha256).hexdigest()[:4]
 
 
-def _redact_uris(text: str) -> str:
-    if "://" not in text:
-        return text
-    return _QUERY.sub(lambda found: found[1] + _redact_query(found[2]), _USER.sub(rf"\1{MASK}@", text))
+def _redact_inside(text: str) -> str:
+    """Mask what a text gives to a secret name, and users and query values in its URIs."""
+    if "://" in text:
+        text = _QUERY.sub(lambda found: found[1] + _redact_query(found[2]), _USER.sub(rf"\1{MASK}@", text))
+    return _ASSIGNED.sub(lambda found: f"{found[1]}={MASK}" if _gives_secret(found) else found[0], text)
+
+
+def _gives_secret(found: re.Match[str]) -> bool:
+    name, value = found.groups()
+    # RAY_AUTH_MODE=token is what messages advise.
+    return not name.endswith("_MODE") and _is_secret((name,), int(value) if value.isdecimal() else value)
 
 
 def _redact_query(query: str) -> str:
@@ -205,13 +225,12 @@ def _redact_query(query: str) -> str:
     return "&".join(name + (equals and "=" + (value if name in _OPEN_QUERY else MASK)) for name, equals, value in pairs)
 
 
-def _redact_word(word: str, before: str) -> str:
-    option = before.lstrip("-")
-    if before.startswith("-") and "=" not in before and not word.startswith("-") and _is_secret((option,), word):
+def _redact_word(word: str, named: Path) -> str:
+    if _is_secret(named, word):
         return MASK
     key, equals, value = word.removeprefix("--set=").partition("=")
     path = tuple(key.lstrip("-").split("."))
-    if equals and value and "://" not in key and (path[-1] in _PLACES or _is_secret(path, value)):
+    if equals and value and "://" not in key and _is_secret(path, value):
         return word[: len(word) - len(value)] + MASK
     return redact_text(word)
 
@@ -224,27 +243,29 @@ def _secrets(value: Any, path: Path) -> Iterator[str]:
         for key, item in value.items():
             yield from _secrets(item, (*path, str(key)))
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _secrets(item, path)
+        for where, item in _items(value, path):
+            yield from _secrets(item, where)
     elif _can_be_secret(value):
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-        if _is_secret(path, value) and (_named(path) or not _COMMON.fullmatch(text)):
+        if _is_secret(path, value):
             yield text
             yield from text.splitlines()
-        yield from _of_uri(text)
+        yield from _inside(text)
 
 
-def _named(path: Path) -> bool:
-    return any({word.lower() for word in _WORD.findall(name)} & _SECRET for name in path)
-
-
-def _of_uri(text: str) -> Iterator[str]:
-    """Yield the passwords and the secret query values of the URIs in a text."""
+def _inside(text: str) -> Iterator[str]:
+    """Yield what a text gives to a secret name, and the passwords and secret query values of its URIs."""
+    yield from (found[2].strip("\"'") for found in _ASSIGNED.finditer(text) if _gives_secret(found))
     for found in _USER.finditer(text):
         yield found[0][len("://") : -1].rpartition(":")[2] if ":" in found[0][3:] else found[0][len("://") : -1]
     for found in _QUERY.finditer(text):
         pairs = (pair.partition("=") for pair in found[2].split("&"))
-        yield from (value for name, _, value in pairs if name not in _OPEN_QUERY and not _COMMON.fullmatch(value))
+        yield from (value for name, _, value in pairs if name not in _OPEN_QUERY)
+
+
+def _is_telling(secret: str) -> bool:
+    """Whether a text in which a secret is found speaks of the secret."""
+    return not _COMMON.fullmatch(secret) and not os.path.exists(secret)  # noqa: PTH110  # Path raises if it is long.
 
 
 def _variants(secret: str) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
 
 A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
-user's code, and followed through ``from ... import ...`` to the file that defines it. A file of an installed package
-stands for the package's version. What a live object is defined in is looked up the same way, except for the script that
-was started: of that only the object's own source counts, since a script also says how many runners there are.
+user's code. A file of an installed package stands for the package's version; other files are followed through all that
+they import, and through texts such as ``entry_point="my_project.envs:Env"``. What a live object is defined in is looked
+up the same way, except for the script that was started: of that only the object's own source counts, and what the
+script imports, since a script also says how many runners there are.
 
-Not seen are modules that these files import, data files, compiled libraries, and what only another machine has.
+Not seen are imports that are resolved at run time, data files, compiled libraries, and what only another machine has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import site
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -29,22 +30,24 @@ from rl_eval.settings import EvalSettings
 
 __all__ = ["code_of", "package_version"]
 
-_REEXPORTS: Final = 8
-"""Longest way from a name to the file that defines it."""
+_TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
+"""What names a module and something in it, such as ``my_project.envs:make``."""
+_OURS: Final = Path(__file__).parent
+_INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
 
 def code_of(settings: EvalSettings) -> dict[str, Any]:
     """Return ``files`` (module to path and sha256) and ``packages`` (name to version) as plain data."""
     files: dict[str, Any] = {}
     packages: dict[str, str] = {}
-    for value in _sources(settings):
-        for module, path, source in _defined_in(value):
-            if path.is_relative_to(_stdlib()) and not _installed(path):
-                continue
-            if _installed(path) and (package := _package_of(module)):
-                packages[package] = str(package_version(package))
-            else:
-                files[module] = {"path": str(path), "sha256": hashlib.sha256(source()).hexdigest()}
+    found = [part for value in _sources(settings) for part in _defined_in(value)]
+    while found:
+        module, path, source = found.pop()
+        if _installed(path) and (package := _package_of(module)):
+            packages[package] = str(package_version(package))
+        elif module not in files and (_installed(path) or not _foreign(path)):
+            files[module] = {"path": str(path), "sha256": hashlib.sha256(source()).hexdigest()}
+            found += [(name, file, file.read_bytes) for name, file in _imports(module, path)]
     return {"files": dict(sorted(files.items())), "packages": dict(sorted(packages.items()))}
 
 
@@ -60,7 +63,8 @@ def package_version(package: str) -> str | None:
 def _sources(settings: EvalSettings) -> Iterator[Any]:
     """Return what is implemented somewhere: texts that name it, and live objects."""
     env, runner = settings.environment.env, settings.runners.runner
-    yield _entry_point(env) if isinstance(env, str) else env
+    yield env
+    yield _entry_point(env)
     yield from _live(settings.environment.env_kwargs)
     yield settings.policy.policy
     yield from _live(settings.policy.policy_kwargs)
@@ -68,33 +72,35 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
     yield settings.runners.init_fn
 
 
-def _entry_point(env: str) -> Any:
-    """Return what a gymnasium id stands for, if it is a known one."""
+def _entry_point(env: Any) -> Any:
+    """Return what a gymnasium id stands for, if it is a known one; ``module:id`` says what to import for it."""
+    if not isinstance(env, str):
+        return None
     import gymnasium
 
-    spec = gymnasium.registry.get(env)
-    return env if spec is None or spec.entry_point is None else spec.entry_point
+    spec = gymnasium.registry.get(env.rpartition(":")[2])
+    return None if spec is None else spec.entry_point
 
 
 def _live(value: Any) -> Iterator[Any]:
-    """Return the functions and classes in a tree of arguments."""
+    """Return the functions, classes and texts in a tree of arguments."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _live(item)
-    elif callable(value):
+    elif callable(value) or isinstance(value, str):
         yield value
 
 
 def _defined_in(value: Any) -> Iterator[tuple[str, Path, Callable[[], bytes]]]:
-    """Return module, file and source of every file that leads to a definition; none if it cannot be found."""
+    """Return module, file and source of a definition; none if it cannot be found."""
     if value is None:
         return
     if isinstance(value, str):
-        module, colon, attribute = value.partition(":")
-        if colon:
-            yield from ((name, path, path.read_bytes) for name, path in _way(module, attribute.split(".")[0]))
+        module = value.partition(":")[0]
+        if _TARGET.fullmatch(value) and (path := _file(module)) is not None:
+            yield module, path, path.read_bytes
         return
     value = _definition(value)
     module = value.__module__ or ""
@@ -114,39 +120,37 @@ def _definition(value: Any) -> Any:
     return value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
 
 
-def _way(module: str, name: str) -> Iterator[tuple[str, Path]]:
-    """Return the files from where a name is imported to where it is defined."""
-    for _ in range(_REEXPORTS):
-        path = _file(module)
-        if path is None:
-            return
-        yield module, path
-        if _installed(path) or path.suffix != ".py" or (found := _imported_from(path, module, name)) is None:
-            return
-        module, name = found
-
-
-def _imported_from(path: Path, module: str, name: str) -> tuple[str, str] | None:
-    """Return module and name that a file imports a name from; None if it defines the name itself."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return None
+def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """Return the modules that a file imports, or names in a text, and its package; none that are installed."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            if name == (alias.asname or alias.name):
-                assert isinstance(node, ast.ImportFrom)
-                base = _base(node, package)
-                submodule = f"{base}.{alias.name}"
-                return (submodule, "") if _file(submodule) else (base, alias.name)
-    return None
+    if module.startswith("__main__:"):
+        package = sys.modules["__main__"].__package__ or ""
+    source = path.read_bytes() if path.is_file() else b""
+    for name in _all_named(source, package) | {module.rpartition(".")[0]}:
+        if (found := _file(name)) is not None and not _foreign(found) and not found.is_relative_to(_OURS):
+            yield name, found
 
 
-def _base(node: ast.ImportFrom, package: str) -> str:
-    parts = package.split(".")
-    above = parts[: len(parts) - node.level + 1] if node.level else []
-    return ".".join([*above, *([node.module] if node.module else [])])
+@functools.lru_cache(maxsize=4096)  # An evaluation beside training must cost little.
+def _all_named(source: bytes, package: str) -> frozenset[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset().union(*(_named(node, package) for node in ast.walk(tree)))
+
+
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    """Return the modules that a piece of code may import."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _TARGET.fullmatch(node.value):
+        yield node.value.partition(":")[0]
 
 
 def _file(module: str) -> Path | None:
@@ -157,18 +161,12 @@ def _file(module: str) -> Path | None:
     parts = module.split(".")
     with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(parts[0])
-        for end in range(2, len(parts) + 1):
+        for part in parts[1:]:  # By its last name: that of a folder without __init__.py asks for its imported parent.
             locations = spec and spec.submodule_search_locations
-            spec = PathFinder.find_spec(".".join(parts[:end]), locations) if locations else None
+            spec = PathFinder.find_spec(part, list(locations)) if locations else None
         if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
             return Path(spec.origin).absolute()
     return None
-
-
-@functools.cache
-def _site_folders() -> tuple[str, ...]:
-    found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
-    return tuple(found | set(site.getsitepackages()))
 
 
 @functools.cache
@@ -177,7 +175,12 @@ def _stdlib() -> str:
 
 
 def _installed(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _site_folders())
+    return not _INSTALLED.isdisjoint(path.parts)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a file is installed, or Python's own."""
+    return _installed(path) or path.is_relative_to(_stdlib())
 
 
 @functools.cache

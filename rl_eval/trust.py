@@ -22,27 +22,29 @@ from typing import Any, Final
 from rl_eval.errors import UntrustedError
 from rl_eval.report.files import plain
 
-__all__ = ["check_trust", "is_own", "named_code", "sign"]
+__all__ = ["check_trust", "is_own", "named_code", "sign", "working_folder"]
 
 _KEY_BYTES: Final = 32
 _CALLED: Final = ("environment.env", "policy.policy", "policy.weights")
 _ARGUMENTS: Final = ("environment.env_kwargs.", "policy.policy_kwargs.")
 
 
+def working_folder() -> str | None:
+    """Return the folder in which this process works; None if it was removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
 def sign(config: Any) -> str | None:
     """Return the signature of a config that is evaluated in this process's working folder; None without a folder."""
-    try:
-        place = str(Path.cwd())
-    except OSError:  # It was removed.
-        return None
-    message = json.dumps([plain(config), place], sort_keys=True, separators=(",", ":"))
-    return hmac.new(_key(_key_file()), message.encode(), hashlib.sha256).hexdigest()
+    return _sign(config, working_folder())
 
 
 def is_own(provenance: Mapping[str, Any]) -> bool:
     """Tell whether this user made a result on this machine, in the folder in which this process works."""
-    theirs, ours = provenance.get("signature"), sign(provenance.get("config"))
-    return isinstance(theirs, str) and ours is not None and hmac.compare_digest(theirs.encode(), ours.encode())
+    return _was_made_in(working_folder(), provenance)
 
 
 def check_trust(provenance: Mapping[str, Any]) -> None:
@@ -55,8 +57,8 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
         return
     names = "".join(f"\n  {name}" for name in named_code(provenance.get("config")))
     raise UntrustedError(
-        "this result was not made by you, on this machine, in this folder; running its episodes again runs the code "
-        f"that it names:{names}\nIf you trust whoever made it, give --trust (in Python: trust=True)"
+        f"{_reason(provenance)}; running its episodes again runs the code that it names:{names}\n"
+        "If you trust whoever made it, give --trust (in Python: trust=True)"
     )
 
 
@@ -67,6 +69,34 @@ def named_code(config: Any) -> list[str]:
         for key, value in _leaves(config)
         if key in _CALLED or key.startswith(_ARGUMENTS) or (key == "runners.runner" and ":" in value)
     ]
+
+
+def _sign(config: Any, folder: str | None) -> str | None:
+    if folder is None:
+        return None
+    message = json.dumps([plain(config), folder], sort_keys=True, separators=(",", ":"))
+    return hmac.new(_key(_key_file())[0], message.encode(), hashlib.sha256).hexdigest()
+
+
+def _was_made_in(folder: str | None, provenance: Mapping[str, Any]) -> bool:
+    theirs, ours = provenance.get("signature"), _sign(provenance.get("config"), folder)
+    return isinstance(theirs, str) and ours is not None and hmac.compare_digest(theirs.encode(), ours.encode())
+
+
+def _reason(provenance: Mapping[str, Any]) -> str:
+    """Say why a result is not known as this user's, and how it could be."""
+    if problem := _key(_key_file())[1]:
+        return (
+            f"whether this result was made by you is not known, since rl_eval cannot keep your key: {problem} (set "
+            "XDG_STATE_HOME to a folder that you alone can write, before results are made)"
+        )
+    folder = provenance.get("folder")
+    if isinstance(folder, str) and _was_made_in(folder, provenance):
+        return (
+            f"this result was made by you, working in {folder}, and you are in {working_folder()}, where other modules "
+            "may have the same names: go there"
+        )
+    return "this result was not made by you, on this machine, in this folder"
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -91,15 +121,18 @@ def _key_file() -> Path | None:
 
 
 @functools.cache
-def _key(path: Path | None) -> bytes:
-    """Return the key of this user, made at its first use; without a place for it, one that ends with this process."""
+def _key(path: Path | None) -> tuple[bytes, str]:
+    """Return the key of this user, made at its first use, and why it cannot be kept, empty if it can.
+
+    One that cannot be kept ends with this process.
+    """
     new = secrets.token_bytes(_KEY_BYTES)
     if path is None:
-        return new
+        return new, "there is no home folder"
     try:
-        return _kept(path, new)
-    except OSError:
-        return new
+        return _kept(path, new), ""
+    except OSError as error:
+        return new, str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
 def _kept(path: Path, new: bytes) -> bytes:

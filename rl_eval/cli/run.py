@@ -91,6 +91,10 @@ def run(
         settings = read_settings(config, section, assignments, flags)
         prepare_process()
         say = _mute if quiet else _say
+        if accept_code_change and run_dir is None:
+            raise ConfigError(
+                "--accept-code-change continues the run in --run-dir: give --run-dir, or leave --accept-code-change out"
+            )
         run_dir, result = _look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_folder(output, run_dir, config, section, force=force) as folder:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_eval.errors import ConfigError
+from rl_eval.redaction import redact_command
 
 if TYPE_CHECKING:
     from rl_eval.config import EvalConfig
@@ -117,4 +118,5 @@ def _parse(assignment: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"--set {assignment}: {text!r} is not valid YAML") from None
+        shown = redact_command([assignment])[0]
+        raise ConfigError(f"--set {shown}: the value is not valid YAML, see its quotes and brackets") from None

@@ -306,6 +306,13 @@ def test_fresh_begins_beside_the_run(folder):
     assert Path("runs/result.json").read_bytes() == before
 
 
+def test_accepting_a_code_change_needs_a_run_dir(folder):
+    """Without one there is nothing that could have been begun with other code."""
+    outcome = call("run", "toy.yaml", "--accept-code-change")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "give --run-dir" in outcome.stderr
+
+
 def test_fresh_needs_a_run_dir(folder):
     """Without one, every run is fresh."""
     outcome = call("run", "toy.yaml", "--fresh")

@@ -107,6 +107,12 @@ def test_an_error_that_cannot_be_read_is_a_fault_like_any_other() -> None:
     assert {fault.message for fault in result.faults} == {"_Mute, whose text cannot be read"}
 
 
+def test_a_code_change_is_accepted_in_a_log_only() -> None:
+    """Without one nothing is continued, and the word would be lost in silence."""
+    with pytest.raises(ConfigError, match=r"accept_code_change=True .* give run_dir, or leave it out"):
+        evaluate(cartpole(), accept_code_change=True)
+
+
 def test_bounds_must_be_finite_before_anything_runs() -> None:
     """A bound that no interval can use is refused at once, not after the last episode."""
     with pytest.raises(ConfigError, match="return_bounds"):

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rl_eval import EvalConfig
 from rl_eval.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.redaction import digest_secrets, learn, redact, redact_command, redact_text
+from rl_eval.settings import EvalSettings
 from tests.planted import leaks, secret
 
 
@@ -52,6 +54,13 @@ def test_a_name_makes_a_secret(name: str) -> None:
 )
 def test_other_names_do_not(name: str, value: Any) -> None:
     assert redact({name: value}) == {name: value}
+
+
+def test_what_follows_an_option_is_named_by_it() -> None:
+    args = ["--token", "abc", "--verbose", "run", "--password", 123456, "--quiet", "--api-key=abc"]
+    shown = ["--token", "***", "--verbose", "run", "--password", "***", "--quiet", "--api-key=***"]
+    assert redact({"args": args}) == {"args": shown}
+    assert not leaks(json.dumps(digest_secrets({"args": ["--token", secret("option")]})))
 
 
 def test_what_is_no_text_and_no_number_is_left_as_it_is() -> None:
@@ -93,6 +102,11 @@ def test_variables_of_runners_are_secrets_unless_they_steer_a_library() -> None:
         ("file:///home/me@work/x", None),
         ("http://127.0.0.1:8265/x?flag", None),
         ("user@host and a?b=c", None),
+        ("https://h/x;token=abc", "https://h/x;token=***"),
+        ("AccountName=me;AccountKey=ab/c==;Suffix=net", "AccountName=me;AccountKey=***;Suffix=net"),
+        ("host=h password='a b' user=me", "host=h password=*** user=me"),
+        ("client(api_key='ab", "client(api_key=***"),
+        ("num_tokens=512 tokenizer=bert key=pixels token==other RAY_AUTH_MODE=token", None),
     ],
 )
 def test_uris_show_where_and_not_who(text: str, redacted: str | None) -> None:
@@ -134,6 +148,41 @@ def test_what_is_short_common_or_part_of_a_digest_is_left_in_texts() -> None:
     learn({"env_vars": {"A": "12345", "B": "evaluation", "C": "abc123"}, "password": "pl4ntpw"})
     text = "12345 evaluation d0abc1234f"
     assert redact_text(f"{text} abc123 pl4ntpw") == f"{text} *** ***"
+
+
+@pytest.mark.parametrize("name", ["STAGE", "TOKENS", "AUTH"])
+@pytest.mark.parametrize("value", ["100000", "0.12345", "characters", "Simple", "ENABLED"])
+def test_plain_words_and_numbers_are_left_in_texts(name: str, value: str) -> None:
+    """Whatever they are called: they would be masked where they mean something else."""
+    learn({"env_vars": {name: value}, name: value, "uri": f"x://me:{value}@h?a={value}"})
+    assert redact_text(f"after {value} episodes") == f"after {value} episodes"
+
+
+def test_a_long_word_under_the_name_of_a_secret_is_masked_in_texts() -> None:
+    learn({"password": "correcthorsebatterystaple"})
+    assert redact_text("no correcthorsebatterystaple here") == "no *** here"
+
+
+def test_paths_that_exist_are_left_in_texts(tmp_path: Path) -> None:
+    learn({"env_vars": {"ASSETS": str(tmp_path), "LONG": "/" + "a" * 9000}})
+    assert redact_text(f"{tmp_path}/robot.xml is missing") == f"{tmp_path}/robot.xml is missing"
+
+
+def test_what_is_known_changes_no_config_and_no_identity() -> None:
+    """A result says what was evaluated, whatever else the same process was given as a secret."""
+
+    def built() -> EvalSettings:
+        config = EvalConfig().environment("CartPole-v1", env_kwargs={"model": "/no-such/assets/robot.xml"})
+        config.policy("CartPole-v1:p", weights="/no-such/assets/net.pt")
+        return config.runners(num_runners=1, runtime_env={"env_vars": {"ASSETS": "/no-such/assets"}}).build()
+
+    settings = built()
+    described = settings.described()
+    assert described["environment"]["env_kwargs"] == {"model": "/no-such/assets/robot.xml"}
+    assert described["policy"]["weights"] == "/no-such/assets/net.pt"
+    assert redact(described) == described, "what is saved is what was signed"
+    assert redact(settings.identity()) == settings.identity()
+    assert redact_text("/no-such/assets/net.pt") == "***/net.pt"
 
 
 def test_every_error_of_ours_is_redacted_in_its_own_process_and_in_others() -> None:
@@ -184,11 +233,20 @@ def test_a_digest_is_the_same_in_every_process_and_kept_by_a_second_redaction() 
             r"runners.runtime_env is {'env_vars': {'DATABASE': '\*\*\*'}}",
         ),
         ({"num_runners": 1, "num_cpus_per_runner": "s3://a:b@c"}, r"is 's3://\*\*\*@c'"),
+        ({"runtime_env": "K=abc"}, r"runners.runtime_env is '\*\*\*': input should be a valid dictionary"),
+        ({"runtime_env": ["K=abc"]}, r"runners.runtime_env is \['\*\*\*'\]: "),
     ],
 )
 def test_messages_about_settings_hold_no_secrets(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config().runners(**values).build()
+
+
+@pytest.mark.parametrize("values", [{"runners": "K=pl4nted"}, {"runners": ["K=pl4nted"]}, "K=pl4nted"])
+def test_text_where_a_mapping_should_be_is_not_quoted(values: Any) -> None:
+    with pytest.raises(ConfigError, match="mapping") as refused:
+        EvalConfig.from_dict(values)
+    assert not leaks(str(refused.value))
 
 
 def test_the_repr_of_a_config_holds_no_secrets() -> None:

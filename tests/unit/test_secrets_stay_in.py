@@ -68,6 +68,9 @@ CONFIG = {
 SET = ("--set", f"policy.policy_kwargs.token={secret('argument')}")
 
 
+BROKEN = ("--set", "environment.env=planted_toys:broken")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_folder(tmp_path, monkeypatch)
@@ -110,13 +113,25 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ("--set", "environment.env=planted_toys:broken"),
-        ("--set", "environment.env=planted_toys:broken", "--debug"),
+        BROKEN,
+        (*BROKEN, "--debug"),
         ("--set", f"runners.runtime_env.env_vars.DATABASE={secret('variable')}"),
         ("--set", f"runners.num_runners={secret('wrong')}", "--set", f"policy.policy_kwargs.token={secret('wrong')}"),
+        ("--set", f"environment.env_kwargs.api_key='{secret('open')}"),
+        ("--set", f"runners.runtime_env=K={secret('text')}"),
+        (
+            *BROKEN,
+            "--set",
+            f"environment.env_kwargs.dsn=password={secret('dsn')}",
+        ),
+        (
+            *BROKEN,
+            "--set",
+            f"environment.env_kwargs.args=[--token, '{secret('o')}']",
+        ),
         ("--run-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"),
     ],
-    ids=["constructor", "traceback", "env_vars", "value", "run_dir"],
+    ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "run_dir"],
 )
 def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...]) -> None:
     outcome = call_alone("run", "planted.yaml", *args)

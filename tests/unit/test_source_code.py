@@ -50,21 +50,86 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def written(project: Path) -> dict[str, str]:
+    """Return what is expected of all files of a project."""
+    paths = {".".join(path.relative_to(project.parent).with_suffix("").parts): path for path in project.rglob("*.py")}
+    return {module.removesuffix(".__init__"): sha256(path) for module, path in paths.items()}
+
+
 def test_a_name_is_followed_to_the_file_that_defines_it_without_an_import(project: Path) -> None:
     config = EvalConfig().environment("plain_project:make").policy("plain_project:policies.make")
 
-    assert files(config) == {
-        "plain_project": sha256(project / "__init__.py"),
-        "plain_project.deep.envs": sha256(project / "deep" / "envs.py"),
-        "plain_project.policies": sha256(project / "policies.py"),
-    }
+    assert files(config) == written(project)
     assert "plain_project" not in sys.modules
 
 
-def test_a_gymnasium_id_stands_for_its_module(project: Path) -> None:
-    assert files(EvalConfig().environment("plain_project.policies:Env-v0")) == {
-        "plain_project.policies": sha256(project / "policies.py")
-    }
+IMPORTS = {
+    "absolute": "import plain_project.other",
+    "renamed": "import plain_project.other as o",
+    "inside a function": "def make():\n    from plain_project.other import thing",
+    "relative": "from .other import *",
+    "module of a package": "from . import other",
+    "through another": "from .deep import *",
+    "entry point": "register('My-v0', entry_point='plain_project.other:Env')",
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS.values(), ids=list(IMPORTS))
+@pytest.mark.parametrize("env", ["plain_project.policies:make", "plain_project:My-v0"])
+def test_files_are_followed_through_what_they_import(project: Path, env: str, statement: str) -> None:
+    """A cycle too; a package that is not installed is followed from any of its modules."""
+    (project / "policies.py").write_text(statement + "\n")
+    (project / "deep" / "__init__.py").write_text("from .. import other\n")
+    (project / "other.py").write_text("from . import policies\nimport json, numpy\n")
+    before = files(EvalConfig().environment(env))
+    (project / "other.py").write_text("import json\n")
+
+    assert before != files(EvalConfig().environment(env)) == written(project)
+
+
+def test_folders_without_init_files_are_followed(project: Path) -> None:
+    for path in project.rglob("__init__.py"):
+        path.unlink()
+    (project / "deep" / "er").mkdir()
+    (project / "deep" / "er" / "envs.py").write_text("from plain_project.deep import envs\n")
+    found = files(EvalConfig().environment("plain_project.deep.er.envs:make"))
+    assert sorted(found) == ["plain_project.deep.envs", "plain_project.deep.er.envs"]
+
+
+def test_a_file_that_cannot_be_read_by_python_is_followed_no_further(project: Path) -> None:
+    (project / "policies.py").write_text("from . import (\n")
+    assert files(EvalConfig().environment("plain_project:make")) == written(project)
+
+
+@pytest.mark.parametrize("env", ["plain_project.deep.envs:Known-v0", "Known-v0"])
+def test_a_registered_gymnasium_id_stands_for_its_class_too(
+    project: Path, env: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "__init__.py").write_text("")
+    spec = gymnasium.envs.registration.EnvSpec("Known-v0", entry_point="plain_project.policies:Env")
+    monkeypatch.setitem(gymnasium.registry, "Known-v0", spec)
+    found = files(EvalConfig().environment(env))
+    assert "plain_project.policies" in found
+    assert ("plain_project.deep.envs" in found) == (":" in env)
+
+
+def test_names_among_the_arguments_stand_for_their_files(project: Path) -> None:
+    (project / "__init__.py").write_text("")
+    kwargs = {"wrappers": ["plain_project.policies:make"], "url": "http://there:80/x", "text": "plain_project: no name"}
+    assert "plain_project.policies" in files(EvalConfig().environment("CartPole-v1", env_kwargs=kwargs))
+    assert "plain_project.policies" in files(
+        EvalConfig().environment("CartPole-v1").policy("a:b", policy_kwargs=kwargs)
+    )
+
+
+def test_a_package_that_is_installed_elsewhere_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on clusters, whose modules put other folders of packages on the path."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "vendored.py").write_text("")
+    (tmp_path / "mine.py").write_text("import vendored, torch, rl_eval\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    assert list(files(EvalConfig().environment("mine:make"))) == ["mine"]
 
 
 def test_files_of_installed_packages_stand_for_their_versions() -> None:
@@ -79,11 +144,14 @@ def test_live_objects_stand_for_their_files() -> None:
 
     class Env(gymnasium.Wrapper[Any, Any, Any, Any]): ...
 
-    here = {__name__: sha256(Path(__file__))}
-    for env in (Env, functools.partial(Env), lambda context: Env(context.pop("env"))):
-        assert files(EvalConfig().environment(env)) == here
-    assert files(EvalConfig().environment("CartPole-v1").policy(zeros)) == here
-    assert files(EvalConfig().environment("CartPole-v1", env_kwargs={"wrappers": [[Env]]})) == here
+    configs = [
+        *(EvalConfig().environment(env) for env in (Env, functools.partial(Env), lambda _: Env(gymnasium.Env()))),
+        EvalConfig().environment("CartPole-v1").policy(zeros),
+        EvalConfig().environment("CartPole-v1", env_kwargs={"wrappers": [[Env]]}),
+    ]
+    for config in configs:
+        assert files(config)[__name__] == sha256(Path(__file__))
+        assert not any(module.startswith("rl_eval") for module in files(config)), "that is a package of its own"
 
 
 def test_what_has_no_file_is_left_out() -> None:
@@ -96,6 +164,9 @@ SCRIPT = """
 import json, sys
 from rl_eval import EvalConfig
 from rl_eval.source_code import code_of
+
+if {runners} < 0:
+    from helper import Env
 
 NUM_RUNNERS = {runners}
 
@@ -114,8 +185,9 @@ def test_of_the_script_itself_only_the_source_of_the_object_counts(tmp_path: Pat
         path.write_text(SCRIPT.format(**values))
         return json.loads(subprocess.run([sys.executable, path], capture_output=True, check=True).stdout)
 
+    (tmp_path / "helper.py").write_text("")
     first = found(runners=1, limit=1)
-    assert list(first) == ["__main__:Env"]
+    assert sorted(first) == ["__main__:Env", "helper"]
     assert found(runners=2, limit=1) == first
     assert found(runners=1, limit=2) != first
 

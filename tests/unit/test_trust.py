@@ -160,6 +160,40 @@ def test_nothing_beside_a_foreign_result_is_imported_to_read_it(stranger):
     assert not Path("ran").exists()
 
 
+# Why not
+
+
+def test_a_result_of_another_folder_says_which(own, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedError, match=f"made by you, working in {own}, .*are in {tmp_path}/elsewhere"):
+        replay(own / "runs", 3)
+
+
+def test_a_folder_that_a_stranger_wrote_is_not_believed(own, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    result = load("runs")
+    result.provenance["folder"] = "/trust/me"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedError) as refused:
+        replay(result, 3)
+    assert "/trust/me" not in str(refused.value)
+
+
+def test_a_key_that_cannot_be_kept_is_named(own, state):
+    """Then nothing is known as this user's, whoever made it."""
+    (state / "rl_eval" / "key").chmod(0o644)
+    trust._key.cache_clear()
+    with pytest.raises(UntrustedError, match=f"cannot keep your key: {state}/rl_eval/key .*XDG_STATE_HOME"):
+        replay("runs", 3)
+
+
+def test_a_user_without_a_home_is_told(own, monkeypatch):
+    monkeypatch.setattr(trust, "_key_file", lambda: None)
+    with pytest.raises(UntrustedError, match=r"cannot keep your key: .* no home .*XDG_STATE_HOME"):
+        replay("runs", 3)
+
+
 # The key
 
 
