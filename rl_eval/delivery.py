@@ -39,6 +39,8 @@ _PROGRESS_S: Final = 2.0
 """How often loggers hear of an evaluation that runs."""
 _UNREAD: Final = 1000
 """Results that wait, for callbacks and loggers or to be read, before no more are made."""
+_KEPT: Final = 32
+"""Results that callbacks or loggers have had, and that can be read nevertheless."""
 
 
 @dataclass(eq=False)
@@ -294,7 +296,7 @@ class Delivery:
         dropped = None
         with self._changed:
             self._unread.append((item, unacknowledged))
-            if len(self._unread) > _UNREAD and (self._listeners or self._loggers):
+            if len(self._unread) > _KEPT and (self._listeners or self._loggers):
                 dropped, _ = self._unread.popleft()
             self._changed.notify_all()
         if isinstance(dropped, BaseException):

@@ -89,7 +89,16 @@ class UntrustedError(UsageError):
 
 
 class LogMismatch(UsageError):
-    """An evaluation log belongs to another plan, policy or environment; the message shows the difference."""
+    """An evaluation log belongs to another plan, policy or environment; the message shows the difference.
+
+    Args:
+        differences: What differs.
+        advice: What to do, for callers who choose the log's folder themselves.
+    """
+
+    def __init__(self, differences: str, advice: str = "") -> None:
+        super().__init__(f"{differences}\n{advice}" if advice else differences)
+        self.differences = differences
 
 
 class LogOwned(UsageError):

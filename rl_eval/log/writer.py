@@ -37,6 +37,12 @@ RETRY_SECONDS = (0.25, 5.0)
 CLOSE_SECONDS: Final = 10.0
 """How long :meth:`EvaluationLog.close` waits for a write that is under way."""
 
+_ACCEPT_CODE: Final = (
+    "Put the former code back, give another --run-dir, or start beside it with --fresh. If the change cannot "
+    "matter to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then "
+    "keeps both"
+)
+
 
 @dataclass
 class _Flush:
@@ -136,13 +142,16 @@ class EvaluationLog:
             return fold(ours, Scan(), self._storage.label)
         if differences := theirs.differences(ours):
             raise LogMismatch(
-                "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences])
-                + "\nGive another --run-dir, or start beside it with --fresh"
+                "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences]),
+                "Give another --run-dir, or start beside it with --fresh",
             )
         amendments = read_amendments(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
         if changes and not self._accept_code_change:
-            raise LogMismatch(_other_code(self._storage.label, changes))
+            raise LogMismatch(
+                "\n  ".join([f"{self._storage.label} was begun with other code (there -> here):", *changes]),
+                _ACCEPT_CODE,
+            )
         found = scan(self._storage)
         found.set_aside[:] = set_aside(self._storage, found)
         contents = fold(theirs, found, self._storage.label, amendments)
@@ -294,12 +303,3 @@ class EvaluationLog:
         with self._changed:
             self._error = error
             self._changed.notify_all()
-
-
-def _other_code(label: str, changes: list[str]) -> str:
-    return (
-        "\n  ".join([f"{label} was begun with other code (there -> here):", *changes])
-        + "\nPut the former code back, give another --run-dir, or start beside it with --fresh. If the change cannot "
-        "matter to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then "
-        "keeps both"
-    )

@@ -112,12 +112,13 @@ class _StepFile(Logger):
             ) from error
 
     def _parse_all_but_torn(self, content: bytes) -> tuple[list[Any], list[Row], bool]:
-        """Parse a file, without its last line if that one cannot be parsed."""
+        """Parse a file, without its last line if that one has no end and cannot be parsed."""
+        whole = content.endswith(b"\n")
         try:
-            return *self._parse(content.decode()), content.endswith(b"\n")
+            return *self._parse(content.decode()), whole
         except ValueError:
-            rest = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
-            if not rest:
+            rest = content[: content.rfind(b"\n") + 1]
+            if whole or not rest:
                 raise
             return *self._parse(rest.decode()), False
 
@@ -160,7 +161,7 @@ class JSONLinesLogger(_StepFile):
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
         rows = [json.loads(line) for line in text.split("\n") if line]
-        return list(rows[0]), rows
+        return list(rows[0]) if rows else [], rows
 
     def _format(self, rows: list[Row]) -> str:
         return "".join(map(self._line, rows))
@@ -238,7 +239,8 @@ def _cell(value: Any) -> Any:
 
 def _check_mark(names: list[Any]) -> None:
     if names[: len(_MARK)] != _MARK:
-        raise ValueError(f"it begins with {', '.join(map(str, names[:3]))}, not with {', '.join(_MARK)}")
+        begin = ", ".join(map(str, names[:3])) or "a blank line"
+        raise ValueError(f"it begins with {begin}, not with {', '.join(_MARK)}")
 
 
 def _step(row: Row) -> int:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
-from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
+from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.redaction import redacted_traceback
 from rl_eval.service.clients import Client, ClientBook, Request
-from rl_eval.service.messages import Answer, ClientStatus, Past, ServiceStatus, Ticket, Welcome
+from rl_eval.service.messages import Answer, ClientStatus, Past, ServiceStatus, Ticket, Welcome, pickled
 from rl_eval.service.queue import FairQueue
 
 if TYPE_CHECKING:
@@ -335,28 +335,37 @@ class EvalService:
     def _finished(self, request: Request, handle: EvalHandle) -> None:
         """A request has its result; called in the thread that drives the runners."""
         with self._changed:
+            try:
+                self._conclude(request, self._outcome(request, handle), handle.weights_version)
+            finally:
+                self._running, self._busy = None, time.monotonic()
+                self._dispatch()
+
+    def _outcome(self, request: Request, handle: EvalHandle) -> Any:
+        """Return the result of a request, or the error that there is instead, be it one of this function."""
+        try:
             error, client = handle.exception(), request.client
+            self._num_filming += self._videos is not None and error is None
             outcome: Any = error or handle.result()
             if isinstance(error, WeightsError):
                 client.fall_back(request.weights)
             elif error is None and len(outcome.records):  # One that was cancelled may have had no use for its weights.
                 client.proven = request.weights
-            self._num_filming += self._videos is not None and error is None
-            self._conclude(request, outcome, handle.weights_version)
-            self._running, self._busy = None, time.monotonic()
-            self._dispatch()
+        except Exception as error:
+            return error
+        return outcome
 
     def _conclude(self, request: Request, outcome: Any, version: int) -> None:
-        """Keep an answer for its client, and in the history."""
-        answer = Answer(request.ticket.request, version, _pickled(outcome))
+        """Keep an answer for its client, first of all, and in the history."""
+        answer = Answer(request.ticket.request, version, pickled(outcome))
         request.answer, request.weights, request.handle = answer, None, None
+        self._changed.notify_all()
         self._num_finished += 1
         self._past.append(Past(request.client.name, request.ticket.step, time.time(), answer))
         size = sum(len(one.answer.outcome) for one in self._past)
         while len(self._past) > _HISTORY or (size > _HISTORY_BYTES and len(self._past) > 1):
             size -= len(self._past.popleft().answer.outcome)
         self._clients.settle(request.client)
-        self._changed.notify_all()
 
     def _nothing_ran(self, reason: str) -> Any:
         """Return the result of an evaluation that was cancelled while it waited."""
@@ -427,23 +436,3 @@ def _end_this_actor() -> None:
     import ray
 
     ray.kill(ray.get_runtime_context().current_actor)
-
-
-def _pickled(outcome: Any) -> bytes:
-    import cloudpickle
-
-    try:
-        data = bytes(cloudpickle.dumps(outcome))
-        if isinstance(outcome, BaseException):
-            cloudpickle.loads(data)  # Errors with arguments of their own can often be written only.
-    except Exception as error:
-        reason = f"it cannot be pickled: {type(error).__name__}"
-        return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {_text(outcome)} ({reason})")))
-    return data
-
-
-def _text(outcome: Any) -> str:
-    try:
-        return str(outcome)
-    except Exception as error:
-        return f"its text cannot be had: {type(error).__name__}"

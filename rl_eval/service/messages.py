@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from rl_eval.errors import EvalError
 
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
     from rl_eval.settings import EvalSettings
 
-__all__ = ["Answer", "ClientStatus", "FinishedEvaluation", "Past", "ServiceStatus", "Ticket", "Welcome"]
+__all__ = ["Answer", "ClientStatus", "FinishedEvaluation", "Past", "ServiceStatus", "Ticket", "Welcome", "pickled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,24 @@ class ServiceStatus:
     num_runners: int
     """That are up."""
     clients: tuple[ClientStatus, ...]
+
+
+def pickled(outcome: Any) -> bytes:
+    """Pickle a result or an exception; one that would not arrive is replaced by an error with its text."""
+    import cloudpickle
+
+    try:
+        data = bytes(cloudpickle.dumps(outcome))
+        if isinstance(outcome, BaseException):
+            cloudpickle.loads(data)  # Errors with arguments of their own can often be written only.
+    except Exception as error:
+        reason = f"it cannot be pickled: {type(error).__name__}"
+        return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {_text(outcome)} ({reason})")))
+    return data
+
+
+def _text(outcome: Any) -> str:
+    try:
+        return str(outcome)
+    except Exception as error:
+        return f"its text cannot be had: {type(error).__name__}"

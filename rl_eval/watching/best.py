@@ -6,13 +6,18 @@ import json
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.watching.checkpoints import Staged
 
-__all__ = ["BestCheckpoint"]
+if TYPE_CHECKING:
+    from rl_eval.settings import EvaluationSection
+    from rl_eval.watching.journal import Entry, Score
+
+__all__ = ["BestCheckpoint", "describe"]
 
 _FILE: Final = "best.json"
 
@@ -57,3 +62,32 @@ class BestCheckpoint:
             home = self._folder / former
             if home.exists():
                 shutil.rmtree(home, ignore_errors=True)
+
+
+def describe(leader: Entry, selection: EvaluationSection, num_held_out: int) -> dict[str, Any]:
+    """Describe the best checkpoint by both its numbers, and say which of them is which.
+
+    Args:
+        leader: The checkpoint.
+        selection: The episodes by which it was chosen; the held-out ones follow them.
+        num_held_out: How many of these there are.
+    """
+    held_out = leader.held_out
+    chosen = "greatest mean return of all checkpoints, so biased upward"
+    return {
+        "name": leader.seen.name,
+        "step": leader.seen.step,
+        "digest": leader.digest,
+        "selection": _number(leader.selection, selection.num_episodes, chosen),
+        "held_out": held_out and _number(held_out, num_held_out, _worth(held_out)),
+    }
+
+
+def _number(score: Score, num_episodes: int, meaning: str) -> dict[str, Any]:
+    last = score.first_index + num_episodes - 1
+    return {"episodes": f"indices {score.first_index} to {last}", "meaning": meaning, **asdict(score)}
+
+
+def _worth(held_out: Score) -> str:
+    advice = "depends on the layout, do not quote it" if held_out.determinism else "quote this one"
+    return f"had no part in the choice: {advice}"

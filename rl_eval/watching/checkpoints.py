@@ -49,6 +49,9 @@ class Sighting:
         """Sort key: by step, and those without one after them, by time."""
         return self.step is None, self.step or 0, self.modified, self.name
 
+    def __str__(self) -> str:
+        return self.name if self.step is None else f"step {self.step:,} ({self.name})"
+
 
 @dataclass(frozen=True)
 class Staged:

@@ -25,6 +25,7 @@ _COLUMNS: Final = (
     "step", "name", "modified", "status", "episode_return_mean", "episode_return_ci_low", "episode_return_ci_high",
     "num_episodes", "num_failed_episodes", "best", "held_out_return_mean", "held_out_return_ci_low",
     "held_out_return_ci_high", "held_out_num_episodes", "digest", "fingerprint", "evaluation", "reason",
+    "determinism", "held_out_determinism",
 )  # fmt: skip
 
 _LINE: Final = "#1f77b4"
@@ -67,6 +68,8 @@ def _row(entry: Entry, best: str | None) -> dict[str, Any]:
         "fingerprint": score.fingerprint,
         "evaluation": entry.id if score.fingerprint else None,
         "reason": score.reason,
+        "determinism": score.determinism,
+        "held_out_determinism": held_out and held_out.determinism,
     }
 
 

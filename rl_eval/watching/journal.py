@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
+from rl_eval.log.code_changes import code_differences
 from rl_eval.report.files import plain
 from rl_eval.watching.checkpoints import Sighting, identify
 
@@ -53,6 +54,8 @@ class Score:
     first_index: int
     """Where its plan begins."""
     fingerprint: str
+    determinism: str = ""
+    """What the determinism check found amiss; empty if nothing."""
 
     @classmethod
     def of(cls, result: EvalResult) -> Score:
@@ -67,12 +70,24 @@ class Score:
             num_failed=result.num_failed,
             first_index=result.plan.first_index,
             fingerprint=result.fingerprint,
+            determinism=str(result.determinism) if result.determinism.passed is False else "",
         )
 
     @classmethod
     def unreadable(cls, reason: str, first_index: int) -> Score:
         """Say that there was no evaluation."""
         return cls(UNREADABLE, reason, None, None, None, 0, 0, first_index, "")
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"{self.status}: {self.reason}"
+        told = f"mean return {self.mean:.6g}"
+        if self.low is not None and self.high is not None:
+            told += f" (95 % interval {self.low:.6g} to {self.high:.6g})"
+        told += f" over {self.num_episodes} episodes"
+        if self.status != "complete":
+            told += f"; {self.status}: {self.reason}"
+        return f"{told}; {self.determinism}" if self.determinism else told
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,8 @@ class Journal:
 
     Args:
         folder: Where ``watch.json`` is, or will be.
-        task: What is evaluated, as plain values by dotted key; entries of another task are refused.
+        task: What is evaluated, as plain values by dotted key, and the digests of its ``code``; entries of another task
+            are refused.
 
     Raises:
         ConfigError: There are entries of another task, or the file is damaged.
@@ -106,7 +122,7 @@ class Journal:
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
         self._path = folder / JOURNAL_FILE
-        self._task = {key: plain(value) for key, value in task.items()}
+        self._task = plain(task)
         self.owned: dict[str, None] = {}
         """Ids of the checkpoints for which folders were made; only these may be removed."""
         self.entries: dict[str, Entry] = {}
@@ -134,6 +150,14 @@ class Journal:
         return max(complete, key=lambda entry: entry.selection.mean or 0.0, default=None)
 
     # ------------------------------------------------------------------ what happens
+
+    def check(self, task: Mapping[str, Any]) -> None:
+        """Make sure that what is evaluated next is still what the entries are about.
+
+        Raises:
+            ConfigError: It is something else, such as code that was edited meanwhile.
+        """
+        self._refuse(_changes(self._task, plain(task)))
 
     def begin(self) -> None:
         """Write the file, before there is anything that it should be about."""
@@ -191,20 +215,28 @@ class Journal:
             self.owned = dict.fromkeys(map(_plain_name, data.get("folders", ())))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise _unusable(self._path, error) from error
-        changes = [
-            f"{key}: {task.get(key)!r} -> {self._task.get(key)!r}"
-            for key in task | self._task
-            if task.get(key) != self._task.get(key)
-        ]
-        evaluated = any(entry.selection.status != UNREADABLE for entry in entries)
-        if changes and evaluated:
-            raise ConfigError(
-                f"{self._path} is about another evaluation, whose points do not belong on one curve (there -> here): "
-                f"{'; '.join(changes)}. Give another --output"
-            )
+        changes = _changes(task, self._task)
+        if any(entry.selection.status != UNREADABLE for entry in entries):
+            self._refuse(changes)
         if not changes:  # Else none was evaluated, perhaps because of what has changed.
             self.entries = {entry.id: entry for entry in entries}
         return bool(changes)
+
+    def _refuse(self, changes: list[str]) -> None:
+        if changes:
+            raise ConfigError(
+                f"{self._path} is about another evaluation, whose points do not belong on one curve (there -> here): "
+                f"{'; '.join(changes)}. Put back what was changed, or give another --output"
+            )
+
+
+def _changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return one line per difference of two tasks; code that only one of them knows is none."""
+    return [
+        f"{key}: {there.get(key)!r} -> {here.get(key)!r}"
+        for key in {**there, **here}
+        if key != "code" and there.get(key) != here.get(key)
+    ] + code_differences(there.get("code", {}), here.get("code", {}))
 
 
 def check_journal(path: Path) -> dict[str, Any]:

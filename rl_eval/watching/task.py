@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ConfigError
+from rl_eval.source_code import code_of
 
 if TYPE_CHECKING:
     from rl_eval.settings import EvalSettings
@@ -44,9 +45,9 @@ def check_key(key: str) -> str:
 
 
 def task_of(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, Any]:
-    """Return what the points of one curve have in common, by dotted key."""
-    identity = with_checkpoint(settings, key, None).identity()
-    episodes = settings.evaluation
+    """Return what the points of one curve have in common, by dotted key, and the digests of its ``code``."""
+    settings = with_checkpoint(settings, key, None)
+    identity, episodes = settings.identity(), settings.evaluation
     return {
         **dict(_flat(identity, "")),
         "num_episodes": episodes.num_episodes,
@@ -54,6 +55,7 @@ def task_of(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, An
         "first_index": episodes.first_index,
         "held_out": num_held_out,
         "as": key,
+        "code": code_of(settings),
     }
 
 

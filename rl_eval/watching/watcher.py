@@ -12,15 +12,15 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes
-from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
+from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.group import EvalRunnerGroup
 from rl_eval.policies import came_from_factory
-from rl_eval.watching.best import BestCheckpoint
+from rl_eval.watching.best import BestCheckpoint, describe
 from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, Staging, compile_step_pattern
 from rl_eval.watching.claim import OutputClaim
 from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
@@ -106,7 +106,7 @@ class Watcher:
         self._folder = CheckpointFolder(options.run_dir.resolve(), options.pattern, pattern, self._output)
         self._claim = OutputClaim(options.run_dir.resolve(), self._output)
         try:
-            self._journal = Journal(self._output, task_of(settings, self._key, self._num_held_out))
+            self._journal = Journal(self._output, self._task())
             self._take_over()
             self._staging = Staging(self._output / "checkpoints", self._journal.own)
             self._best = BestCheckpoint(self._output / "best")
@@ -154,6 +154,9 @@ class Watcher:
     def unfinished(self) -> bool:
         """Whether something that was seen has no entry yet: half-written, unreadable and young, or not reached."""
         return any(not self._journal.knows(seen) for seen in self._folder.seen)
+
+    def _task(self) -> dict[str, Any]:
+        return task_of(self._settings, self._key, self._num_held_out)
 
     def _take_over(self) -> None:
         """Make the folder ours, and remove what a killed watcher, or one of another task, has left to be removed."""
@@ -244,7 +247,7 @@ class Watcher:
             self._give_up(staged, str(error))
             return
         entry = self._journal.record(staged, Score.of(result))
-        self._say(f"{_titled(entry.seen)}: {_told(entry.selection)}")
+        self._say(f"{entry.seen}: {entry.selection}")
         self._tidy()
         self._publish()
 
@@ -255,7 +258,7 @@ class Watcher:
             self._staging.drop(staged.id)
             return
         self._journal.record(staged, Score.unreadable(reason, self._settings.evaluation.first_index))
-        self._say(f"{_titled(staged.seen)}: skipped, it cannot be evaluated: {reason}")
+        self._say(f"{staged.seen}: skipped, it cannot be evaluated: {reason}")
         self._staging.drop(staged.id)
         self._publish()
 
@@ -313,31 +316,11 @@ class Watcher:
 
     def _keep(self, leader: Entry, staged: Staged) -> None:
         """Make the leader the best."""
-        self._best.keep(staged, self._describe(leader))
+        self._best.keep(staged, describe(leader, self._settings.evaluation, self._num_held_out))
         self._tidy()
-        self._say(f"best: {_titled(leader.seen)}: selection {_told(leader.selection)}, biased upward by the choice")
+        self._say(f"best: {leader.seen}: biased upward by the choice, selection {leader.selection}")
         if leader.held_out is not None:
-            self._say(f"best: {_titled(leader.seen)}: held-out {_told(leader.held_out)}")
-
-    def _describe(self, leader: Entry) -> dict[str, Any]:
-        first, num = self._settings.evaluation.first_index, self._settings.evaluation.num_episodes
-        return {
-            "name": leader.seen.name,
-            "step": leader.seen.step,
-            "digest": leader.digest,
-            "selection": {
-                "episodes": f"indices {first} to {first + num - 1}",
-                "meaning": "greatest mean return of all checkpoints, so biased upward",
-                **asdict(leader.selection),
-            },
-            "held_out": None
-            if leader.held_out is None
-            else {
-                "episodes": f"indices {first + num} to {first + num + self._num_held_out - 1}",
-                "meaning": "had no part in the choice: quote this one",
-                **asdict(leader.held_out),
-            },
-        }
+            self._say(f"best: {leader.seen}: held-out {leader.held_out}")
 
     def _publish(self) -> None:
         """Write the curve if it has changed."""
@@ -360,11 +343,14 @@ class Watcher:
         Raises:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: It was given up; its log has what finished.
-            UsageError: The config cannot work.
+            UsageError: The config cannot work, or the code has changed.
             ClusterError: It cannot run, and the checkpoint is not to blame.
         """
+        self._journal.check(self._task())
         try:
             result = self._run(staged, kind, episodes)
+        except LogMismatch as error:
+            raise ConfigError(f"{error.differences}\nGive another --output") from error
         except (_BadCheckpoint, UsageError, ClusterError):
             raise
         except Exception as error:
@@ -433,18 +419,6 @@ class Watcher:
 def _version(seen: Sighting) -> int:
     """Return the weights version of a checkpoint: its step, where that is one."""
     return seen.step if seen.step is not None and seen.step < _VERSIONS else 0
-
-
-def _titled(seen: Sighting) -> str:
-    return seen.name if seen.step is None else f"step {seen.step:,} ({seen.name})"
-
-
-def _told(score: Score) -> str:
-    if score.mean is None:
-        return f"{score.status}: {score.reason}"
-    between = "" if score.low is None or score.high is None else f" (95 % interval {score.low:.6g} to {score.high:.6g})"
-    doubt = "" if score.status == "complete" else f"; {score.status}: {score.reason}"
-    return f"mean return {score.mean:.6g}{between} over {score.num_episodes} episodes{doubt}"
 
 
 def _one_line(error: Exception) -> str:

@@ -259,6 +259,9 @@ FOREIGN = {
     "a trainer's table without an end": "step,train_loss,lr\n10000,0.51,3e-4",
     "a trainer's header": "step,train_loss,lr\n",
     "the beginning of a header": "step,weights_v",
+    "a blank line": "\n",
+    "blank lines": "\n\n\n",
+    "blanks": " \n\n \n",
     "a trainer's objects": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}\n',
     "a trainer's objects without an end": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}',
     "a trainer's one object": '{"step": 10000, "loss": 0.5}',
@@ -369,17 +372,20 @@ def test_a_column_that_could_not_be_added_is_added_later(tmp_path):
 
 
 @both
-def test_a_torn_last_line_with_an_end_is_dropped(tmp_path, logger, rows):
-    """Something was appended to what a kill had left."""
+@pytest.mark.parametrize("kind", ["a comment", "a row behind a torn one"])
+def test_a_whole_last_line_is_never_cut(tmp_path, logger, rows, kind):
+    """Only what has no end was cut short by a kill: anything else is somebody's, and refused as it is."""
     path = tmp_path / "curve"
     log = logger(path)
     log.log(point(10))
     whole = path.stat().st_size
     log.log(point(20))
-    line = path.read_bytes()[whole:]
-    path.write_bytes(path.read_bytes()[: whole + 50] + line)
-    logger(path).log(point(30))
-    assert [int(row["step"]) for row in rows(path)] == [10, 30]
+    content = path.read_bytes()
+    path.write_bytes(content + b"# learning rate lowered\n" if kind == "a comment" else content[:-50] + content[whole:])
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="no file of this logger"):
+        logger(path)
+    assert path.read_bytes() == before
 
 
 # ------------------------------------------------------------------------------ console

@@ -9,7 +9,11 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.errors import EvalError
+from rl_eval.handle import EvalHandle
 from rl_eval.service.actor import EvalService
+
+LIMIT_S = 30.0
+"""Far beyond what anything here takes; reached only by what hangs."""
 
 
 def always_left(observations):
@@ -29,8 +33,9 @@ def answers(service, session, *names):
     """Wait for the answers to these requests."""
     found = {}
     while not found.keys() >= set(names):
-        for answer in service.collect("me", session, list(found), 10.0):
-            found[answer.request] = pickle.loads(answer.outcome)
+        arrived = service.collect("me", session, list(found), LIMIT_S)
+        assert arrived, "no answer will come"
+        found |= {answer.request: pickle.loads(answer.outcome) for answer in arrived}
     return [found[name] for name in names]
 
 
@@ -94,3 +99,38 @@ def test_a_cancelled_request_is_answered_although_its_empty_result_cannot_be_mad
     service.cancel("me", session, "waiting", "not needed", unless_started=True)
     (outcome,) = answers(service, session, "waiting")
     assert isinstance(outcome, OSError)
+
+
+def refuse_once(function, calls):
+    """Return a function that raises the first time it is called."""
+
+    def call(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("no room")
+        return function(*args)
+
+    return call
+
+
+def test_the_next_request_runs_although_the_books_of_a_finished_one_cannot_be_kept(service, monkeypatch):
+    """Whoever waits has the result, too."""
+    session, calls = service.connect("me", True).session, []
+    monkeypatch.setattr(service._clients, "settle", refuse_once(service._clients.settle, calls))
+    service.submit("me", session, "first", 1, 0, None)
+    service.submit("me", session, "second", 2, 0, None)
+    first, second = answers(service, session, "first", "second")
+    assert (first.status, second.status, len(calls)) == ("complete", "complete", 2)
+    assert service._running is None
+
+
+def test_a_result_that_cannot_be_taken_is_answered_with_the_error(service, monkeypatch):
+    """And the next request runs."""
+    session, calls = service.connect("me", True).session, []
+    monkeypatch.setattr(EvalHandle, "exception", refuse_once(EvalHandle.exception, calls))
+    service.submit("me", session, "first", 1, 0, None)
+    service.submit("me", session, "second", 2, 0, None)
+    first, second = answers(service, session, "first", "second")
+    assert isinstance(first, MemoryError)
+    assert second.status == "complete"
+    assert service._running is None

@@ -1,5 +1,6 @@
 """The checkpoint watcher: every checkpoint once, none half-written, none lost to a kill, and an honest best."""
 
+import json
 import os
 import shutil
 import signal
@@ -156,6 +157,52 @@ def test_only_a_complete_evaluation_leads(folder, status, mean):
         journal.record(Staged(seen, f"{step}", folder), Score(score[0], "", score[1], None, None, 3, 0, 0, "f"))
     assert journal.leader.seen.step == (1 if (status, mean) == ("complete", 1.0) else 2)
     assert Journal(folder, {}).leader == journal.leader
+
+
+LEAKY = """
+import gymnasium as gym
+
+
+class Leaky(gym.Wrapper):
+    resets = 0
+
+    def reset(self, **given):
+        self.resets += 1
+        return self.env.reset(**given)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward + self.resets, *rest
+
+
+def make(context):
+    return Leaky(gym.make("CartPole-v1"))
+"""
+
+
+def test_an_environment_that_leaks_is_told_wherever_its_numbers_are(folder, monkeypatch):
+    """In the line of each checkpoint, in the table, and with both numbers of the best, which nobody is to quote."""
+    Path("watch_leaky.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(folder)
+    save(1)
+    outcome = watch_once("--set", "environment.env=watch_leaky:make")
+    lines = [line for line in outcome.stdout.splitlines() if "mean return" in line]
+    assert len(lines) == 3
+    assert all("NOT a function of its seed" in line for line in lines)
+    (row,), found = curve(), best()
+    assert "NOT a function of its seed" in row["determinism"]
+    assert "NOT a function of its seed" in row["held_out_determinism"]
+    for kind in ("selection", "held_out"):
+        assert "NOT a function of its seed" in found[kind]["determinism"]
+    assert "quote this one" not in found["held_out"]["meaning"]
+
+
+def test_of_a_deterministic_environment_one_number_is_to_be_quoted(folder):
+    """Nothing is said of the check, whose words depend on what was left to run."""
+    save(1)
+    assert "NOT a function" not in watch_once().stdout
+    assert (curve()[0]["determinism"], best()["held_out"]["determinism"]) == ("", "")
+    assert best()["held_out"]["meaning"].endswith("quote this one")
 
 
 def test_without_held_out_episodes_there_is_no_second_number(folder):
@@ -516,6 +563,83 @@ def test_a_curve_has_points_of_one_evaluation(folder):
     assert "num_episodes: 6 -> 7" in outcome.stderr
     assert "--output" in outcome.stderr
     assert watch_once("--set", "runners.num_envs_per_runner=2").exit_code == ExitCode.COMPLETE
+
+
+WORTH = """
+import gymnasium as gym
+
+
+def make(context):
+    return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: reward * {worth})
+"""
+
+
+def test_a_curve_has_points_of_one_code(folder):
+    """What was edited between two calls is named, with what helps here; the former code continues the curve."""
+    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    args = ("watch_worth:make", "--once")
+    save(1)
+    assert watch_worth(*args).returncode == ExitCode.COMPLETE
+    save(2)
+    Path("watch_worth.py").write_text(WORTH.format(worth=3))
+    refused = watch_worth(*args)
+    assert refused.returncode == ExitCode.USAGE
+    assert "watch_worth.py" in refused.stderr
+    assert "--output" in refused.stderr
+    assert steps() == [1]
+    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    assert watch_worth(*args).returncode == ExitCode.COMPLETE
+    assert steps() == [1, 2]
+
+
+def test_code_that_is_edited_between_two_looks_ends_the_watch(folder, monkeypatch):
+    """Runners that start later would have the new code, and the earlier ones have not."""
+    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    monkeypatch.syspath_prepend(folder)
+    save(1)
+    watching = make_watcher(config=CONFIG | {"environment": {"env": "watch_worth:make"}})
+    try:
+        watching.run_once(0.0)
+        save(2)
+        Path("watch_worth.py").write_text(WORTH.format(worth=3))
+        with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
+            watching.run_once(0.0)
+    finally:
+        watching.close()
+    assert steps() == [1]
+
+
+def test_a_half_finished_evaluation_of_other_code_is_refused_in_words_of_this_command(folder):
+    """None of the options that it names are another command's."""
+    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    args = ("watch_worth:make", "--once")
+    save(1)
+    watch_worth(*args)
+    forget_the_evaluations()
+    Path("watch_worth.py").write_text(WORTH.format(worth=3))
+    refused = watch_worth(*args)
+    assert refused.returncode == ExitCode.USAGE
+    assert "was begun with other code" in refused.stderr
+    assert "watch_worth.py" in refused.stderr
+    assert "--output" in refused.stderr
+    for option in ("--run-dir", "--fresh", "--accept-code-change"):
+        assert option not in refused.stderr
+
+
+def forget_the_evaluations():
+    """Have the journal say what it says between the first episode and the first entry, of whatever code."""
+    path = Path("run/eval/watch.json")
+    content = json.loads(path.read_text())
+    content["task"].pop("code", None)
+    path.write_text(json.dumps(content | {"checkpoints": []}))
+
+
+def watch_worth(env, *args):
+    """Watch in a process of its own, which imports the environment anew."""
+    command = watch_args("--set", f"environment.env={env}", *args)
+    process = start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def test_a_mistake_that_left_no_points_can_be_corrected(folder):
