@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ __all__ = ["FailFast"]
 _FEWEST: Final = 20
 _PER_LANE: Final = 2
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_HERE: Final = f"{Path(__file__).parent}{os.sep}"
+_PACKAGE: Final = Path(__file__).parent
 
 
 @final
@@ -58,5 +57,5 @@ def _kind(fault: Fault) -> tuple[object, ...]:
 
 def _place(fault: Fault) -> tuple[str, ...]:
     """Return file and line of the innermost frame that is not of this package, empty if there is none."""
-    frames = [frame for frame in _FRAME.findall(fault.traceback) if not frame[0].startswith(_HERE)]
+    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
     return frames[-1] if frames else ()

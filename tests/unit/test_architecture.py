@@ -262,6 +262,7 @@ IMPORTED = [
     ("rl_eval.weights", ("torch", "ray", "tensordict", "gymnasium")),
     ("rl_eval.group", ("torch", "ray", "tensordict")),
     ("rl_eval.cli", ("torch", "ray", "tensordict", "gymnasium")),
+    ("rl_eval.cli.progress", ("torch", "ray", "tensordict", "gymnasium", "numpy")),
 ]
 
 
