@@ -68,4 +68,6 @@ def _may_be_ctrl_c() -> bool:
     if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
         return False
     handler = signal.getsignal(signal.SIGINT)
+    if handler in (signal.SIG_IGN, signal.SIG_DFL):
+        return False  # A process in the background ignores it, and one without a handler would be dead.
     return handler.raised if isinstance(handler, _NotedHandler) else True

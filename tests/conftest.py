@@ -1,6 +1,7 @@
 """Settings that must hold before torch or Ray are imported by any test, and what every test starts from."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from tests.planted import leaking_files, leaks
 os.environ.update(reproducible_environment())
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+# A process in the background starts with Ctrl-C ignored, and some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing of the user who runs the tests is touched; child processes inherit it.
 _STATE = tempfile.TemporaryDirectory(prefix="rl_eval-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name

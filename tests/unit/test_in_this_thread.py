@@ -167,6 +167,18 @@ def test_a_keyboard_interrupt_of_an_environment_is_its_fault(place: str, threade
     assert result.fault_counts == ({} if place == "construct" else {"KeyboardInterrupt": 1})
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_where_nothing_turns_ctrl_c_into_an_error_an_interrupt_is_the_environments(handler: Any) -> None:
+    """A job in the background ignores Ctrl-C."""
+    former = signal.signal(signal.SIGINT, handler)
+    try:
+        result = evaluate(config(raise_at("step")))
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert result.status == "complete"
+    assert result.fault_counts == {"KeyboardInterrupt": 1}
+
+
 def test_ctrl_c_stays_one() -> None:
     """It ends the evaluation and reaches the caller; the handler is the one that was there."""
     before = signal.getsignal(signal.SIGINT)
