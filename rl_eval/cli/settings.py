@@ -95,7 +95,7 @@ def _assign(config: EvalConfig, assignment: str) -> None:
     """Apply one ``KEY=VALUE``; a key longer than ``section.name`` reaches into a mapping."""
     key, equals, text = assignment.partition("=")
     if not equals:
-        raise ConfigError(f"--set {assignment}: write it as KEY=VALUE, for example evaluation.num_episodes=50")
+        raise ConfigError(f"--set {assignment}: it lacks = and a value, as in evaluation.num_episodes=50")
     parts = key.strip().split(".")
     value = _parse(assignment, text)
     if inner := parts[2:]:

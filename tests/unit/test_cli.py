@@ -163,7 +163,7 @@ def test_set_reads_yaml_and_reaches_into_mappings(folder):
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
-        ("evaluation.num_episodes", "KEY=VALUE"),
+        ("evaluation.num_episodes", "it lacks = and a value"),
         ("evaluation.num_episodez=3", "did you mean 'num_episodes'?"),
         ("num_episodes=3", "unknown config key 'num_episodes'"),
         ("evaluation.num_episodes={", "not valid YAML"),

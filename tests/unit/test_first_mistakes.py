@@ -83,7 +83,11 @@ REFUSED = {
     "a misspelt section": (("evaluations.seed=1",), {}, ["evaluations.seed", "did you mean"]),
     "a misspelt key": (("evaluation.num_episode=3",), {}, ["evaluation.num_episode", "'num_episodes'"]),
     "a value of another type": (("evaluation.num_episodes=many",), {}, ["evaluation.num_episodes is 'many'"]),
-    "an assignment without =": ((), {"args": ["--set", "evaluation.seed"]}, ["--set evaluation.seed", "KEY=VALUE"]),
+    "an assignment without =": (
+        (),
+        {"args": ["--set", "evaluation.seed"]},
+        ["--set evaluation.seed", "it lacks = and a value"],
+    ),
     "a file that is not there": ((), {"config": "toi.yaml"}, ["there is no config file 'toi.yaml'"]),
     "broken YAML": ((), {"config": "broken.yaml"}, ["broken.yaml", "line 3", " evaluation:", "^"]),
     "a result as config": ((), {"config": "array.npy"}, ["array.npy", "no text file"]),
