@@ -109,6 +109,20 @@ def test_auto_takes_no_longer_than_two_seconds_or_two_percent(seconds, run_secon
         assert len(chosen) == 4
 
 
+@pytest.mark.parametrize(("runners", "count"), [(1, 1), (2, 2), (4, 4)])
+def test_runners_share_the_time_of_the_check(runners: int, count: int) -> None:
+    """Episodes of one and a half seconds fit into two seconds side by side only."""
+    chosen, _ = affordable(table(seconds=1.5), candidates(100, "auto", 0), 10.0, 0.0, runners)
+    assert len(chosen) == count
+
+
+def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
+    """A continued run that lacks only its check compares with the process before."""
+    evaluate(cartpole(purity_check=0), run_dir=tmp_path)
+    found = evaluate(cartpole(purity_check=0.1), run_dir=tmp_path).determinism
+    assert (found.checked, found.elsewhere, found.passed) == (3, 3, True)
+
+
 def test_failed_episodes_have_nothing_to_compare() -> None:
     """Where no episode completed, that is why nothing is checked."""
     assert affordable(table(failed=tuple(range(100))), [1, 2], 10.0, 0.0, 1) == ([], "no episode completed")
