@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.determinism import Determinism, FirstDifference
-from rl_eval.episode import Fault, Lease, Outcome, RunReport, fingerprint_rows
+from rl_eval.episode import Fault, Lease, Outcome, RunReport, different_columns
 from rl_eval.trace import first_divergence
 
 __all__ = ["DeterminismCheck", "Origin"]
@@ -187,14 +187,13 @@ class DeterminismCheck:
             if parted is not None:
                 cause: Literal["policy", "environment"] = "policy" if parted.what == "action" else "environment"
                 return FirstDifference(index, parted.step, parted.what, cause)
-        ours, theirs = fingerprint_rows(one.row), fingerprint_rows(other.row)
-        names = [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
+        names = different_columns(one.row, other.row)
         return FirstDifference(index, -1, names[0] if names else "trace", "")
 
 
 def _equal(one: Origin, other: Origin) -> bool:
     """Compare outcomes, and traces where there are two: equal returns may hide that an episode took another course."""
-    if fingerprint_rows(one.row).tobytes() != fingerprint_rows(other.row).tobytes():
+    if different_columns(one.row, other.row):
         return False
     return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
 

@@ -33,6 +33,7 @@ __all__ = [
     "RunReport",
     "Truncation",
     "charged_attempts",
+    "different_columns",
     "failed_row",
     "first_seen",
     "without_place",
@@ -401,6 +402,12 @@ def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     for name in _OUTCOME_COLUMNS:
         packed[name] = rows[name]
     return packed
+
+
+def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
+    """Return the names of the outcome columns in which two rows, arrays of ``ROW`` of shape (1,), differ."""
+    ours, theirs = fingerprint_rows(recorded), fingerprint_rows(again)
+    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
 
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:

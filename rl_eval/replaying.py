@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cloudpickle
-import numpy as np
-import numpy.typing as npt
 
 from rl_eval.backends import pickled
 from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, fingerprint_rows
+from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
 from rl_eval.redaction import MASK
@@ -30,7 +28,7 @@ from rl_eval.settings import EvalSettings, make_settings
 from rl_eval.trust import check_trust
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
-__all__ = ["Replay", "different_columns", "rebuilt_runner", "replay", "run_lease"]
+__all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
 
 _LAYOUT: Final = ("runner", "num_envs_per_runner")
 """Settings of the runners that a process without Ray can have."""
@@ -137,12 +135,6 @@ def run_lease(runner: EvalRunner, lease: Lease) -> RunReport:
     while not len(reports[-1].rows):
         reports.append(runner.run((), _BUDGET_S))
     return replace(reports[-1], faults=tuple(fault for report in reports for fault in report.faults))
-
-
-def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
-    """Return the names of the outcome columns in which two rows, arrays of ``ROW`` of shape (1,), differ."""
-    ours, theirs = fingerprint_rows(recorded), fingerprint_rows(again)
-    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
 
 
 def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:

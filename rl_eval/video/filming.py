@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.episode import Lease, Outcome
+from rl_eval.episode import Lease, Outcome, different_columns
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
-from rl_eval.replaying import different_columns, run_lease
+from rl_eval.replaying import run_lease
 from rl_eval.runners import EvalRunner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
