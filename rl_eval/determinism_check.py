@@ -72,11 +72,14 @@ class DeterminismCheck:
         origins: What is recorded, by index, of the episodes to run again.
         try_env_reuse: Whether to see if a new environment for each episode would help.
         num_runners: Runners that were asked for.
+        in_used: Why the episodes run again in environments that have served others; empty to build fresh ones. Those
+            have another history than the first time, so a difference shows as well.
     """
 
-    def __init__(self, origins: Mapping[int, Origin], try_env_reuse: bool, num_runners: int) -> None:
-        self._try_env_reuse = try_env_reuse
+    def __init__(self, origins: Mapping[int, Origin], try_env_reuse: bool, num_runners: int, in_used: str = "") -> None:
+        self._try_env_reuse = try_env_reuse and not in_used
         self._num_runners = num_runners
+        self._in_used = in_used
         self._cut = ""
         self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
 
@@ -112,7 +115,7 @@ class DeterminismCheck:
         origin = self._current.origins[index]
         row = origin.row[0]
         # At the attempt of the record: what failed earlier attempts is no part of the episode that counts.
-        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, True, origin.trace is not None)
+        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._in_used, origin.trace is not None)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Take what a runner finished."""
@@ -176,9 +179,8 @@ class DeterminismCheck:
         first = self._first
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
-        if elsewhere:
-            return ""
-        return "no second runner came up" if self._num_runners > 1 else "only one process took part"
+        alone = "no second runner came up" if self._num_runners > 1 else "only one process took part"
+        return "; ".join(filter(None, ("" if elsewhere else alone, self._in_used)))
 
     def _difference(self, index: int) -> FirstDifference:
         one, other = self._first.origins[index], self._first.again[index]

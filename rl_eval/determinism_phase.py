@@ -94,12 +94,16 @@ class DeterminismPhase:
             runners: Runners that share the work.
             now: The time.
         """
-        chosen, self._unchecked = self._affordable(table, run_seconds, runners)
+        build_seconds, reused = self._build_seconds, self._settings.environment.env_reuse == "lane"
+        chosen, self._unchecked = self._affordable(table, run_seconds, build_seconds, runners)
+        dear = ""
+        if not chosen and reused and build_seconds:
+            chosen, _ = self._affordable(table, run_seconds, 0.0, runners)
+            dear = f"in used environments, since a new one takes {build_seconds:.1f} s"
         if chosen:
             origins = {index: self._origin(table, index) for index in chosen}
-            reused = self._settings.environment.env_reuse == "lane"
-            self._check = DeterminismCheck(origins, reused, self._settings.runners.num_runners)
-            once = float(_seconds(table)[chosen].sum()) + len(chosen) * self._build_seconds
+            self._check = DeterminismCheck(origins, reused, self._settings.runners.num_runners, dear)
+            once = float(_seconds(table)[chosen].sum()) + len(chosen) * build_seconds
             self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * once)
             self._ends = now + self._patience_s
 
@@ -144,11 +148,13 @@ class DeterminismPhase:
     def _build_seconds(self) -> float:
         return self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
 
-    def _affordable(self, table: EpisodeTable, run_seconds: float, runners: int) -> tuple[list[int], str]:
+    def _affordable(
+        self, table: EpisodeTable, run_seconds: float, build_seconds: float, runners: int
+    ) -> tuple[list[int], str]:
         if not self._chosen:
             return [], "switched off by evaluation.purity_check=0"
         if self._share == "auto":
-            return affordable(table, self._chosen, run_seconds, self._build_seconds, runners)
+            return affordable(table, self._chosen, run_seconds, build_seconds, runners)
         return [index for index in self._chosen if table.completed[index]], "no episode completed"
 
     def _origin(self, table: EpisodeTable, index: int) -> Origin:

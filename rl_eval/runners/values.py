@@ -130,8 +130,10 @@ def read_reset(result: Any) -> Any:
     """
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise EnvError(f"reset() returned {_count(result)}: gymnasium's contract is (observation, info)")
-    _check_info("reset", result[1])
-    return result[0]
+    observation, info = result
+    if type(info) is not dict:
+        _check_info("reset", info)
+    return observation
 
 
 def broken_step(result: Any) -> EnvError:

@@ -1,5 +1,6 @@
 """The determinism check: what runs twice, where, what the comparison says, and whose fault a difference is."""
 
+import dataclasses
 import json
 import math
 import time
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.determinism import Determinism, FirstDifference
 from rl_eval.determinism_check import DeterminismCheck, Origin
-from rl_eval.determinism_phase import affordable, candidates
+from rl_eval.determinism_phase import DeterminismPhase, affordable, candidates
 from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.errors import ComparisonError
 from rl_eval.runners.spaces import ObservationBatch
@@ -114,6 +115,37 @@ def test_runners_share_the_time_of_the_check(runners: int, count: int) -> None:
     """Episodes of one and a half seconds fit into two seconds side by side only."""
     chosen, _ = affordable(table(seconds=1.5), candidates(100, "auto", 0), 10.0, 0.0, runners)
     assert len(chosen) == count
+
+
+def phase_of(records: EpisodeTable, build_seconds: float, **environment: str) -> DeterminismPhase:
+    settings = EvalConfig().environment("CartPole-v1", **environment).policy(MLP).build()
+    phase = DeterminismPhase(len(records.rows), settings)
+    phase.recorded(dataclasses.replace(report(records.rows), construct_seconds=build_seconds), records.rows)
+    phase.start(records, 10.0, 1, 0.0)
+    return phase
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_where_building_takes_too_long_used_environments_serve(differs: bool) -> None:
+    """They have another history than the first time, so a leak shows; there is no third run then."""
+    records = table(runners=1)
+    phase = phase_of(records, build_seconds=3.0)
+    leases = phase.take(1, 0, [0])
+    assert len(leases) == 4
+    assert not any(lease.fresh for lease in leases)
+    rows = records.rows[[lease.index for lease in leases]]
+    rows["episode_return"] += differs
+    phase.reported(1, 0, report(rows))
+    assert phase.done
+    assert phase.finding.passed is not differs
+    assert "in used environments, since a new one takes 3.0 s" in phase.finding.remark
+    assert phase.finding.env_reuse_helps is None
+
+
+def test_what_takes_too_long_without_building_is_not_checked() -> None:
+    """The same where every episode has an environment of its own anyway."""
+    assert not phase_of(table(seconds=3.0), build_seconds=3.0).running
+    assert not phase_of(table(), build_seconds=3.0, env_reuse="episode").running
 
 
 def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
