@@ -119,7 +119,7 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
-        purity_check: float | Literal["auto"] = _UNSET,
+        determinism_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
         """Choose the episodes; see :class:`EvaluationSection`."""
         return self._update(
@@ -131,7 +131,7 @@ class EvalConfig:
             gamma=gamma,
             info_keys=info_keys,
             return_bounds=return_bounds,
-            purity_check=purity_check,
+            determinism_check=determinism_check,
         )
 
     def fault_tolerance(

@@ -127,7 +127,7 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
-    purity_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
+    determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Determinism check: the share of the episodes that are run once more in fresh environments, and compared. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
 

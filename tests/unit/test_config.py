@@ -56,7 +56,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
         "return_bounds": [-1.5, 2.0],
-        "purity_check": 0.02,
+        "determinism_check": 0.02,
     },
     "fault_tolerance": {
         "max_attempts_per_episode": 7,
@@ -477,7 +477,7 @@ OUT_OF_RANGE = [
     ("fault_tolerance.reset_timeout_s", 0),
     ("fault_tolerance.step_timeout_s", 0),
     ("fault_tolerance.runner_timeout_s", -1),
-    ("evaluation.purity_check", 1.5),
+    ("evaluation.determinism_check", 1.5),
     ("fault_tolerance.max_runner_restarts", -1),
     ("fault_tolerance.max_failed_episodes", -1),
 ]
@@ -605,7 +605,7 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "first_index",
         "info_keys",
         "return_bounds",
-        "purity_check",
+        "determinism_check",
         "weights",
         "weights_key",
         "device",

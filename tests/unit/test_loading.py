@@ -190,7 +190,7 @@ def test_a_damaged_result_beside_the_log_is_refused(run):
 
 def test_the_determinism_check_is_read_from_the_log(tmp_path):
     """What a second run of some episodes found is committed behind them."""
-    result = evaluate(config(purity_check=0.2), ones, run_dir=tmp_path)
+    result = evaluate(config(determinism_check=0.2), ones, run_dir=tmp_path)
     assert result.determinism.passed
     assert load(tmp_path).determinism == result.determinism
 
