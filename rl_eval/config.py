@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
 import yaml
 
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.plain import convert
 from rl_eval.redaction import MASK, redact
 from rl_eval.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 
@@ -242,10 +242,10 @@ class EvalConfig:
         Raises:
             ConfigError: A value is a live object; give it as ``"module:attr"`` instead.
         """
-        plain: dict[str, dict[str, Any]] = {}
-        for section, values in self.to_dict().items():
-            plain[section] = {key: _plain(f"{section}.{key}", value) for key, value in values.items()}
-        return yaml.safe_dump(plain, sort_keys=False)
+        # The keys of a mapping keep their types.
+        return yaml.safe_dump(
+            convert(self.to_dict(), _yaml_leaf, name=lambda key: _yaml_leaf("a key", key)), sort_keys=False
+        )
 
     def copy(self) -> EvalConfig:
         """Return an independent copy; live objects are shared."""
@@ -297,13 +297,7 @@ def _locate(error: yaml.YAMLError) -> str:
     return f", in line {mark.line + 1}, column {mark.column + 1}: {problem}{shown}"
 
 
-def _plain(key: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_plain(key, name): _plain(f"{key}.{name}", item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (str, int, float, bool)):
+def _yaml_leaf(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bool):
         return value
     raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')

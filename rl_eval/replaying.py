@@ -20,8 +20,8 @@ from rl_eval.config import EvalConfig
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
+from rl_eval.plain import leaves, plain
 from rl_eval.redaction import MASK
-from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings, make_settings
@@ -194,31 +194,18 @@ def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _unnameable(config: Any, passed: str, key: str = "") -> Iterator[str]:
+def _unnameable(config: Any, passed: str) -> Iterator[str]:
     """Find what a config only describes, except for what is passed live."""
-    if key and key == passed:
-        return
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            yield from _unnameable(value, passed, f"{key}.{name}".lstrip("."))
-    elif isinstance(config, list):
-        for value in config:
-            yield from _unnameable(value, passed, key)
-    elif isinstance(config, str) and _UNNAMEABLE.search(config):
-        yield f"{key} = {config!r}"
+    for key, value in leaves(config):
+        if key != passed and isinstance(value, str) and _UNNAMEABLE.search(value):
+            yield f"{key} = {value!r}"
 
 
-def _masked(config: Any, passed: str, key: str = "") -> Iterator[str]:
+def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
     """Find what a config has a mask for, except in the section of what is passed live."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            if name != passed or key:
-                yield from _masked(value, passed, f"{key}.{name}".lstrip("."))
-    elif isinstance(config, list):
-        for value in config:
-            yield from _masked(value, passed, key)
-    elif isinstance(config, str) and MASK in config:
-        yield key
+    for key, value in leaves({name: section for name, section in config.items() if name != passed}):
+        if isinstance(value, str) and MASK in value:
+            yield key
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:

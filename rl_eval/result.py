@@ -24,6 +24,7 @@ from rl_eval.atomic_write import sweep, write_text
 from rl_eval.determinism import Determinism
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError, nearest
+from rl_eval.plain import plain
 from rl_eval.plan import EpisodePlan
 from rl_eval.report.files import (
     EPISODES_FILE,
@@ -33,7 +34,6 @@ from rl_eval.report.files import (
     describe,
     episode_frame,
     json_text,
-    plain,
     read_folder,
     write_episodes,
 )

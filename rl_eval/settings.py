@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
+from rl_eval.plain import convert
 from rl_eval.plan import MAX_EPISODES, EpisodePlan
 from rl_eval.redaction import digest_secrets, learn, redact
 
@@ -189,7 +190,7 @@ class EvalSettings(_Section):
 
     def described(self) -> dict[str, Any]:
         """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
-        described = redact(_describe_tree(self.model_dump()))
+        described = redact(_described(self.model_dump()))
         assert isinstance(described, dict)
         return described
 
@@ -249,8 +250,6 @@ def describe_object(value: Any) -> Any:
     """Name a live object as ``module:qualname``; return plain data as it is."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
         return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
@@ -258,16 +257,12 @@ def describe_object(value: Any) -> Any:
     return f"{target.__module__}:{target.__qualname__}"
 
 
-def _describe_tree(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _describe_tree(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_describe_tree(item) for item in value]
-    return describe_object(value)
+def _described(value: Any) -> Any:
+    return convert(value, lambda _, leaf: describe_object(leaf))
 
 
 def _identified(value: Any, *path: str) -> Any:
-    return digest_secrets(_describe_tree(value), *path)
+    return digest_secrets(_described(value), *path)
 
 
 def _explain(error: ValidationError) -> str:

@@ -93,7 +93,8 @@ def _to_csv(result: EvalResult) -> str:
 
 
 def _to_json_lines(result: EvalResult) -> str:
-    from rl_eval.report.files import episode_table, plain
+    from rl_eval.plain import plain
+    from rl_eval.report.files import episode_table
 
     rows = episode_table(result.table).to_pylist()
     return "".join(json.dumps(plain(row | {"faults": json.loads(row["faults"])})) + "\n" for row in rows)
