@@ -24,16 +24,12 @@ from rl_eval.plain import leaves, plain
 from rl_eval.redaction import MASK
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.settings import EvalSettings, make_settings
+from rl_eval.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.trust import check_trust
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 __all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
 
-_LAYOUT: Final = ("runner", "num_envs_per_runner")
-"""Settings of the runners that a process without Ray can have."""
-_DEADLINES: Final = ("reset_timeout_s", "step_timeout_s", "runner_timeout_s")
-"""Limits that only another process can enforce."""
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
     "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
@@ -186,12 +182,13 @@ def _settings(
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    runners, faults = config["runners"], config["fault_tolerance"]
-    return {
-        **config,
-        "runners": {name: runners[name] for name in _LAYOUT},
-        "fault_tolerance": {name: value for name, value in faults.items() if name not in _DEADLINES},
-    }
+    """Return a config without what only runners in processes of their own can honour."""
+    usable = {name: dict(section) for name, section in config.items()}
+    for section, values in usable.items():
+        for key in needs_processes(section):
+            values.pop(key, None)
+    usable["runners"]["num_runners"] = 0
+    return usable
 
 
 def _unnameable(config: Any, passed: str) -> Iterator[str]:
