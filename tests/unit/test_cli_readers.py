@@ -14,7 +14,7 @@ from rl_eval.log import EvaluationLog
 from tests.unit.cli_world import call, make_folder
 
 FLAKY = [
-    "environment.env=rl_eval.testing:flaky",
+    "environment.env=rl_eval.testing:faulty",
     "environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}",
     "fault_tolerance.max_attempts_per_episode=2",
     "evaluation.info_keys=[x]",

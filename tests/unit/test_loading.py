@@ -25,7 +25,7 @@ def ones(observations):
 def config(**evaluation):
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", "attempt_rates": [0.3, 0.5]})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "two_length", "attempt_rates": [0.3, 0.5]})
         .runners(num_envs_per_runner=4)
         .evaluation(num_episodes=NUM_EPISODES, seed=3, return_bounds=(0.0, 1.0), **evaluation)
         .fault_tolerance(max_attempts_per_episode=2)

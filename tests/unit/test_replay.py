@@ -60,7 +60,7 @@ def module(tmp_path, monkeypatch):
 def config(**env_kwargs):
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", **env_kwargs})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "two_length", **env_kwargs})
         .policy("replay_toys:ones")
         .runners(num_envs_per_runner=4)
         .evaluation(num_episodes=12, seed=3)
