@@ -1,4 +1,4 @@
-"""Decides what one evaluation reports, and over which of its episodes each number goes.
+"""Result of one evaluation: its numbers, and which of its episodes each number goes over.
 
 The rule: a run that went through its plan reports over the episodes that completed; a run that was
 stopped early reports over those of the leading stretch of the plan in which every episode finished,
@@ -232,14 +232,9 @@ class EvalResult:
         return np.asarray(self.table.rows[self.counted])
 
     @property
-    def records(self) -> EpisodeSequence:
+    def episodes(self) -> EpisodeSequence:
         """Every finished episode, failed ones included, in index order."""
         return EpisodeSequence(self.table, np.flatnonzero(self.table.filled))
-
-    @property
-    def episodes(self) -> EpisodeSequence:
-        """Alias of :attr:`records`."""
-        return self.records
 
     # Numbers
 

@@ -54,7 +54,7 @@ def export(
             _write(result, format, target)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{len(result.records):,} of {len(result.plan):,} episodes in {target}")
+        typer.echo(f"{len(result.episodes):,} of {len(result.plan):,} episodes in {target}")
 
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002

@@ -201,12 +201,12 @@ def test_a_snapshot_is_a_result_of_what_has_finished() -> None:
     world = World(determinism_check=0)
     done = world.finish(0)
     snapshot = world.evaluation.handle.snapshot("seen enough")
-    assert [record.index for record in snapshot.records] == done
+    assert [record.index for record in snapshot.episodes] == done
     assert snapshot.status == "partial"
     assert "seen enough" in snapshot.reason
     world.finish(1)
     assert world.evaluation.done
-    assert [record.index for record in snapshot.records] == done
+    assert [record.index for record in snapshot.episodes] == done
 
 
 def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
@@ -215,7 +215,7 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
     done = world.finish(0)
     handle = world.evaluation.handle
     world.evaluation._close()
-    assert [record.index for record in handle.snapshot().records] == done
+    assert [record.index for record in handle.snapshot().episodes] == done
     result = handle.snapshot()
     handle._set_result(result)
     assert handle.snapshot() is result

@@ -96,7 +96,7 @@ def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_pat
     """Its numbers go over the finished prefix of the plan."""
     loaded = load(cut(finished[0], tmp_path / "cut", 9))
     assert loaded.status == "partial"
-    assert len(loaded.records) == 9
+    assert len(loaded.episodes) == 9
     assert f"is not finished: continue it with rl-eval run ... --run-dir {tmp_path / 'cut'}" in loaded.reason
     assert loaded.timing.env_steps == 7
 
@@ -229,4 +229,4 @@ def test_a_live_log_can_be_read(tmp_path):
             time.sleep(0.01)
         loaded = load(tmp_path)
         handle.cancel()
-    assert 0 < len(loaded.records) < 100_000
+    assert 0 < len(loaded.episodes) < 100_000

@@ -112,7 +112,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_records_are_a_sequence_in_index_order() -> None:
     """Length, negative indices, slices and iteration work as for a list."""
-    records = make_result(10).records
+    records = make_result(10).episodes
     assert len(records) == 10
     assert [record.index for record in records] == list(range(10))
     assert records[-1].index == 9
@@ -254,7 +254,7 @@ def test_run_stopped_early_counts_the_leading_stretch_only() -> None:
     assert result.interval == mean_interval(expected)
     assert result.metrics["episode_len_max"] == 12
     assert result.success_interval == success_interval(6, 12)
-    assert len(result.records) == 28
+    assert len(result.episodes) == 28
     assert "episodes 0 to 11 of 30" in result.notes[0]
     assert "not counted: 16" in result.notes[1]
 
