@@ -322,12 +322,12 @@ class Delivery:
                 self._complain(error, request.polled)
             return None
         result = handle.result()
-        if request.replaced and not len(result.records):
+        if request.replaced and not len(result.episodes):
             return None
         metrics = dict(result.metrics)
         if self._metrics_fn is not None:
             measure = self._metrics_fn
-            self._attempt(lambda: metrics.update(measure(result.records)))
+            self._attempt(lambda: metrics.update(measure(result.episodes)))
         prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
         return EvalPoint(request.step, handle.weights_version, result, prefixed, request.held)
 

@@ -178,7 +178,7 @@ def _print_faults(faults: list[Fault]) -> None:
 def _describe(result: EvalResult, run: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": run or None,
-        "num_finished": len(result.records),
+        "num_finished": len(result.episodes),
         "slowest": [{"index": record.index, "seconds": _seconds(record)} for record in _slowest(result)],
         "failed": [
             {

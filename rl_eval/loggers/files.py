@@ -24,8 +24,8 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.loggers.base import Logger, row_of
+from rl_eval.plain import plain
 from rl_eval.point import EvalPoint
-from rl_eval.report.files import plain
 
 __all__ = ["CSVLogger", "JSONLinesLogger"]
 

@@ -349,7 +349,7 @@ class EvalService:
             outcome: Any = error or handle.result()
             if isinstance(error, WeightsError):
                 client.fall_back(request.weights)
-            elif error is None and len(outcome.records):  # One that was cancelled may have had no use for its weights.
+            elif error is None and len(outcome.episodes):  # One that was cancelled may have had no use for its weights.
                 client.proven = request.weights
         except Exception as error:
             return error

@@ -103,7 +103,7 @@ def test_handles_are_answered_in_order_each_with_its_own_plan() -> None:
 
 def test_foreach_runner_and_metrics() -> None:
     """A function runs where each runner lives; counters add up."""
-    with EvalRunnerGroup(config().evaluation(purity_check=0)) as group:
+    with EvalRunnerGroup(config().evaluation(determinism_check=0)) as group:
         group.evaluate(num_episodes=30)
         assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         pids = pids_of(group)

@@ -347,7 +347,7 @@ def test_weights_that_do_not_fit_and_were_cancelled_fail_once_when_they_are_aske
         bad = one.submit({"value": torch.zeros(2)})
         bad.cancel("not needed")
         gate.open()
-        assert (good.result(60).mean_return, len(bad.result(60).records)) == (4.0, 0)
+        assert (good.result(60).mean_return, len(bad.result(60).episodes)) == (4.0, 0)
         with pytest.raises(WeightsError, match="shape"):
             one.evaluate()
         assert one.evaluate().mean_return == 4.0
@@ -402,7 +402,7 @@ def test_weights_that_a_factory_made_cannot_be_had_back(service: Gate) -> None:
         ev.evaluate(load_weights_file(weights_file))
         with pytest.raises(UsageError, match="has sent no weights, and the runners have those of another client"):
             other.evaluate()
-        assert ev.evaluate().records[0].weights_version == 1
+        assert ev.evaluate().episodes[0].weights_version == 1
 
 
 @pytest.mark.slow
@@ -446,7 +446,7 @@ def test_progress_and_cancel_reach_the_service(gate: Gate) -> None:
         assert waiting.progress().num_runners == 0
         waiting.cancel("not needed")
         result = waiting.result(60)
-        assert (result.status, len(result.records)) == ("failed", 0)
+        assert (result.status, len(result.episodes)) == ("failed", 0)
         assert "not needed" in result.reason
         assert not running.done()
         running.cancel("started", unless_started=True)

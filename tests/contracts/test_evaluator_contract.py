@@ -299,7 +299,7 @@ def test_rapid_requests_starve_nobody(mostly_beside: Any) -> None:
     steps: list[int] = []
     step = 0
     with Evaluator(
-        config().evaluation(purity_check=0),
+        config().evaluation(determinism_check=0),
         backend=mostly_beside,
         busy_policy="latest",
         on_result=lambda p: steps.append(p.step),

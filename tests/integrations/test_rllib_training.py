@@ -220,7 +220,7 @@ def test_evaluation_beside_training_says_how_old_it_is(tmp_path: Path) -> None:
     algorithm.stop()
     assert [point.weights_version for point in points] == [1, 4, 5, 6]
     for point in points:
-        assert {record.weights_version for record in point.result.records} == {point.weights_version}
+        assert {record.weights_version for record in point.result.episodes} == {point.weights_version}
     assert [point.step for point in points] == [steps[0], steps[3], steps[4], steps[5]]
     assert eventually(lambda: runners_alive() == 0)
 

@@ -18,6 +18,8 @@ ROOT = Path(rl_eval.__file__).parent
 LAYERS = (
     "redaction",
     "errors",
+    "plain",
+    "splitmix64",
     "atomic_write",
     "episode",
     "protocols",

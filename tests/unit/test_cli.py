@@ -526,7 +526,7 @@ def said_in(outcome):
 
 
 def test_partial_is_1(folder):
-    assignments = ["environment.env=rl_eval.testing:flaky", "environment.env_kwargs.attempt_rates=[0.5]"]
+    assignments = ["environment.env=rl_eval.testing:faulty", "environment.env_kwargs.attempt_rates=[0.5]"]
     assignments += ["environment.env_kwargs.env=two_length", "fault_tolerance.max_attempts_per_episode=1"]
     outcome = call("run", "toy.yaml", *[part for text in assignments for part in ("--set", text)])
     assert outcome.exit_code == ExitCode.PARTIAL

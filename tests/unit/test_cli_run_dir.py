@@ -133,8 +133,8 @@ def test_a_complete_run_has_the_exit_code_of_its_status(folder):
 
 def test_determinism_is_checked_although_all_episodes_were_finished(folder):
     """What was found is in the log, so the next call runs nothing."""
-    run("--set", "evaluation.purity_check=0")
-    check = ["--set", "evaluation.purity_check=0.1"]
+    run("--set", "evaluation.determinism_check=0")
+    check = ["--set", "evaluation.determinism_check=0.1"]
     outcome = run(*check)
     assert outcome.exit_code == 0, outcome.output
     assert "some of them are run again, as a check" in outcome.stderr

@@ -270,7 +270,7 @@ def clings(context):
 """)
     script = "import sys\nfrom rl_eval.cli import main, signals\nsignals._PARTING_S = 0.5\nmain()"
     command = [sys.executable, "-c", script, "run", "toy.yaml", "--set", "environment.env=cli_toys:clings"]
-    command += ["--set", "evaluation.purity_check=0"]  # It would close an environment before it builds a new one.
+    command += ["--set", "evaluation.determinism_check=0"]  # It would close an environment before it builds a new one.
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "does not close" in done.stderr

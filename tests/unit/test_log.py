@@ -190,7 +190,6 @@ def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> Non
         '  identity.policy: "pkg:make" -> "pkg:other"',
         '  weights.digest: "0123" -> "4567"',
         '  info_keys: ["height", "x"] -> ["height"]',
-        "  identity.environment.env_kwargs: (absent) -> {}",
         "Give another --run-dir, or start beside it with --fresh",
     ]
     assert_holds(read_log(run_dir), [1])

@@ -296,7 +296,7 @@ def test_an_animation_for_pages_that_play_no_film(toys):
 
 def test_the_evaluation_renders_nothing_and_is_the_same(toys):
     """Its environments are built without a render mode, with films or without, and step as often."""
-    unchecked = config().evaluation(purity_check=0)
+    unchecked = config().evaluation(determinism_check=0)
     with EvalRunnerGroup(unchecked) as group:
         plain = group.evaluate()
         steps = toys.EVENTS["step", None]

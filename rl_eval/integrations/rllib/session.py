@@ -101,7 +101,7 @@ class EvaluationSession:
             raise
         self._running = None
         self.env_steps += result.timing.env_steps
-        self.num_episodes += len(result.records)
+        self.num_episodes += len(result.episodes)
         metrics = {f"eval/{key}": value for key, value in result.metrics.items()}
         point = EvalPoint(step, handle.weights_version, result, metrics)
         self.points.append(point)
