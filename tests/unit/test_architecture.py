@@ -52,6 +52,7 @@ LAYERS = (
     "jobs",
     "report",
     "result",
+    "story",
     "trust",
     "provenance",
     "ledger",
