@@ -91,8 +91,9 @@ def call(*args):
 
 
 def environment():
-    here = str(Path(rl_eval.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": here, "TERM": "xterm", "COLUMNS": "80"}
+    """Variables of a process that finds this package, and the user's modules in the test's folder."""
+    paths = os.pathsep.join([str(Path(rl_eval.__file__).parents[1]), str(Path.cwd())])
+    return {**os.environ, "PYTHONPATH": paths, "TERM": "xterm", "COLUMNS": "80"}
 
 
 def start(*args, **streams):
