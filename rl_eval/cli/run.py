@@ -1,4 +1,4 @@
-"""``rl-eval run``: one evaluation from a config file to a table and two files."""
+"""``rl-eval run``: one evaluation, from a config file to a printed result and two files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
+from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
@@ -65,6 +66,16 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
     ] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="Run in a child process, and start it again, with back-off, until the log is complete or this many "
+            "restarts in a row brought no new episode; by default never.",
+        ),
+    ] = 0,
     output: Annotated[
         Path | None,
         _option(
@@ -86,6 +97,9 @@ def run(
         "evaluation.seed": seed,
         "runners.address": address,
     }
+    if max_restarts:
+        with reported(debug):
+            raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:

@@ -54,6 +54,7 @@ LAYERS = (
     "jobs",
     "report",
     "result",
+    "story",
     "trust",
     "provenance",
     "ledger",

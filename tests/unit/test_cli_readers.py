@@ -139,6 +139,22 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
     assert "--run-dir runs" in outcome.stderr
 
 
+def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):
+    """Its faults by attempt and runner, and its end; with ``--faults`` their tracebacks and no other's."""
+    failed = next(record for record in flaky.episodes if record.outcome == "failed")
+    outcome = call("show", "runs", "--episode", failed.index, "--faults")
+    assert outcome.exit_code == 0, outcome.output
+    told = " ".join(outcome.stdout.split())
+    assert told.startswith(f"episode {failed.index} failed episode {failed.index} of 30, seed {failed.seed} ")
+    places = [told.index(f"attempt {fault.attempt} runner 0 env failed in {fault.phase}") for fault in failed.faults]
+    assert [*places, told.index("out of attempts after 2")] == sorted([*places, told.index("out of attempts after 2")])
+    assert outcome.stdout.count("Traceback") == len(failed.faults) == 2
+    events = json.loads(call("show", "runs", "--episode", failed.index, "--json").stdout)
+    assert [event["kind"] for event in events] == ["planned", "fault", "fault", "failed"]
+    assert [event["fault"]["message"] for event in events[1:3]] == [fault.message for fault in failed.faults]
+    assert "there is no episode 30" in call("show", "runs", "--episode", 30).stderr
+
+
 # export
 
 
