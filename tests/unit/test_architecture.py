@@ -68,6 +68,7 @@ LAYERS = (
     "video",
     "loggers",
     "service",
+    "engine",
     "delivery",
     "evaluator",
     "integrations",
