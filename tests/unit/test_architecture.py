@@ -71,6 +71,7 @@ LAYERS = (
     "video",
     "loggers",
     "service",
+    "engine",
     "delivery",
     "evaluator",
     "integrations",
