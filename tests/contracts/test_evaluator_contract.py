@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import evaluator_world
 import pytest
 import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
-from machines import eventually, local_cluster
+from machines import eventually
 from tensordict import TensorDict
 from torch import nn
 
@@ -26,50 +25,42 @@ from rl_eval.loggers import Logger
 from rl_eval.weights import load_weights_file
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
-BACKENDS = ("inline", "thread", "ray")
 
 
-@pytest.fixture(scope="module")
-def _cluster() -> Iterator[None]:
-    """A cluster whose workers find the modules of the tests."""
-    with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(Path(evaluator_world.__file__).parent)}}):
-        yield
+_RAY = pytest.param("ray", marks=pytest.mark.ray)
+_RAY_LATER = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
+"""For what hardly depends on the backend: every new runner takes seconds to start."""
 
 
-@pytest.fixture(params=BACKENDS)
+def on(request: pytest.FixtureRequest) -> Any:
+    """Make sure that the backend of a test is there."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(params=["inline", "thread", _RAY])
 def backend(request: pytest.FixtureRequest) -> Any:
     """Every backend."""
-    if request.param == "ray":
-        request.getfixturevalue("_cluster")
-    return request.param
+    return on(request)
 
 
-@pytest.fixture(params=BACKENDS[1:])
+@pytest.fixture(params=["thread", _RAY])
 def beside(request: pytest.FixtureRequest) -> Any:
     """The backends on which an evaluation runs beside its caller."""
-    if request.param == "ray":
-        request.getfixturevalue("_cluster")
-    return request.param
-
-
-_RAY_LATER = pytest.param("ray", marks=pytest.mark.slow)
-"""For what hardly depends on the backend: every new runner takes seconds to start."""
+    return on(request)
 
 
 @pytest.fixture(params=["inline", "thread", _RAY_LATER])
 def mostly(request: pytest.FixtureRequest) -> Any:
     """Every backend, in the long run."""
-    if request.param == "ray":
-        request.getfixturevalue("_cluster")
-    return request.param
+    return on(request)
 
 
 @pytest.fixture(params=["thread", _RAY_LATER])
 def mostly_beside(request: pytest.FixtureRequest) -> Any:
     """The backends beside the caller, in the long run."""
-    if request.param == "ray":
-        request.getfixturevalue("_cluster")
-    return request.param
+    return on(request)
 
 
 @pytest.fixture(autouse=True)
@@ -590,7 +581,7 @@ def test_a_request_that_waits_can_be_cancelled(mostly_beside: Any, gate: Gate) -
         second = ev.submit()
         ev.trigger_eval()
         second.cancel()
-        if beside == "ray":  # In this process the driver itself stands at the gate.
+        if mostly_beside == "ray":  # In this process the driver itself stands at the gate.
             assert "cancelled" in second.result(LIMIT_S).reason
             assert not first.done()
         gate.open()

@@ -131,8 +131,9 @@ def test_bca_interval_leans_towards_the_tail() -> None:
 
 def test_equal_records_give_equal_intervals() -> None:
     """Resampling is seeded by the package, whatever the global generator does."""
+    np.random.seed(1)  # noqa: NPY002
     first = mean_interval(SKEWED)
-    np.random.default_rng().random(3)
+    np.random.seed(2)  # noqa: NPY002
     assert mean_interval(SKEWED.copy()) == first
 
 
