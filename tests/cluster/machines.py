@@ -18,7 +18,7 @@ _RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 @contextmanager
 def shared_cluster() -> Iterator[Cluster]:
     """A cluster to which one module of tests after another connects; its workers import what tests import."""
-    paths = [_TESTS.parent, _TESTS / "cluster", _TESTS / "integrations", os.environ.get("PYTHONPATH", "")]
+    paths = [_TESTS / "cluster", _TESTS / "integrations", os.environ.get("PYTHONPATH", "")]
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(str(path) for path in paths if str(path))):
         cluster = Cluster(
             initialize_head=True,
