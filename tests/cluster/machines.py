@@ -24,7 +24,9 @@ def shared_cluster() -> Iterator[Cluster]:
             initialize_head=True,
             head_node_args={
                 "num_cpus": 16,
-                "num_gpus": 0,
+                "num_gpus": 1,
+                "resources": {"simulator": 2},
+                "labels": {"zone": "lab"},
                 "include_dashboard": False,
                 "object_store_memory": 300 * 1024**2,
             },

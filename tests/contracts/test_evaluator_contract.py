@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import evaluator_world
 import pytest
 import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
-from machines import eventually
+from machines import eventually, local_cluster
 from tensordict import TensorDict
 from torch import nn
 
@@ -25,42 +26,50 @@ from rl_eval.loggers import Logger
 from rl_eval.weights import load_weights_file
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
+BACKENDS = ("inline", "thread", "ray")
 
 
-_RAY = pytest.param("ray", marks=pytest.mark.ray)
-_RAY_LATER = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
-"""For what hardly depends on the backend: every new runner takes seconds to start."""
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[None]:
+    """A cluster whose workers find the modules of the tests."""
+    with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(Path(evaluator_world.__file__).parent)}}):
+        yield
 
 
-def on(request: pytest.FixtureRequest) -> Any:
-    """Make sure that the backend of a test is there."""
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Every backend."""
     if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
+        request.getfixturevalue("_cluster")
     return request.param
 
 
-@pytest.fixture(params=["inline", "thread", _RAY])
-def backend(request: pytest.FixtureRequest) -> Any:
-    """Every backend."""
-    return on(request)
-
-
-@pytest.fixture(params=["thread", _RAY])
+@pytest.fixture(params=BACKENDS[1:])
 def beside(request: pytest.FixtureRequest) -> Any:
     """The backends on which an evaluation runs beside its caller."""
-    return on(request)
+    if request.param == "ray":
+        request.getfixturevalue("_cluster")
+    return request.param
+
+
+_RAY_LATER = pytest.param("ray", marks=pytest.mark.slow)
+"""For what hardly depends on the backend: every new runner takes seconds to start."""
 
 
 @pytest.fixture(params=["inline", "thread", _RAY_LATER])
 def mostly(request: pytest.FixtureRequest) -> Any:
     """Every backend, in the long run."""
-    return on(request)
+    if request.param == "ray":
+        request.getfixturevalue("_cluster")
+    return request.param
 
 
 @pytest.fixture(params=["thread", _RAY_LATER])
 def mostly_beside(request: pytest.FixtureRequest) -> Any:
     """The backends beside the caller, in the long run."""
-    return on(request)
+    if request.param == "ray":
+        request.getfixturevalue("_cluster")
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +299,7 @@ def test_rapid_requests_starve_nobody(mostly_beside: Any) -> None:
     steps: list[int] = []
     step = 0
     with Evaluator(
-        config().evaluation(purity_check=0),
+        config().evaluation(determinism_check=0),
         backend=mostly_beside,
         busy_policy="latest",
         on_result=lambda p: steps.append(p.step),
@@ -581,7 +590,7 @@ def test_a_request_that_waits_can_be_cancelled(mostly_beside: Any, gate: Gate) -
         second = ev.submit()
         ev.trigger_eval()
         second.cancel()
-        if mostly_beside == "ray":  # In this process the driver itself stands at the gate.
+        if beside == "ray":  # In this process the driver itself stands at the gate.
             assert "cancelled" in second.result(LIMIT_S).reason
             assert not first.done()
         gate.open()
