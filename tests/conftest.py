@@ -2,50 +2,129 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rl_eval.numerics import reproducible_environment
 from tests.planted import leaking_files, leaks
+from tests.tiers import TierWatch, with_derived_marks
 
 # The in-process backend is compared with runners, which start with these variables.
 os.environ.update(reproducible_environment())
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+# Every warning of Ray is printed at once, and not as one of many in a later test.
+os.environ["RAY_DEDUP_LOGS"] = "0"
 # A process in the background starts with Ctrl-C ignored, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing of the user who runs the tests is touched; child processes inherit it.
 _STATE = tempfile.TemporaryDirectory(prefix="rl_eval-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
+_MOST_WORKERS = 4
+"""One worker has all tests on Ray, which take as long as those of three others."""
+_WATCH = TierWatch()
 
-@pytest.fixture(autouse=True)
-def _same_initial_weights() -> None:
-    """Modules that a test makes are the same in every run, as pytest-randomly sees to for other generators."""
-    import torch
 
-    torch.manual_seed(0)
+# ------------------------------------------------------------------------------ which tests run, and where
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Offer a scan for secrets that tests have planted."""
+    """Offer a scan for secrets that tests have planted, and a switch for the check of the tiers."""
     parser.addoption(
         "--scan-secrets",
         action="store_true",
         help="fail if a secret that a test planted is in any file or line that the tests wrote",
     )
+    parser.addini(
+        "enforce_tiers", "fail tests that start processes without a mark; without it they are listed", type="bool"
+    )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run a few named files in this process, and whole folders in as many workers as there are cores."""
+    files = config.args and all(Path(arg.partition("::")[0]).is_file() for arg in config.args)
+    return 0 if files else min(os.cpu_count() or 1, _MOST_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests on Ray first, all on one worker."""
+    items[:] = with_derived_marks(items)
+
+
+# ------------------------------------------------------------------------------ what every test starts from
+
+
+@pytest.fixture(autouse=True)
+def _same_initial_weights() -> None:
+    """Modules that a test makes are the same in every run, as pytest-randomly sees to for other generators."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def _nodes() -> Iterator[object]:
+    """Start the one Ray cluster of the session, with more logical CPUs than any test asks for."""
+    from machines import shared_cluster
+
+    with shared_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(_nodes: object) -> Iterator[None]:
+    """Connect a module's tests to the cluster of the session; afterwards nothing of theirs may run there."""
+    from machines import connected
+
+    with connected(_nodes):
+        yield
+
+
+# ------------------------------------------------------------------------------ what every test must keep
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Watch what a test starts."""
+    with _WATCH.over(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that printed a planted secret."""
+    """Fail a test that printed a planted secret, or started what its marks do not allow."""
     report = yield
+    complaint = _WATCH.complaint()
+    if complaint:
+        item.user_properties.append(("tier", complaint))
+        report.user_properties = item.user_properties
+    if complaint and item.config.getini("enforce_tiers") and report.passed:
+        report.outcome, report.longrepr = "failed", complaint
     scanned = item.config.getoption("--scan-secrets") and report.when == "call" and report.passed
     if scanned and (found := leaks("".join(text for _, text in report.sections))):
         report.outcome, report.longrepr = "failed", "printed a planted secret:\n" + "\n".join(found)
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the tests that start processes without a mark, where that is no failure yet."""
+    if config.getini("enforce_tiers"):
+        return
+    wrong = {
+        report.nodeid: text
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for key, text in getattr(report, "user_properties", ())
+        if key == "tier"
+    }
+    if wrong:
+        terminalreporter.section("start processes without a mark")
+        for nodeid, text in sorted(wrong.items()):
+            terminalreporter.line(f"{nodeid}: {'; '.join(line.strip() for line in text.splitlines()[1:])}")
 
 
 @pytest.fixture(scope="session", autouse=True)

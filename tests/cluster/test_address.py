@@ -18,6 +18,8 @@ from machines import eventually
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError, RunnerStartError
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture(autouse=True)
 def _no_cluster() -> None:

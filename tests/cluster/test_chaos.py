@@ -21,6 +21,8 @@ from workloads import cartpole
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.proc import process_state
 
+pytestmark = pytest.mark.ray
+
 SECONDS = float(os.environ.get("RL_EVAL_CHAOS_S", "60"))
 NODES = 3
 MARK = f"RL_EVAL_CHAOS={os.getpid()}-{time.time_ns()}"

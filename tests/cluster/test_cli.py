@@ -12,6 +12,8 @@ import rl_eval
 from rl_eval.log import read_log
 from tests.unit.cli_world import call_alone, make_folder, start
 
+pytestmark = pytest.mark.ray
+
 MARK = "RL_EVAL_TEST_MARK"
 RAYS_OWN = ("DashboardAgent", "dashboard/agent.py", "RuntimeEnvAgent", "runtime_env/agent/main.py")
 """Services of a Ray node; they may take a minute to notice that it is gone."""

@@ -1,7 +1,5 @@
 """The determinism check on real runners: episodes are compared across processes."""
 
-from pathlib import Path
-
 import pytest
 from machines import eventually
 
@@ -13,7 +11,6 @@ def test_episodes_run_again_in_another_process(ray_cluster: None, depends: bool)
     """What differs between processes is invisible to a process that checks itself."""
     config = EvalConfig().environment("workloads:OwnProcess", env_kwargs={"depends": depends}).policy("workloads:zeros")
     config.evaluation(num_episodes=200).runners(num_runners=2, num_envs_per_runner=2)
-    config.runners(runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}})
     with EvalRunnerGroup(config) as group:
         assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         found = group.evaluate().determinism

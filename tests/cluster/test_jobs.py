@@ -14,6 +14,8 @@ from launched import Machine, free_ports, machine, start_options, wait_until
 from rl_eval.errors import EvalError
 from rl_eval.log import read_log
 
+pytestmark = pytest.mark.ray
+
 MODES = ["disabled", pytest.param("token", marks=pytest.mark.slow)]
 
 ENVS = '''

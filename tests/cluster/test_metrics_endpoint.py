@@ -14,6 +14,8 @@ from rl_eval import EvalProgress, EvalRunnerGroup
 from rl_eval.loggers import RayMetrics
 from rl_eval.point import EvalPoint
 
+pytestmark = pytest.mark.ray
+
 SAMPLE = re.compile(r"^ray_rl_eval_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 

@@ -10,6 +10,8 @@ from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 
+pytestmark = pytest.mark.ray
+
 EPISODES = 2_000
 
 

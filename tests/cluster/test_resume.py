@@ -22,6 +22,8 @@ from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.proc import process_state
 from rl_eval.testing import faulty
 
+pytestmark = pytest.mark.process
+
 LANES = 8
 
 
@@ -214,6 +216,7 @@ evaluate(config, run_dir={folder!r})
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_killed_drivers_of_ray_runners(tmp_path: Path) -> None:
     """The same with runners of their own: they end with their driver, and the next one's do the rest."""
     rng, script = random.Random(0), SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "log"))

@@ -15,6 +15,8 @@ from rl_eval.loading import load
 from tests.planted import leaking_files, leaks, secret
 from tests.unit.cli_world import call, call_alone, make_folder
 
+pytestmark = pytest.mark.ray
+
 TOYS = '''
 import os
 

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 from machines import eventually, many_nodes
 from service_world import echo
 
 from rl_eval import Evaluator
 from rl_eval.service.directory import end_service
+
+pytestmark = pytest.mark.ray
 
 MEGABYTES = 8
 """Small objects travel with the message, whoever owns them."""

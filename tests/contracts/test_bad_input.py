@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from machines import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EnvError, PolicyError, RunnerStartError, WeightsError
@@ -197,23 +197,22 @@ def test_step_timeout_in_this_process() -> None:
         evaluate(EvalConfig().environment("CartPole-v1").fault_tolerance(step_timeout_s=1.0), policy=len)
 
 
-@on_ray
+@pytest.mark.ray
+@pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_impossible_resources(config: EvalConfig) -> None:
     """The error says what was asked for and what the cluster has."""
-    config.runners(num_cpus_per_runner=64, custom_resources_per_runner={"tpu": 2}, runner_start_timeout_s=1)
-    with pytest.raises(RunnerStartError, match=contains("runner_start_timeout_s=1", "64 CPU", "2 tpu", "4 CPU")):
+    config.runners(num_cpus_per_runner=64, custom_resources_per_runner={"tpu": 2}, runner_start_timeout_s=3)
+    with pytest.raises(RunnerStartError, match=contains("runner_start_timeout_s=3", "64 CPU", "2 tpu", "16 CPU")):
         evaluate(config)
 
 
-@pytest.mark.slow
-@on_ray
+@pytest.mark.ray
+@pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_runners_that_built_different_policies(config: EvalConfig) -> None:
     """A factory that initializes at random gives every runner another policy; that is refused, with the fix."""
     with EvalRunnerGroup(config.runners(num_runners=2).evaluation(num_episodes=400)) as group:
         # Both must be up, or the first does everything alone.
-        deadline = time.monotonic() + 60
-        while group.healthy_runner_ids != [0, 1] and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         with pytest.raises(ConfigError, match=contains("another policy", "policy.weights")):
             group.evaluate()
 

@@ -306,7 +306,7 @@ def test_rapid_requests_starve_nobody(beside: Any) -> None:
     step = 0
     with make(
         beside,
-        config().evaluation(purity_check=0),
+        config().evaluation(determinism_check=0),
         busy_policy="latest",
         on_result=lambda p: steps.append(p.step),
     ) as ev:

@@ -58,7 +58,7 @@ class World:
             "one", "here", str(self.folder), token, True, 600.0, lambda: self.now, self.ended.set
         )
         if not self.service._start_file.exists():
-            config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1, purity_check=0)
+            config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1, determinism_check=0)
             settings = config.policy(None if isinstance(self.policy, nn.Module) else self.policy).build()
             live = self.policy if isinstance(self.policy, nn.Module) else None
             self.call("open", cloudpickle.dumps((settings, live, None, 2)))
