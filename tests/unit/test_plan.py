@@ -183,27 +183,19 @@ def test_a_plan_is_a_sequence_of_specs() -> None:
     assert repr(EpisodePlan(4, 8, 2)) == "EpisodePlan(num_episodes=4, seed=8, first_index=2)"
 
 
-@pytest.mark.parametrize("index", [-1, 4, 10**12])
-def test_an_index_outside_the_plan_is_an_error(index: int) -> None:
-    """There is no wrapping around: a negative index is a bug, not the last episode."""
-    with pytest.raises(IndexError, match=f"episode {index} is outside a plan of 4"):
-        EpisodePlan(4)[index]
-
-
-@pytest.mark.parametrize("count", [0, -1, MAX_EPISODES + 1])
-def test_a_plan_has_at_least_one_and_at_most_2_to_the_31_episodes(count: int) -> None:
-    """The message names the key, the value and the limits."""
-    message = f"evaluation.num_episodes is {count}: ask for at least 1 and at most 2147483648 episodes"
-    with pytest.raises(ConfigError, match=message):
-        EpisodePlan(count)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, -(2**70)])
-def test_a_root_seed_has_64_bits(seed: int) -> None:
-    """The message names the key, the value and the limits."""
-    with pytest.raises(ConfigError) as caught:
-        EpisodePlan(3, seed)
-    assert str(caught.value) == f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1"
+def test_what_is_outside_is_an_error() -> None:
+    """There is no wrapping around: a negative index is a bug; messages name the key, the value and the limits."""
+    for index in (-1, 4, 10**12):
+        with pytest.raises(IndexError, match=f"episode {index} is outside a plan of 4"):
+            EpisodePlan(4)[index]
+    for count in (0, -1, MAX_EPISODES + 1):
+        message = f"evaluation.num_episodes is {count}: ask for at least 1 and at most 2147483648 episodes"
+        with pytest.raises(ConfigError, match=message):
+            EpisodePlan(count)
+    for seed in (-1, 2**64, -(2**70)):
+        with pytest.raises(ConfigError) as caught:
+            EpisodePlan(3, seed)
+        assert str(caught.value) == f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1"
 
 
 def test_the_limits_themselves_are_allowed() -> None:
