@@ -37,9 +37,12 @@ def _documented(method: _Method) -> _Method:
     """Add the documentation of a section's keys to the method that sets them: that of its keywords."""
     fields = SECTIONS[method.__name__].model_fields.items()
     keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
-    indent = {"initial_indent": "    ", "subsequent_indent": "        "}
-    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *(textwrap.fill(key, 100, **indent) for key in keys)])
+    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *(_indented(key) for key in keys)])
     return method
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
 
 
 class EvalConfig:

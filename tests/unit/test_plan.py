@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval.episode import EpisodeSpec
@@ -36,14 +36,14 @@ def chi_square(buckets: npt.NDArray[np.int64], count: int) -> float:
 # ------------------------------------------------------------------------------ a permutation
 
 
-@pytest.mark.parametrize("root", ROOTS)
-def test_a_million_episodes_have_a_million_seeds(root: int) -> None:
+def test_a_million_episodes_have_a_million_seeds() -> None:
     """Seeds never collide and fit a non-negative int32."""
-    seeds = EpisodePlan(1_000_000, root).seeds
-    assert seeds.dtype == np.int64
-    assert seeds.min() >= 0
-    assert seeds.max() < 2**31
-    assert np.diff(np.sort(seeds)).min() > 0
+    for root in ROOTS:
+        seeds = EpisodePlan(1_000_000, root).seeds
+        assert seeds.dtype == np.int64
+        assert seeds.min() >= 0
+        assert seeds.max() < 2**31
+        assert np.diff(np.sort(seeds)).min() > 0
 
 
 @given(root=roots, chosen=st.lists(indices, unique=True, min_size=1, max_size=200))
@@ -53,14 +53,6 @@ def test_distinct_indices_have_distinct_seeds(root: int, chosen: list[int]) -> N
     assert len(set(seeds.tolist())) == len(chosen)
     assert seeds.min() >= 0
     assert seeds.max() < 2**31
-
-
-@given(root=roots, block=st.integers(0, 2**15 - 1))
-@settings(max_examples=25)
-def test_no_two_indices_of_a_block_collide(root: int, block: int) -> None:
-    """Any run of 65536 neighbouring indices has as many seeds."""
-    start = block * 2**16
-    assert len(np.unique(episode_seeds(root, np.arange(start, start + 2**16)))) == 2**16
 
 
 @given(root=roots, chosen=st.lists(indices, min_size=1, max_size=50))
@@ -76,13 +68,6 @@ def test_the_width_of_the_indices_does_not_matter(dtype: type[np.integer]) -> No
     chosen = np.arange(200).astype(dtype)
     assert (episode_seeds(7, chosen) == EpisodePlan(200, 7).seeds).all()
     assert (chosen == np.arange(200)).all()
-
-
-@given(root=roots, short=st.integers(1, 300), more=st.integers(0, 300))
-def test_a_longer_plan_starts_with_the_shorter_one(root: int, short: int, more: int) -> None:
-    """A plan of N is a prefix of every longer plan with the same root."""
-    longer = EpisodePlan(short + more, root).seeds
-    assert (longer[:short] == EpisodePlan(short, root).seeds).all()
 
 
 # ------------------------------------------------------------------------------ held-out episodes
@@ -185,22 +170,6 @@ def test_the_fingerprint_is_the_hash_of_the_seeds() -> None:
     assert plan.fingerprint == expected
 
 
-@given(ours=st.tuples(st.integers(1, 50), roots), theirs=st.tuples(st.integers(1, 50), roots))
-def test_fingerprints_are_equal_for_equal_plans_only(ours: tuple[int, int], theirs: tuple[int, int]) -> None:
-    """The fingerprint changes with the number of episodes and with the root seed, and with nothing else."""
-    assert EpisodePlan(*ours).fingerprint == EpisodePlan(*ours).fingerprint
-    assert (EpisodePlan(*ours).fingerprint == EpisodePlan(*theirs).fingerprint) == (ours == theirs)
-
-
-def test_reading_a_plan_does_not_change_its_fingerprint() -> None:
-    """Length, items and seeds can be read before or after."""
-    read, fresh = EpisodePlan(20, 9), EpisodePlan(20, 9)
-    assert len(read) == 20
-    assert read[3].index == 3
-    assert len(read.seeds) == 20
-    assert read.fingerprint == fresh.fingerprint
-
-
 # ------------------------------------------------------------------------------ as a sequence
 
 
@@ -214,27 +183,19 @@ def test_a_plan_is_a_sequence_of_specs() -> None:
     assert repr(EpisodePlan(4, 8, 2)) == "EpisodePlan(num_episodes=4, seed=8, first_index=2)"
 
 
-@pytest.mark.parametrize("index", [-1, 4, 10**12])
-def test_an_index_outside_the_plan_is_an_error(index: int) -> None:
-    """There is no wrapping around: a negative index is a bug, not the last episode."""
-    with pytest.raises(IndexError, match=f"episode {index} is outside a plan of 4"):
-        EpisodePlan(4)[index]
-
-
-@pytest.mark.parametrize("count", [0, -1, MAX_EPISODES + 1])
-def test_a_plan_has_at_least_one_and_at_most_2_to_the_31_episodes(count: int) -> None:
-    """The message names the key, the value and the limits."""
-    message = f"evaluation.num_episodes is {count}: ask for at least 1 and at most 2147483648 episodes"
-    with pytest.raises(ConfigError, match=message):
-        EpisodePlan(count)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, -(2**70)])
-def test_a_root_seed_has_64_bits(seed: int) -> None:
-    """The message names the key, the value and the limits."""
-    with pytest.raises(ConfigError) as caught:
-        EpisodePlan(3, seed)
-    assert str(caught.value) == f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1"
+def test_what_is_outside_is_an_error() -> None:
+    """There is no wrapping around: a negative index is a bug; messages name the key, the value and the limits."""
+    for index in (-1, 4, 10**12):
+        with pytest.raises(IndexError, match=f"episode {index} is outside a plan of 4"):
+            EpisodePlan(4)[index]
+    for count in (0, -1, MAX_EPISODES + 1):
+        message = f"evaluation.num_episodes is {count}: ask for at least 1 and at most 2147483648 episodes"
+        with pytest.raises(ConfigError, match=message):
+            EpisodePlan(count)
+    for seed in (-1, 2**64, -(2**70)):
+        with pytest.raises(ConfigError) as caught:
+            EpisodePlan(3, seed)
+        assert str(caught.value) == f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1"
 
 
 def test_the_limits_themselves_are_allowed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,13 +54,12 @@ def test_mean_is_exact_and_does_not_depend_on_order() -> None:
     assert exact_mean(values) == exact_mean(values[::-1]) == exact_mean(sorted(values)) == 0.5
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, -7.7, 1e-300])
-@pytest.mark.parametrize("size", [3, 7, 10, 25, 49])
-def test_equal_values_have_themselves_as_every_average(value: float, size: int) -> None:
+def test_equal_values_have_themselves_as_every_average() -> None:
     """No average of equal values is off by a last bit."""
-    found = aggregate([value] * size)
-    assert {found.mean, found.median, found.iqm, found.cvar10, found.q05, found.q95} == {value}
-    assert found.std == 0
+    for value, size in product([0.1, 1 / 3, -7.7, 1e-300], [3, 7, 10, 25, 49]):
+        found = aggregate([value] * size)
+        assert {found.mean, found.median, found.iqm, found.cvar10, found.q05, found.q95} == {value}
+        assert found.std == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 10, 11, 20, 25, 83])
@@ -96,31 +96,13 @@ def test_nan_is_not_dropped() -> None:
     assert all(math.isnan(number) for number in numbers)
 
 
-@pytest.mark.parametrize(("values", "mean"), [([1.0, math.inf], math.inf), ([1e308, 1e308], math.inf)])
-def test_infinite_sums_do_not_raise(values: list[float], mean: float) -> None:
-    """Infinity and overflow come out as infinity."""
-    assert aggregate(values).mean == mean
-
-
-def test_opposite_infinities_do_not_raise() -> None:
-    """Their mean is undefined."""
+def test_infinite_sums_do_not_raise() -> None:
+    """Infinity and overflow come out as infinity, opposite infinities as undefined."""
+    assert aggregate([1.0, math.inf]).mean == aggregate([1e308, 1e308]).mean == math.inf
     assert math.isnan(aggregate([math.inf, -math.inf] * 20).mean)
 
 
 # Intervals for means
-
-
-def test_bca_interval_agrees_with_an_independent_bootstrap() -> None:
-    """Another seed and more resamples give the same ends up to resampling noise."""
-    found = mean_interval(SKEWED)
-    reference = stats.bootstrap(
-        (SKEWED,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(99)
-    ).confidence_interval
-    noise = 0.1 * stats.sem(SKEWED)
-    assert found.method == "bca"
-    assert found.note == ""
-    assert found.low == pytest.approx(reference.low, abs=noise)
-    assert found.high == pytest.approx(reference.high, abs=noise)
 
 
 def test_bca_interval_leans_towards_the_tail() -> None:
@@ -195,23 +177,18 @@ def test_equal_values_give_a_point(size: int) -> None:
     assert (found.low, found.high, found.note) == (7.25, 7.25, "all equal")
 
 
-@pytest.mark.parametrize(
-    ("values", "note"),
-    [
+def test_no_interval_says_why() -> None:
+    """Where there is none, the method is "none", the ends are NaN and the note has the reason."""
+    for values, note in (
         ([], "no values"),
         ([3.0], "one value has no spread"),
         ([1.0, math.nan, 2.0], "1 of 3 values are not finite"),
         ([1.0, math.inf, math.nan], "2 of 3 values are not finite"),
-    ],
-)
-def test_no_interval_says_why(values: list[float], note: str) -> None:
-    """Where there is none, the method is "none", the ends are NaN and the note has the reason."""
-    found = mean_interval(values)
-    assert found.method == "none"
-    assert not found.exists
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
-    assert found.note == note
+    ):
+        found = mean_interval(values)
+        assert (found.method, found.exists, found.note) == ("none", False, note)
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
 
 
 @pytest.mark.parametrize(("size", "confidence"), [(2, 0.95), (3, 0.8), (10, 0.99), (57, 0.95), (400, 0.8)])
@@ -246,13 +223,13 @@ def test_extreme_scales_give_an_interval_or_a_reason(scale: float) -> None:
     assert found.note if not found.exists else found.low < SKEWED.mean() * scale < found.high
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, 95, -0.5, math.nan])
-def test_confidence_must_be_a_probability(confidence: float) -> None:
+def test_confidence_must_be_a_probability() -> None:
     """95 is a slip for 0.95, and is named."""
-    with pytest.raises(UsageError, match="confidence is"):
-        mean_interval(SKEWED, confidence)
-    with pytest.raises(UsageError, match="confidence is"):
-        success_interval(1, 2, confidence)
+    for confidence in (0.0, 1.0, 95, -0.5, math.nan):
+        with pytest.raises(UsageError, match="confidence is"):
+            mean_interval(SKEWED, confidence)
+        with pytest.raises(UsageError, match="confidence is"):
+            success_interval(1, 2, confidence)
 
 
 def test_missing_values_without_bounds_leave_no_interval() -> None:
@@ -271,13 +248,9 @@ def test_missing_values_span_from_all_worst_to_all_best() -> None:
     assert "2 of 85" in found.note
 
 
-def test_bounds_do_not_matter_when_nothing_is_missing() -> None:
+def test_bounds_alone_are_not_a_measurement() -> None:
     """They describe what failed episodes could have returned, and nothing else."""
     assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED)
-
-
-def test_only_missing_values_have_no_interval() -> None:
-    """Bounds alone are not a measurement."""
     assert mean_interval([], num_missing=5, bounds=(0.0, 1.0)).method == "none"
 
 

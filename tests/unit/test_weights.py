@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import nn
 
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.weights import (
-    WeightsSnapshot,
     apply_weights,
     load_weights_file,
     save_weights_file,
@@ -195,19 +193,27 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_weights_arrives(form: str) -> None:
-    """A module, a state dict, a TensorDict, and what wrappers make of their names, set the same weights."""
+    """A module, a state dict, a TensorDict, and what wrappers make of their names: alone, or as a part of an agent.
+
+    The same tensors under the same names are the same weights, with one digest.
+    """
     source, target = net(1), net(2)
-    expected = state_of(source)
-    apply_weights(snapshot_weights(FORMS[form](source), 1), target)
+    expected, digest = state_of(source), snapshot_weights(source, 1).digest
+    sent = snapshot_weights(FORMS[form](source), 1)
+    apply_weights(sent, target)
     assert state_of(target) == expected
+    if form != "TensorDict of a state dict" and "DataParallel" not in form:
+        assert sent.digest == digest
+    sources, agent = {"actor": net(1), "critic": net(2)}, nn.ModuleDict({"actor": net(3), "critic": net(4)})
+    apply_weights(snapshot_weights({name: FORMS[form](module) for name, module in sources.items()}, 1), agent)
+    assert state_of(agent) == state_of(nn.ModuleDict(sources))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_mapping_of_names_to_weights_arrives(form: str) -> None:
-    """Parts of an agent, each in any form, are set under the names of the policy's parts."""
-    sources, target = {"actor": net(1), "critic": net(2)}, nn.ModuleDict({"actor": net(3), "critic": net(4)})
-    apply_weights(snapshot_weights({name: FORMS[form](module) for name, module in sources.items()}, 1), target)
-    assert state_of(target) == state_of(nn.ModuleDict(sources))
+def test_the_order_of_names_does_not_change_the_digest() -> None:
+    """Weights are a mapping."""
+    module = net(1)
+    backwards = dict(reversed(module.state_dict().items()))
+    assert snapshot_weights(backwards, 1).digest == snapshot_weights(module, 1).digest
 
 
 def test_a_policy_whose_part_is_called_module_keeps_its_names() -> None:
@@ -227,22 +233,22 @@ def test_a_state_dict_may_leave_volatile_buffers_out() -> None:
 
 
 @pytest.mark.parametrize("form", ["module", "state_dict"])
-@pytest.mark.parametrize("extra", [{"count": 9, "inner": [1.5, "x"]}, np.arange(3), 7], ids=["dict", "array", "int"])
-def test_extra_state_of_submodules_arrives(extra: Any, form: str) -> None:
-    """``get_extra_state`` travels with its submodule, from a module and from a state dict."""
+@pytest.mark.parametrize(
+    "extra",
+    [{"count": 9, "inner": [1.5, "x"]}, np.arange(3), 7, torch.arange(4)],
+    ids=["dict", "array", "int", "tensor"],
+)
+def test_extra_state_of_submodules_arrives_as_it_was(extra: Any, form: str) -> None:
+    """``get_extra_state`` travels with its submodule, whatever its type; changes afterwards do not."""
     source, target = nn.Sequential(nn.Linear(2, 2), Normalizer()), nn.Sequential(nn.Linear(2, 2), Normalizer())
-    source[1].extra = extra
-    apply_weights(snapshot_weights(source if form == "module" else source.state_dict(), 1), target)
-    assert repr(target[1].extra) == repr(extra)
-
-
-@pytest.mark.parametrize("form", ["module", "state_dict"])
-def test_extra_state_may_be_a_tensor(form: str) -> None:
-    """Extra state is extra state whatever its type: some layers keep a tensor there."""
-    source, target = nn.Sequential(Normalizer()), nn.Sequential(Normalizer())
-    source[0].extra = torch.arange(4)
-    apply_weights(snapshot_weights(source if form == "module" else source.state_dict(), 1), target)
-    assert torch.equal(target[0].extra, torch.arange(4))
+    source[1].extra, expected = extra, repr(extra)
+    snapshot = snapshot_weights(source if form == "module" else source.state_dict(), 1)
+    if isinstance(extra, dict):
+        extra["inner"].append(2)
+    apply_weights(snapshot, target)
+    assert repr(target[1].extra) == expected
+    if isinstance(extra, dict):
+        extra["inner"].pop()
 
 
 # ------------------------------------------------------------------------------ taken at once
@@ -260,17 +266,6 @@ def test_later_training_steps_do_not_leak_in(form: str) -> None:
     apply_weights(snapshot, target)
     assert state_of(target) == expected
     assert state_of(source) != expected
-
-
-@pytest.mark.parametrize("form", ["module", "state_dict"])
-def test_later_changes_of_extra_state_do_not_leak_in(form: str) -> None:
-    """Extra state is copied at once too, however deep the change afterwards."""
-    source, target = nn.Sequential(Normalizer()), nn.Sequential(Normalizer())
-    source[0].extra = {"counts": [1]}
-    snapshot = snapshot_weights(source if form == "module" else source.state_dict(), 1)
-    source[0].extra["counts"].append(2)
-    apply_weights(snapshot, target)
-    assert target[0].extra == {"counts": [1]}
 
 
 def test_taking_a_snapshot_changes_nothing() -> None:
@@ -293,14 +288,14 @@ def test_equal_weights_have_equal_digests() -> None:
     assert snapshot_weights(fresh(1), 1).digest == snapshot_weights(fresh(1), 2).digest
 
 
-@pytest.mark.parametrize("name", [name for name, _ in net(1).state_dict().items()])
-def test_one_flipped_bit_changes_the_digest(name: str) -> None:
+def test_one_flipped_bit_changes_the_digest() -> None:
     """The least difference in any tensor is another digest."""
-    module = net(1)
-    before = snapshot_weights(module, 1).digest
-    view = module.state_dict()[name].reshape(-1).view(torch.uint8)
-    view[0] ^= 1
-    assert snapshot_weights(module, 1).digest != before
+    digests = {snapshot_weights(net(1), 1).digest}
+    for name in net(1).state_dict():
+        module = net(1)
+        module.state_dict()[name].reshape(-1).view(torch.uint8)[0] ^= 1
+        digests.add(snapshot_weights(module, 1).digest)
+    assert len(digests) == 1 + len(net(1).state_dict())
 
 
 def test_names_dtypes_shapes_and_extra_state_are_in_the_digest() -> None:
@@ -354,14 +349,6 @@ def test_weights_without_extra_state_keep_the_digest_that_logs_hold() -> None:
     """A log that an earlier version wrote can be continued."""
     weights = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([1, 2], dtype=torch.int32)}
     assert snapshot_weights(weights, 3).digest == "8a3c64f4e53e623b80dc59670a0b9734"
-
-
-@pytest.mark.parametrize("form", ["state dict", "plain dict", "TensorDict", "reversed", "compiled"])
-def test_the_form_that_weights_come_in_does_not_change_their_digest(form: str) -> None:
-    """The same tensors under the same names are the same weights, in whatever order they are listed."""
-    module = net(1)
-    weights = dict(reversed(module.state_dict().items())) if form == "reversed" else FORMS[form](module)
-    assert snapshot_weights(weights, 1).digest == snapshot_weights(module, 1).digest
 
 
 def test_weights_from_a_file_have_the_digest_of_the_module_that_was_saved(tmp_path: Path) -> None:
@@ -441,24 +428,18 @@ def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
     assert state_of(target) == before
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
+def test_what_are_no_weights_is_refused() -> None:
+    """The message says what was given, and what would do."""
+    for weights, message in (
         (None, "weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, not NoneType"),
-        (3.5, "not float"),
         ("policy.pt", "not str"),
         ([torch.zeros(3)], "not list"),
         (torch.zeros(3), "not Tensor"),
-        ({"a": np.zeros(3)}, "weights 'a' are a ndarray, not a tensor"),
         ({"a": {"b": 3}}, "weights 'a.b' are a int, not a tensor"),
         ({"a": None}, "weights 'a' are a NoneType, not a tensor"),
-    ],
-)
-def test_what_are_no_weights_is_refused(weights: Any, message: str) -> None:
-    """The message says what was given, and what would do."""
-    with pytest.raises(WeightsError) as caught:
-        snapshot_weights(weights, 1)
-    assert message in str(caught.value)
+    ):
+        with pytest.raises(WeightsError, match=re.escape(message)):
+            snapshot_weights(weights, 1)
 
 
 def lazy() -> nn.Module:
@@ -520,16 +501,15 @@ def saved_the_old_way(path: Path, value: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "policy.pkl"])
 @pytest.mark.parametrize("write", [pickled, lambda p, v: torch.save(v, p), saved_the_old_way])
-def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write: Any) -> None:
+def test_a_pickle_is_refused_without_running_it(tmp_path: Path, write: Any) -> None:
     """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
     trace = tmp_path / "trace"
-    path = tmp_path / name
-    write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
-    with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
-        load_weights_file(path)
-    assert str(path) in str(caught.value)
+    for path in (tmp_path / "policy.pt", tmp_path / "policy.safetensors", tmp_path / "policy.pkl"):
+        write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
+        with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
+            load_weights_file(path)
+        assert str(path) in str(caught.value)
     assert not trace.exists()
     pickle.loads(pickle.dumps(Payload(trace)))
     assert trace.exists()
@@ -537,15 +517,12 @@ def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("value", [nn.Linear(2, 2), {"weight": Path()}], ids=["module", "object"])
-@pytest.mark.parametrize("write", [pickled, lambda p, v: torch.save(v, p)])
-def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any, write: Any) -> None:
+def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any) -> None:
     """The message for a harmless pickle says why it is refused, and how to save weights alone."""
-    path = tmp_path / "policy.pt"
-    write(path, value)
-    with pytest.raises(
-        ConfigError, match=r"holds pickled objects, .*safetensors\.torch\.save_file\(module\.state_dict"
-    ):
-        load_weights_file(path)
+    pickled(tmp_path / "policy.pt", value)
+    advice = r"holds pickled objects, .*safetensors\.torch\.save_file\(module\.state_dict"
+    with pytest.raises(ConfigError, match=advice):
+        load_weights_file(tmp_path / "policy.pt")
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
@@ -576,14 +553,6 @@ def test_a_file_must_hold_a_flat_mapping_of_tensors(tmp_path: Path, value: Any) 
     torch.save(value, tmp_path / "checkpoint.pt")
     with pytest.raises(ConfigError, match="must hold a flat mapping of names to tensors"):
         load_weights_file(tmp_path / "checkpoint.pt")
-
-
-def test_a_snapshot_is_frozen() -> None:
-    """Whoever holds a snapshot holds one version for good."""
-    snapshot = snapshot_weights(OrderedDict(a=torch.zeros(1)), 5)
-    assert isinstance(snapshot, WeightsSnapshot)
-    with pytest.raises(AttributeError):
-        snapshot.version = 6  # type: ignore[misc]
 
 
 # ------------------------------------------------------------------------------ files that hold more than weights
