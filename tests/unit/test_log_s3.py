@@ -178,9 +178,7 @@ def test_a_profile_of_the_user_gives_the_credentials(uri: str, tmp_path: Path, m
     assert storage.create("owners/000001", b"me")
 
 
-@pytest.mark.parametrize(
-    "address", ["gs://bucket/runs/one", "abfs://container@account.dfs.core.windows.net/runs/one"]
-)
+@pytest.mark.parametrize("address", ["gs://bucket/runs/one", "abfs://container@account.dfs.core.windows.net/runs/one"])
 def test_other_stores_are_known(address: str) -> None:
     """Their addresses are those of their own tools; nothing is asked before it is used."""
     storage = open_storage(address)
