@@ -103,8 +103,8 @@ def test_a_continued_run_does_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_killed_drivers_lose_nothing_that_was_flushed(tmp_path: Path) -> None:
     """Kill -9 at random moments, then continue: the table of an undisturbed run."""
-    flaky = config(2_000, attempt_rates=[0.2])
-    assert kill_until_complete(flaky, tmp_path, kills=3, longest_s=1.5, seed=1) > 0
+    flaky = config(1_000, attempt_rates=[0.2])
+    assert kill_until_complete(flaky, tmp_path, kills=3, longest_s=0.8, seed=1) > 0
     check_continued(flaky, tmp_path)
 
 
@@ -142,7 +142,7 @@ def test_a_cancelled_run_goes_on_later(tmp_path: Path) -> None:
 
 def test_nobody_hears_of_an_episode_before_it_is_in_the_log(tmp_path: Path) -> None:
     """Progress counts what a reader of the log finds, never more."""
-    with EvalRunnerGroup(config(2_000)) as group:
+    with EvalRunnerGroup(config(1_000)) as group:
         handle = group.submit(run_dir=tmp_path)
         told: list[int] = []
         while not handle.done():
@@ -153,7 +153,7 @@ def test_nobody_hears_of_an_episode_before_it_is_in_the_log(tmp_path: Path) -> N
             time.sleep(0.05)
         result = handle.result()
     assert told
-    assert len(finished(tmp_path)) == 2_000 == len(result.episodes)
+    assert len(finished(tmp_path)) == 1_000 == len(result.episodes)
 
 
 def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
