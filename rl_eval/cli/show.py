@@ -64,7 +64,7 @@ def show(
 
 
 def _show_episode(result: EvalResult, index: int, *, faults: bool, as_json: bool) -> None:
-    from rl_eval.report.files import plain
+    from rl_eval.plain import plain
     from rl_eval.report.table import Page
     from rl_eval.story import story
 

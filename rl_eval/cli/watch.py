@@ -90,7 +90,7 @@ def watch(
         watcher = Watcher(
             settings,
             options,
-            _say,
+            _log,
             stopping=lambda: interruption.number is not None,
             submitted=lambda handle: interruption.defer(handle.flush),
         )
@@ -121,5 +121,5 @@ def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
     return ExitCode.PARTIAL if statuses & {"complete", "partial"} else ExitCode.FAILED
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(redact_text(line))

@@ -1,7 +1,8 @@
 """The evaluation log: a folder of files that never change, from which an evaluation is read, and continued.
 
-``manifest.json`` says what is evaluated, ``segments/`` holds what finished, ``owners/`` says who writes,
-``amendments/`` which changes of the code were accepted, and ``damaged/`` what was set aside. See ``docs/log.md``.
+``manifest.json`` describes the evaluation, ``segments/`` holds finished episodes and faults, ``owners/`` the claims of
+drivers, ``amendments/`` the accepted changes of the code, and ``damaged/`` segments that were set aside.
+See ``docs/log.md``.
 """
 
 from rl_eval.log.code_changes import version_notes

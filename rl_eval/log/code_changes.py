@@ -1,4 +1,4 @@
-"""Changes of the code between the sessions of a log: what differs, and who accepted it when.
+"""Changes of the code between the sessions of a log, and their acceptance.
 
 The manifest never changes. A change that was accepted is an amendment, a file of its own under ``amendments/`` that
 never changes either; the last one holds the digests that the next session is compared with.

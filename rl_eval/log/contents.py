@@ -1,4 +1,4 @@
-"""Decides what an evaluation log says: the segments in order of writing, each index once, and nothing that is damaged.
+"""Reading an evaluation log: the segments in order of writing, each index once, and nothing that is damaged.
 
 A row is a function of its index, so when two sessions wrote one (the second did not know of the first, or the
 first was thought dead) the row that was written first counts and the other is compared with it.

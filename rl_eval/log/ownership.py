@@ -1,4 +1,4 @@
-"""Decides which driver may write an evaluation log: the newest claim, and none while the driver before it lives.
+"""Ownership of an evaluation log: the driver of the newest claim, which waits until the driver before it is gone.
 
 Claims are numbered by *epoch*; a new one is made only when the one before was released or its driver is dead. On the
 machine of that driver the kernel says whether it is: process id and start time. From elsewhere only its

@@ -1,4 +1,4 @@
-"""Decides what a segment is: a Parquet file with some rows of the log, whose name tells whether its bytes are whole.
+"""Segments: Parquet files with some rows of the log, whose names hold the hash of their bytes.
 
 A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session that wrote it, its place in that session, what
 it holds, and the hash of its bytes. Numbers start at 1 and have no gap, so a segment that is gone is noticed too.
@@ -53,7 +53,7 @@ class SegmentName(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What the driver learned at once. The log keeps the arrays: they must not change any more."""
+    """Rows, faults and totals that are committed together. The log keeps the arrays: they must not change any more."""
 
     rows: npt.NDArray[np.void]
     """Array of :data:`~rl_eval.episode.ROW`, shape (n,)."""

@@ -26,7 +26,7 @@ __all__ = ["LocalStorage", "ObjectStorage", "Storage", "is_unusable", "is_uri", 
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 """URIs of object stores."""
 
-_PATIENCE: Final = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
+_PATIENCE: Final[dict[str, Any]] = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
 """Retries inside one call; the writer has its own, between which it beats."""
 
 _UNUSABLE: Final = frozenset(

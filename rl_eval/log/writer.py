@@ -1,6 +1,6 @@
-"""Decides when what an evaluation finished is committed, and what its driver may hear of.
+"""Writer of an evaluation log: a thread that commits what the driver appends.
 
-One thread writes. The driver appends and polls, and never waits for a disk; it hears of a batch when the batch is
+The driver appends and polls, and never waits for a disk; a batch is returned to it when the batch is
 in the log, so nothing that was announced can be lost.
 """
 
@@ -236,7 +236,7 @@ class EvaluationLog:
                 self._retry_later(error)
             except EvalError as error:
                 self._give_up(error)
-            except Exception as error:  # A driver that waits for this thread must hear of everything that ended it.
+            except Exception as error:  # A driver waits for this thread, and gets whatever ended it.
                 self._give_up(LogError(f"{self._storage.label} cannot be written: {type(error).__name__}: {error}"))
             if self._error is not None:
                 return

@@ -1,7 +1,7 @@
 """Evaluating the checkpoints of a training run as they appear: ``rl-eval watch``.
 
-``checkpoints`` says what a checkpoint is and when it is whole, ``journal`` what has become of each, ``curve`` how that
-is shown, and ``watcher`` what is done next. See ``docs/watch.md``.
+``checkpoints`` finds and copies them, ``journal`` holds the result of each, ``curve`` writes table and picture,
+``best`` keeps the best one, and ``watcher`` is the loop. See ``docs/watch.md``.
 """
 
 from rl_eval.watching.watcher import Watcher, WatchOptions

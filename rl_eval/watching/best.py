@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_text
-from rl_eval.watching.checkpoints import Staged
+from rl_eval.watching.checkpoints import Snapshot, copy_checkpoint
 
 if TYPE_CHECKING:
     from rl_eval.settings import EvaluationSection
@@ -43,17 +43,14 @@ class BestCheckpoint:
                 return str(checkpoint.partition("/")[0])
         return None
 
-    def keep(self, staged: Staged, description: Mapping[str, Any]) -> None:
+    def keep(self, snapshot: Snapshot, description: Mapping[str, Any]) -> None:
         """Keep another one: first its copy is made, then the file names it; the former one stays until :meth:`tidy`."""
-        home = self._folder / staged.id
+        home = self._folder / snapshot.id
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        copied = home / staged.path.name
-        if staged.path.is_dir():
-            shutil.copytree(staged.path, copied)
-        else:
-            shutil.copyfile(staged.path, copied)
-        described = {"checkpoint": f"{staged.id}/{copied.name}", **description}
+        copied = home / snapshot.path.name
+        copy_checkpoint(snapshot.path, copied)
+        described = {"checkpoint": f"{snapshot.id}/{copied.name}", **description}
         write_text(self._folder / _FILE, json.dumps(described, indent=2, allow_nan=False) + "\n")
 
     def tidy(self, owned: Collection[str]) -> None:
@@ -64,21 +61,21 @@ class BestCheckpoint:
                 shutil.rmtree(home, ignore_errors=True)
 
 
-def describe(leader: Entry, selection: EvaluationSection, num_held_out: int) -> dict[str, Any]:
+def describe(candidate: Entry, selection: EvaluationSection, num_held_out: int) -> dict[str, Any]:
     """Describe the best checkpoint by both its numbers, and say which of them is which.
 
     Args:
-        leader: The checkpoint.
+        candidate: The checkpoint.
         selection: The episodes by which it was chosen; the held-out ones follow them.
         num_held_out: How many of these there are.
     """
-    held_out = leader.held_out
+    held_out = candidate.held_out
     chosen = "greatest mean return of all checkpoints, so biased upward"
     return {
-        "name": leader.seen.name,
-        "step": leader.seen.step,
-        "digest": leader.digest,
-        "selection": _number(leader.selection, selection.num_episodes, chosen),
+        "name": candidate.info.name,
+        "step": candidate.info.step,
+        "digest": candidate.digest,
+        "selection": _number(candidate.selection, selection.num_episodes, chosen),
         "held_out": held_out and _number(held_out, num_held_out, _worth(held_out)),
     }
 

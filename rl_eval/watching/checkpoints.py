@@ -1,7 +1,7 @@
-"""Decides what is a checkpoint, in which order they come, and which are whole.
+"""Checkpoints of a training run: finding them, their order, whether they are complete, and copies of them.
 
 A checkpoint is a file, or a folder, whose name matches a pattern. It is taken when size, time and inode of everything
-in it are the same in two looks; it is copied then, and what is evaluated is the copy: the trainer may rewrite or remove
+in it are the same in two scans; it is copied then, and what is evaluated is the copy: the trainer may rewrite or remove
 its own at any time. Its identity is its name and the digest of the copy.
 """
 
@@ -21,7 +21,14 @@ import xxhash
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["CheckpointFolder", "Sighting", "Staged", "Staging", "compile_step_pattern"]
+__all__ = [
+    "CheckpointFolder",
+    "CheckpointInfo",
+    "Snapshot",
+    "SnapshotStore",
+    "compile_step_pattern",
+    "copy_checkpoint",
+]
 
 _LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
 _CHUNK: Final = 2**20
@@ -32,8 +39,8 @@ _OUTGOING: Final = ".outgoing"
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A checkpoint as it was seen."""
+class CheckpointInfo:
+    """A checkpoint as a scan found it."""
 
     name: str
     """Path relative to the watched folder, with ``/``."""
@@ -41,7 +48,7 @@ class Sighting:
     """Training step according to its name."""
     modified: float
     """Time of its last change, in seconds since 1970."""
-    stamp: str
+    signature: str
     """Changes whenever a file of it does."""
 
     @property
@@ -54,10 +61,10 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Staged:
+class Snapshot:
     """A copy of a checkpoint, which nobody else changes."""
 
-    seen: Sighting
+    info: CheckpointInfo
     digest: str
     """128-bit xxh3 of its contents."""
     path: Path
@@ -66,7 +73,7 @@ class Staged:
     @property
     def id(self) -> str:
         """Name of its folders."""
-        return identify(self.seen.name, self.digest)
+        return identify(self.info.name, self.digest)
 
     def is_intact(self) -> bool:
         """Tell whether the copy is what it was; a machine that went down may have left less."""
@@ -74,6 +81,14 @@ class Staged:
             return digest_of(self.path) == self.digest
         except OSError:
             return False
+
+
+def copy_checkpoint(path: Path, target: Path) -> None:
+    """Copy a checkpoint, which is a file or a folder."""
+    if path.is_dir():
+        shutil.copytree(path, target)
+    else:
+        shutil.copyfile(path, target)
 
 
 def identify(name: str, digest: str) -> str:
@@ -115,9 +130,9 @@ class CheckpointFolder:
         self._step_pattern = step_pattern
         self._exclude = exclude
         self._last: dict[str, str] = {}
-        self.seen: tuple[Sighting, ...] = ()
-        """Every checkpoint at the last look, whole or not."""
-        self.unsettled: tuple[str, ...] = ()
+        self.found: tuple[CheckpointInfo, ...] = ()
+        """Every checkpoint of the last scan, stable or not."""
+        self.unstable: tuple[str, ...] = ()
         """Names of those that were new or had changed."""
 
     @property
@@ -127,38 +142,38 @@ class CheckpointFolder:
             return f"there is no folder {str(self._folder)!r} yet"
         return f"nothing in {str(self._folder)!r} matches {self._pattern!r}"
 
-    def look(self) -> list[Sighting]:
-        """Return the checkpoints that have not changed since the last look, in order.
+    def scan(self) -> list[CheckpointInfo]:
+        """Return the checkpoints that have not changed since the last scan, in order.
 
         Raises:
             ConfigError: The pattern cannot be used.
         """
-        found = {sighting.name: sighting for sighting in self._find()}
-        former, self._last = self._last, {name: sighting.stamp for name, sighting in found.items()}
-        settled = [sighting for sighting in found.values() if former.get(sighting.name) == sighting.stamp]
-        self.seen = tuple(found.values())
-        self.unsettled = tuple(sorted(found.keys() - {sighting.name for sighting in settled}))
-        return sorted(settled, key=lambda sighting: sighting.order)
+        found = {info.name: info for info in self._find()}
+        former, self._last = self._last, {name: info.signature for name, info in found.items()}
+        stable = [info for info in found.values() if former.get(info.name) == info.signature]
+        self.found = tuple(found.values())
+        self.unstable = tuple(sorted(found.keys() - {info.name for info in stable}))
+        return sorted(stable, key=lambda info: info.order)
 
     @property
     def label(self) -> str:
         """Its name, for titles."""
         return self._folder.name
 
-    def path(self, sighting: Sighting) -> Path:
-        """Return where a checkpoint was seen."""
-        return self._folder / sighting.name
+    def path(self, info: CheckpointInfo) -> Path:
+        """Return the path of a checkpoint."""
+        return self._folder / info.name
 
-    def _find(self) -> Iterator[Sighting]:
+    def _find(self) -> Iterator[CheckpointInfo]:
         for path in self._paths():
             name = path.relative_to(self._folder)
             if any(part.startswith(".") for part in name.parts) or path.is_relative_to(self._exclude):
                 continue
             try:
-                stamp, modified = stamp_of(path)
+                signature, modified = signature_of(path)
             except OSError:
                 continue  # It went while we looked.
-            yield Sighting(name.as_posix(), self._step(path), modified, stamp)
+            yield CheckpointInfo(name.as_posix(), self._step(path), modified, signature)
 
     def _paths(self) -> list[Path]:
         for _ in range(_GLOBS):
@@ -178,7 +193,7 @@ class CheckpointFolder:
             return None
 
 
-def stamp_of(path: Path) -> tuple[str, float]:
+def signature_of(path: Path) -> tuple[str, float]:
     """Return what changes when a file does, or any file of a folder, and the time of its last change.
 
     Raises:
@@ -210,7 +225,7 @@ def _files(path: Path) -> list[tuple[str, Path]]:
 
 
 @final
-class Staging:
+class SnapshotStore:
     """Copies of the checkpoints that are being worked on.
 
     Args:
@@ -224,45 +239,42 @@ class Staging:
         for name in (_INCOMING, _OUTGOING):
             shutil.rmtree(folder / name, ignore_errors=True)
 
-    def take(self, path: Path, seen: Sighting) -> Staged | None:
-        """Copy a checkpoint; None if it is not as it was seen any more: it changed or went, maybe during the copy.
+    def take(self, path: Path, info: CheckpointInfo) -> Snapshot | None:
+        """Copy a checkpoint; None if it has changed or gone since the scan, maybe during the copy.
 
         A copy that is there was completed: it appears under its name with a rename.
 
         Raises:
-            OSError: It is as it was seen, and cannot be copied.
+            OSError: It is unchanged, and cannot be copied.
         """
         incoming = self._folder / _INCOMING
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
         copied = incoming / path.name
         try:
-            if path.is_dir():
-                shutil.copytree(path, copied)
-            else:
-                shutil.copyfile(path, copied)
+            copy_checkpoint(path, copied)
         except OSError:
-            # A trainer that removes a folder makes copytree collect one error per file: only a second look tells why.
-            if _is_as_seen(path, seen):
+            # A trainer that removes a folder makes copytree collect one error per file: only its signature tells why.
+            if _is_unchanged(path, info):
                 raise
             return None
-        if not _is_as_seen(path, seen):
+        if not _is_unchanged(path, info):
             return None
         digest = digest_of(copied)
-        (incoming / _ORIGIN).write_text(json.dumps({"seen": asdict(seen), "digest": digest}))
-        home = self._folder / identify(seen.name, digest)
+        (incoming / _ORIGIN).write_text(json.dumps({"info": asdict(info), "digest": digest}))
+        home = self._folder / identify(info.name, digest)
         self._own(home.name)
         shutil.rmtree(home, ignore_errors=True)
         incoming.rename(home)
-        return Staged(seen, digest, home / path.name)
+        return Snapshot(info, digest, home / path.name)
 
-    def found(self) -> list[Staged]:
+    def found(self) -> list[Snapshot]:
         """Return the copies that are there, in order."""
         if not self._folder.is_dir():
             return []
         homes = [home for home in self._folder.iterdir() if not home.name.startswith(".")]
-        found = [staged for home in homes if (staged := _read_origin(home))]
-        return sorted(found, key=lambda staged: staged.seen.order)
+        found = [snapshot for home in homes if (snapshot := _read_origin(home))]
+        return sorted(found, key=lambda snapshot: snapshot.info.order)
 
     def drop(self, checkpoint: str) -> None:
         """Remove a copy, by the id of its checkpoint; half a copy is never found."""
@@ -273,18 +285,18 @@ class Staging:
             shutil.rmtree(outgoing, ignore_errors=True)
 
 
-def _is_as_seen(path: Path, seen: Sighting) -> bool:
+def _is_unchanged(path: Path, info: CheckpointInfo) -> bool:
     try:
-        return stamp_of(path)[0] == seen.stamp
+        return signature_of(path)[0] == info.signature
     except OSError:
         return False
 
 
-def _read_origin(home: Path) -> Staged | None:
+def _read_origin(home: Path) -> Snapshot | None:
     """Return the copy in a folder; None if it does not say what it is of."""
     try:
         origin = json.loads((home / _ORIGIN).read_text())
-        seen = Sighting(**origin["seen"])
-        return Staged(seen, origin["digest"], home / Path(seen.name).name)
+        info = CheckpointInfo(**origin["info"])
+        return Snapshot(info, origin["digest"], home / Path(info.name).name)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""Whose the output folder of a watcher is: its own, of which it is the only one.
+"""Exclusive use of an output folder by one watcher.
 
 A watcher writes only to a folder that was empty, or that has the journal of an earlier watcher. One watcher at a time
 has it: a lock of the kernel, which goes with its process, keeps other processes out, and a list the other watchers of
@@ -21,7 +21,7 @@ __all__ = ["OutputClaim"]
 
 _LOCK_FILE: Final = ".lock"
 
-_here: Final[set[Path]] = set()
+_claimed: Final[set[Path]] = set()
 """Folders that watchers of this process have."""
 _guard: Final = threading.Lock()
 
@@ -44,15 +44,15 @@ class OutputClaim:
         _check_contents(output)
         self._output = output
         with _guard:
-            if output in _here:
+            if output in _claimed:
                 raise _owned(output, "another watcher of this process")
             self._lock = _lock(output)
-            _here.add(output)
+            _claimed.add(output)
 
     def release(self) -> None:
         """Let the next watcher in."""
         with _guard:
-            _here.discard(self._output)
+            _claimed.discard(self._output)
             self._lock.close()
 
 

@@ -1,4 +1,4 @@
-"""Decides how a learning curve is shown: ``curve.csv`` has every checkpoint, ``curve.png`` those with a mean return.
+"""Learning curve as files: ``curve.csv`` has every checkpoint, ``curve.png`` those with a mean return.
 
 Points stand at their training step, or, where not all names have one, in the order of the checkpoints.
 """
@@ -48,10 +48,10 @@ def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
 
 def _row(entry: Entry, best: str | None) -> dict[str, Any]:
     score, held_out = entry.selection, entry.held_out
-    modified = datetime.datetime.fromtimestamp(entry.seen.modified, datetime.timezone.utc)
+    modified = datetime.datetime.fromtimestamp(entry.info.modified, datetime.timezone.utc)
     return {
-        "step": entry.seen.step,
-        "name": entry.seen.name,
+        "step": entry.info.step,
+        "name": entry.info.name,
         "modified": modified.isoformat(timespec="seconds"),
         "status": score.status,
         "episode_return_mean": score.mean,
@@ -88,8 +88,8 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
 
     figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    stepped = all(entry.seen.step is not None for entry in entries)
-    places = {entry.id: entry.seen.step if stepped else number for number, entry in enumerate(entries, 1)}
+    stepped = all(entry.info.step is not None for entry in entries)
+    places = {entry.id: entry.info.step if stepped else number for number, entry in enumerate(entries, 1)}
     _draw_points(axes, [(places[entry.id], entry.selection) for entry in entries])
     for entry in entries:
         if entry.id == best:

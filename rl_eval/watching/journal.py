@@ -1,8 +1,8 @@
-"""Decides what is known of each checkpoint, and which is the best.
+"""State of a watcher: what is known of each checkpoint, and which one is the best candidate.
 
 One file, ``watch.json``, written atomically at every change. It is the commit: a checkpoint without an entry is
 evaluated, and its evaluation log says which of its episodes are left; one with an entry is not touched again. The
-leader is the checkpoint with the greatest mean return over the selection episodes; among equals the first.
+best candidate is the checkpoint with the greatest mean return over the selection episodes; among equals the first.
 
 The file is also what makes the folder the watcher's own: it says so, and it lists the checkpoints for which folders
 were made. No other folder is ever removed.
@@ -21,11 +21,11 @@ from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
 from rl_eval.plain import plain
-from rl_eval.watching.checkpoints import Sighting, identify
+from rl_eval.watching.checkpoints import CheckpointInfo, identify
 
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
-    from rl_eval.watching.checkpoints import Staged
+    from rl_eval.watching.checkpoints import Snapshot
 
 __all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score", "check_journal"]
 
@@ -40,7 +40,7 @@ UNREADABLE: Final = "unreadable"
 
 @dataclass(frozen=True)
 class Score:
-    """What one evaluation found."""
+    """Numbers of one evaluation."""
 
     status: str
     reason: str
@@ -75,36 +75,36 @@ class Score:
 
     @classmethod
     def unreadable(cls, reason: str, first_index: int) -> Score:
-        """Say that there was no evaluation."""
+        """Return the score of a checkpoint that could not be evaluated."""
         return cls(UNREADABLE, reason, None, None, None, 0, 0, first_index, "")
 
     def __str__(self) -> str:
         if self.mean is None:
             return f"{self.status}: {self.reason}"
-        told = f"mean return {self.mean:.6g}"
+        text = f"mean return {self.mean:.6g}"
         if self.low is not None and self.high is not None:
-            told += f" (95 % interval {self.low:.6g} to {self.high:.6g})"
-        told += f" over {self.num_episodes} episodes"
+            text += f" (95 % interval {self.low:.6g} to {self.high:.6g})"
+        text += f" over {self.num_episodes} episodes"
         if self.status != "complete":
-            told += f"; {self.status}: {self.reason}"
-        return f"{told}; {self.determinism}" if self.determinism else told
+            text += f"; {self.status}: {self.reason}"
+        return f"{text}; {self.determinism}" if self.determinism else text
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What has become of one checkpoint."""
+    """Result of one checkpoint."""
 
-    seen: Sighting
+    info: CheckpointInfo
     digest: str
     selection: Score
     """Over the episodes by which the best is chosen: of the best, biased upward."""
     held_out: Score | None = None
-    """Over episodes that had no part in the choice; only a leader has it."""
+    """Over episodes that had no part in the choice; only a candidate has it."""
 
     @property
     def id(self) -> str:
         """Name of its folders."""
-        return identify(self.seen.name, self.digest)
+        return identify(self.info.name, self.digest)
 
 
 @final
@@ -132,17 +132,19 @@ class Journal:
 
     # ------------------------------------------------------------------ what is known
 
-    def knows(self, seen: Sighting) -> bool:
-        """Tell whether a checkpoint has an entry, as it looks now."""
-        return any(entry.seen.name == seen.name and entry.seen.stamp == seen.stamp for entry in self.entries.values())
+    def knows(self, info: CheckpointInfo) -> bool:
+        """Return whether a checkpoint has an entry with its present signature."""
+        return any(
+            entry.info.name == info.name and entry.info.signature == info.signature for entry in self.entries.values()
+        )
 
     @property
     def curve(self) -> list[Entry]:
         """The entries in the order of training."""
-        return sorted(self.entries.values(), key=lambda entry: entry.seen.order)
+        return sorted(self.entries.values(), key=lambda entry: entry.info.order)
 
     @property
-    def leader(self) -> Entry | None:
+    def best_candidate(self) -> Entry | None:
         """The entry with the greatest mean return; None while no evaluation was complete."""
         complete = [
             entry for entry in self.curve if entry.selection.status == "complete" and entry.selection.mean is not None
@@ -164,30 +166,30 @@ class Journal:
         self._save()
 
     def own(self, checkpoint: str) -> None:
-        """Note that folders are about to be made for a checkpoint, by its id."""
+        """Record that folders are about to be made for a checkpoint, by its id."""
         if checkpoint not in self.owned:
             self.owned[checkpoint] = None
             self._save()
 
-    def record(self, staged: Staged, selection: Score) -> Entry:
+    def record(self, snapshot: Snapshot, selection: Score) -> Entry:
         """Commit what was found about a checkpoint."""
-        entry = self.entries[staged.id] = Entry(staged.seen, staged.digest, selection)
+        entry = self.entries[snapshot.id] = Entry(snapshot.info, snapshot.digest, selection)
         self._save()
         return entry
 
     def record_held_out(self, entry: Entry, score: Score) -> Entry:
-        """Commit what the held-out episodes of a leader say."""
+        """Commit what the held-out episodes of a candidate say."""
         entry = self.entries[entry.id] = replace(entry, held_out=score)
         self._save()
         return entry
 
-    def touch(self, staged: Staged) -> None:
-        """Note that a known checkpoint looks different, and is the same."""
-        self.entries[staged.id] = replace(self.entries[staged.id], seen=staged.seen)
+    def touch(self, snapshot: Snapshot) -> None:
+        """Record that a known checkpoint has another signature and the same contents."""
+        self.entries[snapshot.id] = replace(self.entries[snapshot.id], info=snapshot.info)
         self._save()
 
     def forget_unreadable(self) -> None:
-        """Have the checkpoints tried again that could not be evaluated."""
+        """Remove the entries of checkpoints that could not be evaluated, so that they are tried again."""
         kept = {key: entry for key, entry in self.entries.items() if entry.selection.status != UNREADABLE}
         if kept != self.entries:
             self.entries = kept
@@ -278,7 +280,7 @@ def _plain_name(name: str) -> str:
 def _entry(data: Mapping[str, Any]) -> Entry:
     held_out = data["held_out"]
     return Entry(
-        Sighting(**data["seen"]),
+        CheckpointInfo(**data["info"]),
         data["digest"],
         Score(**data["selection"]),
         None if held_out is None else Score(**held_out),

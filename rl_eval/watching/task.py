@@ -1,4 +1,4 @@
-"""What the points of one curve have in common, and where in a config the checkpoint goes that tells them apart."""
+"""Task of a watcher: what all points of a curve have in common, and where in a config the checkpoint goes."""
 
 from __future__ import annotations
 

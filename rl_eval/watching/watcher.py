@@ -1,7 +1,7 @@
-"""Decides what a watcher does next, and what it leaves behind if it is killed there.
+"""Loop of the watcher: evaluate new checkpoints, keep the curve, and keep the best.
 
 In every turn: take what is new and whole, in the order of training, copy it, evaluate the copy, commit the entry, draw
-the curve; then test the leader on the held-out episodes and call it the best. Each step can be repeated, so whoever
+the curve; then test the candidate on the held-out episodes and call it the best. Each step can be repeated, so whoever
 comes after a ``kill -9`` does the step again: copies are renamed into place, an evaluation continues its own
 log, the entry is one file that is replaced, and everything else follows from the entries.
 """
@@ -21,7 +21,7 @@ from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, W
 from rl_eval.group import EvalRunnerGroup
 from rl_eval.policies import came_from_factory
 from rl_eval.watching.best import BestCheckpoint, describe
-from rl_eval.watching.checkpoints import CheckpointFolder, Sighting, Staged, Staging, compile_step_pattern
+from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
 from rl_eval.watching.claim import OutputClaim
 from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
 from rl_eval.watching.journal import Entry, Journal, Score
@@ -60,7 +60,7 @@ class WatchOptions:
 
 
 class _BadCheckpoint(Exception):
-    """It cannot be evaluated, and that is its own fault."""
+    """The policy cannot be loaded from a checkpoint."""
 
 
 class _Stopped(Exception):
@@ -69,13 +69,14 @@ class _Stopped(Exception):
 
 @final
 class Watcher:
-    """Evaluates the checkpoints of a folder, each once.
+    """Evaluation of the checkpoints of a folder, each once.
 
     Args:
         settings: What to evaluate, without the checkpoint.
         options: Which checkpoints.
-        say: Called with every line for the user.
-        stopping: Asked often; when it says yes, the current evaluation is given up and continued by the next watcher.
+        log: Called with every line for the user.
+        stopping: Called often; when it returns true, the current evaluation is given up, and continued by the next
+            watcher.
         submitted: Called with every evaluation that begins.
 
     Raises:
@@ -87,14 +88,14 @@ class Watcher:
         self,
         settings: EvalSettings,
         options: WatchOptions,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         stopping: Callable[[], bool],
         submitted: Callable[[EvalHandle], None],
     ) -> None:
         self._settings = settings
         self._key = check_key(options.key)
         self._retry_s = options.retry_s
-        self._say = say
+        self._log = log
         self._stopping = stopping
         self._submitted = submitted
         self._output = options.output.resolve()
@@ -108,19 +109,19 @@ class Watcher:
         try:
             self._journal = Journal(self._output, self._task())
             self._take_over()
-            self._staging = Staging(self._output / "checkpoints", self._journal.own)
+            self._snapshots = SnapshotStore(self._output / "checkpoints", self._journal.own)
             self._best = BestCheckpoint(self._output / "best")
         except BaseException:
             self._claim.release()
             raise
         self._group: EvalRunnerGroup | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._drawn: object = None
 
     # ------------------------------------------------------------------ the loop
 
     def run_once(self, poll_s: float) -> None:
-        """Evaluate what is there: it is looked at twice, ``poll_s`` apart.
+        """Evaluate what is there: it is scanned twice, ``poll_s`` apart.
 
         Raises:
             ConfigError: Nothing matches the pattern, or the config cannot work.
@@ -129,8 +130,8 @@ class Watcher:
         with suppress(_Stopped):
             self._begin(poll_s, empty=False)
             self._turn()
-            for name in self._folder.unsettled:
-                self._say(f"{name} has just changed: left for the next call")
+            for name in self._folder.unstable:
+                self._log(f"{name} has just changed: left for the next call")
 
     def run(self, poll_s: float) -> None:
         """Evaluate what is there and what comes, until asked to stop; raises as :meth:`run_once`."""
@@ -152,14 +153,14 @@ class Watcher:
 
     @property
     def unfinished(self) -> bool:
-        """Whether something that was seen has no entry yet: half-written, unreadable and young, or not reached."""
-        return any(not self._journal.knows(seen) for seen in self._folder.seen)
+        """Whether a checkpoint of the last scan has no entry: half-written, unreadable and young, or not reached."""
+        return any(not self._journal.knows(info) for info in self._folder.found)
 
     def _task(self) -> dict[str, Any]:
         return task_of(self._settings, self._key, self._num_held_out)
 
     def _take_over(self) -> None:
-        """Make the folder ours, and remove what a killed watcher, or one of another task, has left to be removed."""
+        """Write the journal, and remove what a killed watcher, or one of another task, has left."""
         if self._journal.superseded:
             for kind in ("evaluations", "held_out"):
                 for checkpoint in self._journal.owned:
@@ -167,8 +168,8 @@ class Watcher:
         self._journal.begin()
         sweep(self._output)
 
-    def _copies(self) -> list[Staged]:
-        return [staged for staged in self._staging.found() if staged.id in self._journal.owned]
+    def _copies(self) -> list[Snapshot]:
+        return [snapshot for snapshot in self._snapshots.found() if snapshot.id in self._journal.owned]
 
     def _sleep(self, duration_s: float) -> None:
         end = time.monotonic() + duration_s
@@ -182,125 +183,129 @@ class Watcher:
             raise _Stopped
 
     def _begin(self, poll_s: float, *, empty: bool) -> None:
-        """Take the first of the two looks that show what is whole, and do in between what needs none.
+        """Make the first of the two scans that show what is stable, and finish earlier work between them.
 
         Args:
-            poll_s: Seconds to the second.
+            poll_s: Seconds to the second scan.
             empty: Whether there may be nothing yet.
 
         Raises:
             ConfigError: There is nothing.
         """
-        self._folder.look()
-        if not self._folder.seen:
+        self._folder.scan()
+        if not self._folder.found:
             if not empty and not self._journal.entries:
                 raise ConfigError(f"no checkpoint is there: {self._folder.absence}")
-            self._say(f"{self._folder.absence}; {len(self._journal.entries)} were evaluated earlier")
+            self._log(f"{self._folder.absence}; {len(self._journal.entries)} were evaluated earlier")
         self._resume()
         self._sleep(poll_s)
 
     def _resume(self) -> None:
         """Finish what another watcher had begun, also where the trainer has removed the checkpoint since."""
-        for staged in self._copies():
-            if staged.id not in self._journal.entries:
-                if staged.is_intact():
-                    self._handle(staged)
+        for snapshot in self._copies():
+            if snapshot.id not in self._journal.entries:
+                if snapshot.is_intact():
+                    self._handle(snapshot)
                 else:
-                    self._staging.drop(staged.id)
+                    self._snapshots.drop(snapshot.id)
         self._tidy()
         self._publish()
 
     def _turn(self) -> None:
-        for seen in self._folder.look():
+        for info in self._folder.scan():
             self._check_stop()
-            if not self._journal.knows(seen) and (staged := self._stage(seen)):
-                self._handle(staged)
-        self._crown()
+            if not self._journal.knows(info) and (snapshot := self._stage(info)):
+                self._handle(snapshot)
+        self._promote_best()
 
-    def _stage(self, seen: Sighting) -> Staged | None:
+    def _stage(self, info: CheckpointInfo) -> Snapshot | None:
         """Copy a checkpoint; None if there is nothing to evaluate."""
         try:
-            staged = self._staging.take(self._folder.path(seen), seen)
+            snapshot = self._snapshots.take(self._folder.path(info), info)
         except OSError as error:
-            raise ConfigError(f"{seen.name} cannot be copied to {self._output}: {error}") from error
-        if staged is None:
-            gone = not self._folder.path(seen).exists()
-            self._say(
-                f"{seen.name} was removed before it was evaluated"
+            raise ConfigError(f"{info.name} cannot be copied to {self._output}: {error}") from error
+        if snapshot is None:
+            gone = not self._folder.path(info).exists()
+            self._log(
+                f"{info.name} was removed before it was evaluated"
                 if gone
-                else f"{seen.name} changed while it was copied: the next look decides"
+                else f"{info.name} changed while it was copied: the next look decides"
             )
             return None
-        if staged.id in self._journal.entries:
-            self._journal.touch(staged)
+        if snapshot.id in self._journal.entries:
+            self._journal.touch(snapshot)
             self._tidy()
             return None
-        return staged
+        return snapshot
 
     # ------------------------------------------------------------------ one checkpoint
 
-    def _handle(self, staged: Staged) -> None:
+    def _handle(self, snapshot: Snapshot) -> None:
         """Evaluate a copy and commit what is found."""
         try:
-            result = self._evaluate(staged, "evaluations", self._settings.evaluation)
+            result = self._evaluate(snapshot, "evaluations", self._settings.evaluation)
         except _BadCheckpoint as error:
-            self._give_up(staged, str(error))
+            self._give_up(snapshot, str(error))
             return
-        entry = self._journal.record(staged, Score.of(result))
-        self._say(f"{entry.seen}: {entry.selection}")
+        entry = self._journal.record(snapshot, Score.of(result))
+        self._log(f"{entry.info}: {entry.selection}")
         self._tidy()
         self._publish()
 
-    def _give_up(self, staged: Staged, reason: str) -> None:
+    def _give_up(self, snapshot: Snapshot, reason: str) -> None:
         """Record a bad checkpoint, or leave it for later while it is young."""
-        if time.time() - staged.seen.modified < self._retry_s:
-            self._tell(f"{staged.seen.name} cannot be evaluated yet, and is tried again: {reason}")
-            self._staging.drop(staged.id)
+        if time.time() - snapshot.info.modified < self._retry_s:
+            self._log_once(f"{snapshot.info.name} cannot be evaluated yet, and is tried again: {reason}")
+            self._snapshots.drop(snapshot.id)
             return
-        self._journal.record(staged, Score.unreadable(reason, self._settings.evaluation.first_index))
-        self._say(f"{staged.seen}: skipped, it cannot be evaluated: {reason}")
-        self._staging.drop(staged.id)
+        self._journal.record(snapshot, Score.unreadable(reason, self._settings.evaluation.first_index))
+        self._log(f"{snapshot.info}: skipped, it cannot be evaluated: {reason}")
+        self._snapshots.drop(snapshot.id)
         self._publish()
 
     def _tidy(self) -> None:
-        """Remove the copies that are needed no more: all but the leader's until it is the best, and the best's own."""
-        leader, best = self._journal.leader, self._best.id
-        for staged in self._copies():
-            if staged.id in self._journal.entries and (leader is None or staged.id not in {leader.id} - {best}):
-                self._staging.drop(staged.id)
+        """Remove the copies that are needed no more: all but the best candidate's, until it is kept as the best."""
+        candidate, best = self._journal.best_candidate, self._best.id
+        for snapshot in self._copies():
+            if snapshot.id in self._journal.entries and (
+                candidate is None or snapshot.id not in {candidate.id} - {best}
+            ):
+                self._snapshots.drop(snapshot.id)
         self._best.tidy(self._journal.owned)
 
-    def _tell(self, line: str) -> None:
-        """Say something once."""
-        if line not in self._told:
-            self._told.add(line)
-            self._say(line)
+    def _log_once(self, line: str) -> None:
+        """Log a line, the first time that it comes."""
+        if line not in self._logged:
+            self._logged.add(line)
+            self._log(line)
 
     # ------------------------------------------------------------------ the best
 
-    def _crown(self) -> None:
-        """Test the leader on the held-out episodes, unless that was done, and keep it as the best."""
-        leader = self._journal.leader
-        if leader is not None and leader.id != self._best.id:
+    def _promote_best(self) -> None:
+        """Test the candidate on the held-out episodes, unless that was done, and keep it as the best."""
+        candidate = self._journal.best_candidate
+        if candidate is not None and candidate.id != self._best.id:
             self._check_stop()
-            copies = {staged.id: staged for staged in self._copies()}
-            if leader.id not in copies:
-                self._tell(f"the copy of {leader.seen.name} is gone from {self._output}: it cannot be kept as the best")
+            copies = {snapshot.id: snapshot for snapshot in self._copies()}
+            if candidate.id not in copies:
+                self._log_once(
+                    f"the copy of {candidate.info.name} is gone from {self._output}: it cannot be kept as the best"
+                )
                 self._publish()
                 return
-            leader = self._test_again(leader, copies[leader.id])
-            self._keep(leader, copies[leader.id])
+            candidate = self._test_again(candidate, copies[candidate.id])
+            self._keep(candidate, copies[candidate.id])
         self._publish()
 
-    def _test_again(self, leader: Entry, staged: Staged) -> Entry:
-        if leader.held_out is not None or not self._num_held_out:
-            return leader
+    def _test_again(self, candidate: Entry, snapshot: Snapshot) -> Entry:
+        if candidate.held_out is not None or not self._num_held_out:
+            return candidate
         episodes = self._held_out_episodes()
         try:
-            score = Score.of(self._evaluate(staged, "held_out", episodes))
+            score = Score.of(self._evaluate(snapshot, "held_out", episodes))
         except _BadCheckpoint as error:
             score = Score.unreadable(str(error), episodes.first_index)
-        return self._journal.record_held_out(leader, score)
+        return self._journal.record_held_out(candidate, score)
 
     def _held_out_episodes(self) -> EvaluationSection:
         """Return the episodes that follow those of the selection.
@@ -314,13 +319,13 @@ class Watcher:
         held_out.plan()
         return held_out
 
-    def _keep(self, leader: Entry, staged: Staged) -> None:
-        """Make the leader the best."""
-        self._best.keep(staged, describe(leader, self._settings.evaluation, self._num_held_out))
+    def _keep(self, candidate: Entry, snapshot: Snapshot) -> None:
+        """Make the candidate the best."""
+        self._best.keep(snapshot, describe(candidate, self._settings.evaluation, self._num_held_out))
         self._tidy()
-        self._say(f"best: {leader.seen}: biased upward by the choice, selection {leader.selection}")
-        if leader.held_out is not None:
-            self._say(f"best: {leader.seen}: held-out {leader.held_out}")
+        self._log(f"best: {candidate.info}: biased upward by the choice, selection {candidate.selection}")
+        if candidate.held_out is not None:
+            self._log(f"best: {candidate.info}: held-out {candidate.held_out}")
 
     def _publish(self) -> None:
         """Write the curve if it has changed."""
@@ -332,12 +337,12 @@ class Watcher:
         try:
             write_bytes(self._output / PNG_FILE, curve_png(entries, best, title))
         except ImportError:
-            self._tell(f"matplotlib is not installed, so there is no {PNG_FILE}: pip install 'rl-eval[plot]'")
+            self._log_once(f"matplotlib is not installed, so there is no {PNG_FILE}: pip install 'rl-eval[plot]'")
         self._drawn = (entries, best)
 
     # ------------------------------------------------------------------ evaluations
 
-    def _evaluate(self, staged: Staged, kind: str, episodes: EvaluationSection) -> EvalResult:
+    def _evaluate(self, snapshot: Snapshot, kind: str, episodes: EvaluationSection) -> EvalResult:
         """Run an evaluation, or what is left of it.
 
         Raises:
@@ -348,29 +353,29 @@ class Watcher:
         """
         self._journal.check(self._task())
         try:
-            result = self._run(staged, kind, episodes)
+            result = self._run(snapshot, kind, episodes)
         except LogMismatch as error:
             raise ConfigError(f"{error.differences}\nGive another --output") from error
         except (_BadCheckpoint, UsageError, ClusterError):
             raise
         except Exception as error:
             raise ClusterError(
-                f"{staged.seen.name} was not evaluated, and is by the next call: {_one_line(error)}"
+                f"{snapshot.info.name} was not evaluated, and is by the next call: {_one_line(error)}"
             ) from error
         finally:
             if self._key != WEIGHTS:
                 self._stop_group()
         if result.stopped_early:
             self._check_stop()
-            raise ClusterError(f"{staged.seen.name}: {result.reason}")
+            raise ClusterError(f"{snapshot.info.name}: {result.reason}")
         return result
 
-    def _run(self, staged: Staged, kind: str, episodes: EvaluationSection) -> EvalResult:
-        group = self._warm_group(staged) if self._key == WEIGHTS else self._new_group(staged)
+    def _run(self, snapshot: Snapshot, kind: str, episodes: EvaluationSection) -> EvalResult:
+        group = self._warm_group(snapshot) if self._key == WEIGHTS else self._new_group(snapshot)
         handle = group.submit(
             num_episodes=episodes.num_episodes,
             first_index=episodes.first_index,
-            run_dir=self._output / kind / staged.id,
+            run_dir=self._output / kind / snapshot.id,
         )
         self._submitted(handle)
         try:
@@ -389,25 +394,25 @@ class Watcher:
                 handle.result(_REFRESH_S)
         return handle.result()
 
-    def _warm_group(self, staged: Staged) -> EvalRunnerGroup:
+    def _warm_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
         """Return runners that have the weights of a checkpoint; they serve one after the other."""
-        path = self._folder.path(staged.seen)
+        path = self._folder.path(snapshot.info)
         try:
-            weights = load_weights_file(staged.path, self._settings.policy.weights_key)
+            weights = load_weights_file(snapshot.path, self._settings.policy.weights_key)
         except ConfigError as error:
-            raise _BadCheckpoint(str(error).replace(str(staged.path), str(path))) from error
+            raise _BadCheckpoint(str(error).replace(str(snapshot.path), str(path))) from error
         if self._group is None:
             self._group = EvalRunnerGroup(with_checkpoint(self._settings, WEIGHTS, None))
         # What a result says about itself: the trainer's file, which can be looked for when the copy is gone.
         self._group.settings = with_checkpoint(self._settings, WEIGHTS, str(path))
         try:
-            self._group.sync_weights(weights, version=_version(staged.seen))
+            self._group.sync_weights(weights, version=_version(snapshot.info))
         except WeightsError as error:
             raise _BadCheckpoint(str(error)) from error
         return self._group
 
-    def _new_group(self, staged: Staged) -> EvalRunnerGroup:
-        self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(staged.path)))
+    def _new_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
+        self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(snapshot.path)))
         return self._group
 
     def _stop_group(self) -> None:
@@ -416,9 +421,9 @@ class Watcher:
             group.stop()
 
 
-def _version(seen: Sighting) -> int:
+def _version(info: CheckpointInfo) -> int:
     """Return the weights version of a checkpoint: its step, where that is one."""
-    return seen.step if seen.step is not None and seen.step < _VERSIONS else 0
+    return info.step if info.step is not None and info.step < _VERSIONS else 0
 
 
 def _one_line(error: Exception) -> str:

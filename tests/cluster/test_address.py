@@ -69,7 +69,7 @@ if {waits}:
 """
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["SIGTERM", "forgotten"])
+@pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["SIGTERM", "forgotten"])
 def test_a_process_that_ends_without_stopping_its_group_leaves_nothing(told: bool) -> None:
     """Neither runners nor Ray's daemons, whether it is told to end or just ends."""
     mark = uuid.uuid4().hex
@@ -115,9 +115,13 @@ def guarded() -> Iterator[tuple[Machine, str]]:
     ("variables", "hint"),
     [
         ({}, "set RAY_AUTH_MODE=token"),
-        ({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token"),
-        ({"RAY_AUTH_MODE": "token"}, "the token is not its own"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4}, "has another one"),
+        pytest.param({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token", marks=pytest.mark.slow),
+        pytest.param({"RAY_AUTH_MODE": "token"}, "the token is not its own", marks=pytest.mark.slow),
+        pytest.param(
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4},
+            "has another one",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["nothing", "disabled", "no token", "another token"],
 )
@@ -133,6 +137,7 @@ def test_a_cluster_that_asks_for_a_token_is_said_to(
     assert hint in line
 
 
+@pytest.mark.slow
 def test_python_is_told_of_the_token_too(guarded: tuple[Machine, str]) -> None:
     """The error of a group; the process that got it is not connected."""
     machine, address = guarded

@@ -21,7 +21,8 @@ COVERING = [
     (r, lanes, FAULTS[(i + j) % len(FAULTS)]) for (i, r), (j, lanes) in product(enumerate(RUNNERS), enumerate(LANES))
 ]
 COVERING.append((2, 8, FAULTS[2]))  # Without runners there is no actor to kill, which leaves out this pair.
-QUICK = [(2, 16, FAULTS[3]), (3, 3, RAISING), (0, 8, RAISING)]
+QUICK = [(2, 16, FAULTS[3]), (3, 3, RAISING), (0, 8, RAISING), (1, 8, FAULTS[2])]
+COVERING += QUICK
 
 
 @cache
@@ -48,8 +49,10 @@ def check(workload: str, runners: int, lanes: int, faults: dict[str, Any], folde
     assert len(list(folder.iterdir())) == len(faults.get("episodes", ()))
 
 
-@pytest.mark.parametrize(("runners", "lanes", "faults"), QUICK)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    ("workload", "runners", "lanes", "faults"),
+    [(workload, *case) for workload, case in zip(WORKLOADS, QUICK, strict=True)],
+)
 def test_fingerprint_survives_layout_and_faults(
     ray_cluster: None, workload: str, runners: int, lanes: int, faults: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -92,8 +95,18 @@ def test_an_impure_environment_breaks_the_fingerprint() -> None:
     assert fingerprint(1, "episode") == fingerprint(8, "episode")
 
 
-@pytest.mark.parametrize("step_rate", [0.0, 0.001])
-@pytest.mark.parametrize(("runners", "lanes"), [(0, 1), (0, 32), (2, 8), (3, 64)])
+@pytest.mark.parametrize(
+    ("runners", "lanes", "step_rate"),
+    [
+        (0, 32, 0.0),
+        (2, 8, 0.001),
+        *(
+            pytest.param(*layout, step_rate, marks=pytest.mark.slow)
+            for layout in [(0, 1), (0, 32), (2, 8), (3, 64)]
+            for step_rate in (0.0, 0.001)
+        ),
+    ],
+)
 def test_length_does_not_bias_the_mean(ray_cluster: None, runners: int, lanes: int, step_rate: float) -> None:
     """Short worthless and long valuable episodes, equally likely: every layout reports the same mean, close to 0.5."""
     config = (

@@ -22,12 +22,12 @@ def watch(output, **runners):
     """Evaluate what is there; return the processes that had the policy after each evaluation."""
     pids = []
 
-    def look(handle):
+    def processes(handle):
         pids.append(watcher._group.foreach_runner(lambda runner: os.getpid()))
 
     config = EvalConfig.from_dict(CONFIG).runners(**runners)
     options = WatchOptions(Path("run"), "*.safetensors", Path(output))
-    watcher = Watcher(config.build(), options, print, lambda: False, look)
+    watcher = Watcher(config.build(), options, print, lambda: False, processes)
     try:
         watcher.run_once(0.0)
     finally:

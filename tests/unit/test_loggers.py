@@ -469,6 +469,7 @@ def wandb_history(folder):
     return rows
 
 
+@pytest.mark.process
 def test_wandb_writes_an_offline_run(quiet, tmp_path):
     """With every finite metric, the histogram and the video, over the training step."""
     one = point(10, bad=math.nan, worse=math.inf)
@@ -492,6 +493,7 @@ def test_wandb_writes_an_offline_run(quiet, tmp_path):
     assert {*finite, "eval/episode_return", "eval/episode_2"} <= {axis.name for axis in axes}
 
 
+@pytest.mark.process
 def test_wandb_leaves_a_run_that_it_was_given_open(quiet, tmp_path):
     """It is training's."""
     run = quiet.init(project="train", mode="offline", dir=str(tmp_path), reinit="create_new")
