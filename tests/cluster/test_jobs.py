@@ -14,9 +14,9 @@ from launched import Machine, free_ports, machine, start_options, wait_until
 from rl_eval.errors import EvalError
 from rl_eval.log import read_log
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-MODES = ["disabled", pytest.param("token", marks=pytest.mark.slow)]
+MODES = ["disabled", "token"]
 
 ENVS = '''
 import time

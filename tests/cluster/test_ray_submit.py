@@ -19,6 +19,7 @@ MISSING = [name for name in ("sshd", "ssh", "ssh-keygen", "rsync") if shutil.whi
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (Debian: openssh-server, rsync)"),
     pytest.mark.skipif(os.geteuid() != 0, reason="sshd lets only root log in to a home folder of the test's own"),
 ]

@@ -22,11 +22,11 @@ import numpy as np
 class Count(gym.Env):
     """Ten to nineteen steps; a step is worth 1 if action 1 is taken.
 
-    While the file ``hang`` exists, steps take ``pause_s``, and the fourth episode hangs.
+    Steps take ``pause_s``, if a file ``slow`` is named while it exists; the fourth episode hangs while ``hang`` does.
     """
 
-    def __init__(self, pause_s=0.0, flag=None, fail=False, hang=None):
-        self.hang = hang
+    def __init__(self, pause_s=0.0, flag=None, fail=False, hang=None, slow=None):
+        self.hang, self.slow = hang, slow
         self.observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
         self.pause_s, self.flag, self.fail, self.episodes = pause_s, flag, fail, 0
@@ -40,7 +40,7 @@ class Count(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        if self.hang is None or Path(self.hang).exists():
+        if self.slow is None or Path(self.slow).exists():
             time.sleep(self.pause_s)
         if self.fail:
             raise RuntimeError("the simulator broke")

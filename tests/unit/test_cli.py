@@ -151,23 +151,6 @@ def test_set_reads_yaml_and_reaches_into_mappings(folder):
     assert settings.policy.weights is None
 
 
-@pytest.mark.parametrize(
-    ("assignment", "words"),
-    [
-        ("evaluation.num_episodes", "it lacks = and a value"),
-        ("evaluation.num_episodez=3", "did you mean 'num_episodes'?"),
-        ("num_episodes=3", "unknown config key 'num_episodes'"),
-        ("evaluation.num_episodes={", "not valid YAML"),
-        ("evaluation.seed.x=1", "evaluation.seed is {'x': 1}"),
-        ("nowhere.at.all=1", "unknown config key 'nowhere.at'"),
-    ],
-)
-def test_bad_assignments_name_the_key(folder, assignment, words):
-    outcome = call("run", "toy.yaml", "--set", assignment)
-    assert outcome.exit_code == ExitCode.USAGE
-    assert words in outcome.stderr
-
-
 def test_section_selects_a_part_of_a_larger_file(folder):
     (folder / "large.yaml").write_text(yaml.safe_dump({"lr": 0.1, "test": {"easy": CONFIG}}))
     outcome = call("run", "large.yaml", "--section", "test.easy", "--quiet")
@@ -210,12 +193,6 @@ def test_two_runs_at_once_have_two_folders(folder):
     assert sorted(map(str, found)) == ["out/toy", *(f"out/toy-{number}" for number in range(2, 9))]
 
 
-def test_force_without_a_folder_is_refused(folder):
-    outcome = call("run", "toy.yaml", "--force")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "give --output" in outcome.stderr
-
-
 def test_a_run_without_a_result_leaves_no_folder(folder):
     assert call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken").exit_code == ExitCode.BUG
     assert list((folder / "out").iterdir()) == []
@@ -243,22 +220,6 @@ def test_foreign_files_are_not_overwritten(folder, name):
     assert outcome.exit_code == ExitCode.USAGE
     assert "choose another folder" in outcome.stderr
     assert (folder / "mine" / name).read_text() == '{"my": "data"}'
-
-
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        ("file", "--output file is a file: give a folder"),
-        ("file/below", "cannot be created (Not a directory): choose another one with --output"),
-        ("/proc/x", "the output folder /proc/x cannot be created"),
-    ],
-)
-def test_an_impossible_output_folder_is_refused_before_anything_runs(folder, monkeypatch, output, words):
-    (folder / "file").touch()
-    monkeypatch.setattr("rl_eval.cli.run._evaluate", None)
-    outcome = call("run", "toy.yaml", "--output", output)
-    assert outcome.exit_code == ExitCode.USAGE
-    assert words in outcome.stderr
 
 
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypatch):
@@ -497,11 +458,6 @@ def test_the_time_left_goes_by_what_this_session_has_finished():
 # Exit codes
 
 
-def said_in(outcome):
-    """Lines on stderr, but for the progress of a machine that is slow to read a config."""
-    return [line for line in outcome.stderr.splitlines() if not line.startswith("reading ")]
-
-
 def test_partial_is_1(folder):
     assignments = ["environment.env=rl_eval.testing:faulty", "environment.env_kwargs.attempt_rates=[0.5]"]
     assignments += ["environment.env_kwargs.env=two_length", "fault_tolerance.max_attempts_per_episode=1"]
@@ -525,37 +481,6 @@ def test_an_environment_that_cannot_be_built_is_3(folder):
     assert "cannot be constructed" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["nowhere.yaml"], "there is no config file 'nowhere.yaml'"),
-        (["toy.yaml", "--section", "x"], "has no section 'x'"),
-        (["toy.yaml", "--num-runners", "-1"], "runners.num_runners is -1"),
-        (["toy.yaml", "--address", "host:1"], "runners.address is 'host:1'"),
-        (["toy.yaml", "--set", "policy.weights=none.pt"], "there is no file 'none.pt'"),
-        (["toy.yaml", "--set", "policy.policy=cli_toys:nothing"], "cannot be imported"),
-        (["toy.yaml", "--set", "environment.env=CartPole-v99"], "environment.env is 'CartPole-v99'"),
-    ],
-)
-def test_usage_errors_are_2_and_one_line(folder, args, words):
-    outcome = call("run", *args, "--quiet")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert outcome.stdout == ""
-    (line,) = said_in(outcome)
-    assert line.startswith("error: ")
-    assert words in line
-
-
-def test_weights_that_do_not_fit_are_2(folder):
-    import torch
-
-    torch.save({"weight": torch.zeros(1)}, "weights.pt")
-    args = ["--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set", "policy.weights=weights.pt"]
-    outcome = call("run", "toy.yaml", *args, "-q")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert said_in(outcome)[-1].startswith("error: weights lack 'body.0.bias'")
-
-
 def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
     """The key is all that is needed; the result is that of the weights alone, and the folder keeps the key."""
     import torch
@@ -573,12 +498,6 @@ def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
     assert EvalResult.load("runs").fingerprint == EvalResult.load("alone").fingerprint
     assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--run-dir", "runs").stderr
     assert call("replay", "runs", "--index", 2).exit_code == 0
-
-
-def test_a_key_without_a_file_is_refused(folder):
-    outcome = call("run", "toy.yaml", "-q", "--set", "policy.weights_key=model")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "policy.weights_key is 'model', but policy.weights is not set" in outcome.stderr
 
 
 def test_an_unexpected_error_shows_its_traceback(folder):

@@ -82,6 +82,23 @@ REFUSED = {
     "a misspelt environment": ((CARTPOLE.replace("Pole", "Pol"),), {}, ["environment.env", "CartPole"]),
     "a misspelt section": (("evaluations.seed=1",), {}, ["evaluations.seed", "did you mean"]),
     "a misspelt key": (("evaluation.num_episode=3",), {}, ["evaluation.num_episode", "'num_episodes'"]),
+    "a key below one that is no mapping": (("evaluation.seed.x=1",), {}, ["evaluation.seed is {'x': 1}"]),
+    "a key in no section": (("num_episodes=3",), {}, ["unknown config key 'num_episodes'"]),
+    "a nested key in no section": (("nowhere.at.all=1",), {}, ["unknown config key 'nowhere.at'"]),
+    "a value that is no YAML": (("evaluation.num_episodes={",), {}, ["not valid YAML"]),
+    "a section that is not there": ((), {"args": ["--section", "x"]}, ["has no section 'x'"]),
+    "an address without runners": ((), {"args": ["--address", "host:1"]}, ["runners.address is 'host:1'"]),
+    "a key of no weights": (
+        ("policy.weights_key=model",),
+        {},
+        ["policy.weights_key is 'model', but policy.weights is not set"],
+    ),
+    "force without a folder": ((), {"args": ["--force"]}, ["give --output"]),
+    "an output below a file": (
+        (),
+        {"args": ["--output", "file/below"]},
+        ["cannot be created (Not a directory): choose another one with --output"],
+    ),
     "a value of another type": (("evaluation.num_episodes=many",), {}, ["evaluation.num_episodes is 'many'"]),
     "an assignment without =": (
         (),
@@ -104,7 +121,7 @@ REFUSED = {
     ),
     "a whole module": ((MLP, "policy.weights=whole.pt"), {}, ["'whole.pt'", "Linear", "state_dict"]),
     "no weights at all": ((MLP, "policy.weights=notes.pt"), {}, ["'notes.pt'", "not written by torch.save"]),
-    "weights of another network": ((CARTPOLE, MLP, "policy.weights=narrow.pt"), {}, ["weights"]),
+    "weights of another network": ((CARTPOLE, MLP, "policy.weights=narrow.pt"), {}, ["weights lack 'body.0.bias'"]),
     "a live environment": (("environment.env=mistakes:live",), {}, ["environment.env is a live Fine", "function"]),
     "a GPU that nobody was given": (
         ("policy.device=cuda", "runners.num_runners=2"),
@@ -144,6 +161,7 @@ def test_a_mistake_is_refused_with_its_field_and_the_fix(folder, monkeypatch, mi
     outcome = run(*assignments, **options)
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
     _, _, message = outcome.stderr.rpartition("error: ")
+    assert outcome.stdout == ""
     assert [word for word in words if word not in message] == []
     assert "Traceback" not in outcome.output
     assert "\x1b" not in outcome.stderr

@@ -155,7 +155,7 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
     make_folder(tmp_path, monkeypatch)
     Path("hang").touch()
     run = ["run", "toy.yaml", "--run-dir", "log", "--quiet"]
-    run += ["--set", "environment.env_kwargs={hang: hang, pause_s: 0.015}"]
+    run += ["--set", "environment.env_kwargs={hang: hang, slow: hang, pause_s: 0.015}"]
     slow = ["--num-envs-per-runner", 1, "--max-restarts", 3]
     with start(*run, *slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
