@@ -249,7 +249,8 @@ class EvalService:
     @_in_thread
     def acknowledge(self, name: str) -> None:
         """Note that a result was delivered; it is not sent again when its client comes back."""
-        if (request := self._journal.requests.get(name)) is not None:
+        request = self._journal.requests.get(name)
+        if request is not None and not self._closed.is_set():  # What closing has answered is not done.
             self._journal.deliver(request)
 
     @_in_thread

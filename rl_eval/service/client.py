@@ -77,7 +77,8 @@ class ServiceEngine:
         """Guards the next three."""
         self._waiting: dict[Any, EvalHandle] = {}
         """Handles of requests without an answer, by the call that waits for it."""
-        self._names: weakref.WeakKeyDictionary[EvalHandle, str] = weakref.WeakKeyDictionary()
+        self._names: dict[EvalHandle, str] = {}
+        """Of requests that were accepted, and whose delivery was not reported."""
         self._notes: list[Any] = []
         """Calls that may not have reached the service."""
         self._ended = threading.Event()
@@ -115,9 +116,9 @@ class ServiceEngine:
     def acknowledge(self, handle: EvalHandle) -> None:
         """Report that a result was delivered, so that it is not sent to a later client of this name."""
         with self._lock, suppress(Exception):  # At worst it is delivered twice.
-            if handle.exception() is None or not self._ended.is_set():
+            if (request := self._names.pop(handle, None)) is not None:
                 self._check_connection()
-                self._notes.append(self._actor.acknowledge.remote(self._names[handle]))
+                self._notes.append(self._actor.acknowledge.remote(request))
                 self._notes = ray.wait(self._notes, num_returns=len(self._notes), timeout=0)[1]
 
     def history(self) -> list[FinishedEvaluation]:
@@ -222,7 +223,8 @@ class ServiceEngine:
         try:
             outcome = _outcome(ask(call, _CALL_S, self._name))
         except Exception as error:
-            outcome = error
+            self._fail(handle, error)
+            return
         if isinstance(outcome, BaseException):
             handle._set_error(outcome)
         else:
@@ -233,7 +235,12 @@ class ServiceEngine:
         with self._lock:
             handles, self._waiting = list(self._waiting.values()), {}
         for handle in handles:
-            handle._set_error(error)
+            self._fail(handle, error)
+
+    def _fail(self, handle: EvalHandle, error: BaseException) -> None:
+        """End a handle whose result the service has, or will have, for a later client of this name."""
+        self._names.pop(handle, None)
+        handle._set_error(error)
 
 
 def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:

@@ -175,6 +175,7 @@ def test_what_a_stopped_service_has_not_done_is_done_by_the_next_on_its_folder(w
     world.submit("waiting", 4)
     world.call("close")
     assert isinstance(world.result("waiting"), ClusterError)
+    world.call("acknowledge", "waiting")
     with pytest.raises(ClusterError, match="was stopped"):
         world.submit("late")
     world.begin("another")
