@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import pickle
 import socket
 import threading
 import time
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import ray
 
-from rl_eval.errors import ClusterError, EvalError, UsageError
+from rl_eval.errors import ClusterError, EvalError
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.service.directory import ask, end_service
-from rl_eval.service.messages import FinishedEvaluation, HistoryEntry, Ticket, Welcome
+from rl_eval.service.messages import FinishedEvaluation, Ticket, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
 if TYPE_CHECKING:
@@ -128,8 +127,8 @@ class ServiceEngine:
             ClusterError: The service is gone, or does not answer.
         """
         self._check_connection()
-        past: list[HistoryEntry] = ask(self._actor.history.remote(), _SILENCE_S, self._name)
-        return [_finished(one) for one in past]
+        past: list[FinishedEvaluation] = ask(self._actor.history.remote(), _SILENCE_S, self._name)
+        return past
 
     def stop(self) -> None:
         """Leave the service, or end it if it is this client's own; may be called again."""
@@ -221,7 +220,7 @@ class ServiceEngine:
 
     def _conclude(self, handle: EvalHandle, call: Any) -> None:
         try:
-            outcome = _outcome(ask(call, _CALL_S, self._name))
+            outcome = unpickled(ask(call, _CALL_S, self._name))
         except Exception as error:
             self._fail(handle, error)
             return
@@ -252,27 +251,3 @@ def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:
 def _snapshot(weights: Any) -> WeightsSnapshot:
     """Copy weights; their version is the service's to give."""
     return replace(weights, version=0) if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
-
-
-def _outcome(data: bytes) -> Any:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        return UsageError(
-            f"the outcome of an evaluation cannot be unpickled in this process ({type(error).__name__}: {error}): it "
-            "names a class of a module that is not there"
-        )
-
-
-def _finished(past: HistoryEntry) -> FinishedEvaluation:
-    outcome = _outcome(past.outcome)
-    failed = isinstance(outcome, BaseException)
-    return FinishedEvaluation(
-        client=past.client,
-        step=past.step,
-        weights_version=past.weights_version,
-        finished=past.finished,
-        run_dir=past.run_dir,
-        result=None if failed else outcome,
-        error=outcome if failed else None,
-    )

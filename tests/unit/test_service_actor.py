@@ -121,7 +121,7 @@ def test_every_accepted_request_is_answered_by_the_next_process(scored):
         ("me", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)
     ]  # fmt: skip
     for one in scored.call("history"):
-        assert load(one.run_dir).fingerprint == pickle.loads(one.outcome).fingerprint
+        assert load(one.run_dir).fingerprint == one.result.fingerprint
     welcome = scored.call("connect", "a")
     assert (welcome.next_step, welcome.weights_version) == (4, 3)
     assert scored.submit("later", 9, "a").weights_version == 3, "the weights that this client sent last"
