@@ -1,4 +1,4 @@
-"""Decides at which training steps a training loop has its policy evaluated.
+"""Schedule of evaluations in a training loop.
 
 The steps are cut into intervals of ``every_steps``. The first step that is seen in a new interval is due, and stays due
 while the evaluator is busy, so a loop that jumps over several boundaries has one evaluation, of the policy that it has

@@ -1,4 +1,4 @@
-"""Which integration speaks for an object of another framework, told by the packages of its classes.
+"""Registry of framework adapters, looked up by the packages of an object's classes.
 
 Nothing is imported to find that out. An integration is a module with some of these functions:
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 __all__ = ["integration_for"]
 
-_SPEAKERS: Final = {
+_ADAPTERS: Final = {
     "stable_baselines3": "sb3",
     "sb3_contrib": "sb3",
     "torchrl": "torchrl",
@@ -25,14 +25,14 @@ _SPEAKERS: Final = {
 
 
 def integration_for(value: Any, function: str) -> Any:
-    """Return a function of the integration that speaks for an object, or None.
+    """Return a function of the adapter for an object, or None.
 
     Args:
         value: Any object.
         function: One of the names above.
     """
     for base in type(value).__mro__:
-        for package, name in _SPEAKERS.items():
+        for package, name in _ADAPTERS.items():
             if f"{base.__module__}.".startswith(f"{package}."):
                 return getattr(importlib.import_module(f"rl_eval.integrations.{name}"), function, None)
     return None

@@ -1,4 +1,4 @@
-"""What a caller holds while an evaluation runs."""
+"""Handle of a running evaluation: a future with progress, cancellation and snapshots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["EvalHandle", "EvalProgress"]
 
 @dataclass(frozen=True, slots=True)
 class EvalProgress:
-    """How far an evaluation is."""
+    """Progress of an evaluation."""
 
     num_episodes: int
     num_finished: int
@@ -42,7 +42,7 @@ class EvalProgress:
     num_earlier: int = 0
     """Finished episodes that the log held when this session began."""
     phase: str = "running"
-    """What the evaluation is busy with, in a few words."""
+    """Present activity of the evaluation, in a few words."""
 
     @classmethod
     def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:
@@ -65,7 +65,7 @@ class EvalProgress:
 
 @final
 class EvalHandle:
-    """A running evaluation: a future that also tells its progress.
+    """A running evaluation: a future that also reports its progress.
 
     It can be awaited: ``result = await handle``.
 
@@ -180,7 +180,7 @@ class EvalHandle:
         self._snapshot = None
 
     def _release(self, final: EvalProgress) -> None:
-        """Let the evaluation go, and with it its weights: a kept handle holds the result alone.
+        """Drop the evaluation, and with it its weights: a kept handle holds the result alone.
 
         The snapshot goes when the result is there: what has finished can be had at any time.
         """

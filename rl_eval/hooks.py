@@ -1,7 +1,7 @@
-"""Decides what counts as good enough, and as better than before, while training goes on.
+"""Callbacks that detect when a policy is good enough, and when it is the best so far.
 
-A hook is a callable for ``Evaluator(on_result=...)``. Only complete results count: a partial or failed one speaks of
-the episodes that happened to finish, and a metric that is NaN says nothing.
+A callback is a callable for ``Evaluator(on_result=...)``. Only complete results count: a partial or failed one covers
+the episodes that happened to finish, and a metric that is NaN is no evidence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMATS: Final = (".safetensors", ".pt", ".pth")
 
 @final
 class StopOnThreshold:
-    """Says when training may stop: a metric has reached a threshold in so many evaluations in a row.
+    """Stopping rule: a metric has reached a threshold in so many evaluations in a row.
 
     By default the metric is the lower end of the interval of the mean return, which a lucky evaluation does not lift
     as it lifts the mean.

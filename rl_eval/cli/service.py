@@ -1,4 +1,4 @@
-"""``rl-eval service``: which evaluation services a cluster has, what they do, and how one is ended."""
+"""Command ``rl-eval service``: lists the evaluation services of a cluster, and ends one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stop(
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     debug: Debug = False,
 ) -> None:
-    """End an evaluation service and its runners; its clients are told, and its results are gone."""
+    """End an evaluation service and its runners; what it has not done stays in its folder."""
     with reported(debug), _connected(address):
         from rl_eval.service.directory import end_service
 
@@ -113,6 +113,7 @@ def _page(status: ServiceStatus) -> Page:
                 Line("age", _duration(status.age_s), until if status.detached else f"{until}, or with its driver"),
                 Line("runners", str(status.num_runners), "up"),
                 Line("running", status.running or "nothing", ""),
+                Line("folder", status.run_dir, ""),
                 Line("queue", str(status.num_waiting), f"waiting, {status.num_finished:,} finished"),
             ],
             clients,

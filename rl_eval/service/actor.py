@@ -12,27 +12,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
-from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
-from rl_eval.redaction import redacted_traceback
 from rl_eval.service.journal import Journal, Request
-from rl_eval.service.messages import ClientStatus, HistoryEntry, ServiceStatus, Ticket, Welcome, pickled
+from rl_eval.service.messages import ClientStatus, FinishedEvaluation, ServiceStatus, Ticket, Welcome, pickled
 from rl_eval.service.queue import FairQueue
+from rl_eval.service.videos import VideoWriter
 
 if TYPE_CHECKING:
     from rl_eval.fleet import PublishedWeights
     from rl_eval.group import EvalRunnerGroup
     from rl_eval.handle import EvalHandle, EvalProgress
-    from rl_eval.jobs import FollowUp
-    from rl_eval.video import Video, VideoSettings
     from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["EvalService"]
@@ -50,7 +47,7 @@ Result = TypeVar("Result")
 
 def _in_thread(
     method: Callable[Concatenate[EvalService, Parameters], Result],
-) -> Callable[Concatenate[EvalService, Parameters], Awaitable[Result]]:
+) -> Callable[..., Awaitable[Result]]:
     """Make a method one that the actor's event loop does not wait for."""
 
     @functools.wraps(method)
@@ -103,16 +100,14 @@ class EvalService:
         self._running: Request | None = None
         self._seen: dict[str, float] = {}
         """Last sign of life of each client that is connected."""
-        self._num_filming = 0
         self._group: EvalRunnerGroup | None = None
         self._initial: PublishedWeights | None = None
         self._max_queue = 0
-        self._videos: VideoSettings | None = None
         self._opened = threading.Event()
         self._closed = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rl_eval service")
         """Starts and concludes evaluations, one after the other."""
-        self._films = ThreadPoolExecutor(1, thread_name_prefix="rl_eval films")
+        self._videos = VideoWriter(None)
         if self._start_file.exists():
             self._begin(self._start_file.read_bytes())
         threading.Thread(target=self._end_when_idle, name="rl_eval idle watch", daemon=True).start()
@@ -145,12 +140,8 @@ class EvalService:
         for request in self._journal.unfinished():
             self._queue.push(request.client, request)
         with self._lock:
-            self._group, self._initial, self._videos, self._max_queue = (
-                group,
-                group.published_weights,
-                videos,
-                max_queue,
-            )
+            self._group, self._initial, self._max_queue = group, group.published_weights, max_queue
+            self._videos = VideoWriter(videos)
             self._busy = self._clock()
         self._opened.set()
         self._post(self._run_next)
@@ -182,14 +173,7 @@ class EvalService:
 
     @_in_thread
     def submit(self, client: str, name: str, step: int, version: int, snapshot: WeightsSnapshot | None) -> Ticket:
-        """Accept a request. It may be sent again: what was accepted once is acknowledged again.
-
-        Args:
-            client: Who asks.
-            name: Its name for the request.
-            step: Training step.
-            version: Least version that the weights may get.
-            snapshot: Weights; None for those that the client sent last.
+        """Accept a request; see :meth:`Journal.accept`. It may be sent again: what was accepted is acknowledged again.
 
         Raises:
             EvaluatorBusy: Too many of this client's requests wait.
@@ -220,13 +204,7 @@ class EvalService:
 
     @_in_thread
     def cancel(self, name: str, reason: str, unless_started: bool) -> None:
-        """Cancel a request; one that waits has a result at once.
-
-        Args:
-            name: The request.
-            reason: What its result will say.
-            unless_started: Leave it alone if it runs.
-        """
+        """Cancel a request; one that waits has a result at once."""
         with self._lock:
             request = self._journal.requests.get(name)
             if request is None or request.done.done():
@@ -249,7 +227,8 @@ class EvalService:
     @_in_thread
     def acknowledge(self, name: str) -> None:
         """Note that a result was delivered; it is not sent again when its client comes back."""
-        if (request := self._journal.requests.get(name)) is not None:
+        request = self._journal.requests.get(name)
+        if request is not None and not self._closed.is_set():  # What closing has answered is not done.
             self._journal.deliver(request)
 
     @_in_thread
@@ -265,11 +244,13 @@ class EvalService:
     # ------------------------------------------------------------------ calls of anybody
 
     @_in_thread
-    def history(self) -> list[HistoryEntry]:
+    def history(self) -> list[FinishedEvaluation]:
         """Return the last evaluations of all clients, the oldest first."""
-        done = sorted((one for one in list(self._journal.requests.values()) if one.done.done()), key=_finished)
+        done = sorted(
+            (one for one in list(self._journal.requests.values()) if one.done.done()), key=lambda one: one.finished
+        )
         return [
-            HistoryEntry(one.client, one.step, one.weights_version, one.finished, str(one.run_dir), one.answer())
+            FinishedEvaluation(one.client, one.step, one.weights_version, one.finished, str(one.run_dir), one.answer())
             for one in done[-_HISTORY:]
         ]
 
@@ -318,7 +299,7 @@ class EvalService:
             request.done.set_result(None)
         group.stop()
         self._worker.shutdown(wait=False, cancel_futures=True)
-        self._films.shutdown(wait=False, cancel_futures=True)
+        self._videos.stop()
         self._journal.close()
 
     def _state(self) -> Any:
@@ -393,7 +374,7 @@ class EvalService:
                 f"client {request.client!r} has sent no weights, and the runners have those of another client "
                 "by now: send some, or start the service with a policy that is a module or has a weights file"
             )
-        follow_up = self._filming(request)
+        follow_up = self._videos.follow_up(request.client, request.step)
         return group.submit(run_dir=request.run_dir, weights=weights, follow_up=follow_up)
 
     def _finished(self, request: Request, handle: EvalHandle) -> None:
@@ -417,7 +398,8 @@ class EvalService:
                 request.unsaved = answer
                 _logger.exception("the answer of %s cannot be kept, and is lost with this process", request.folder)
         with self._lock:
-            self._num_filming += self._videos is not None and request.handle is not None and not failed
+            if request.handle is not None and not failed:
+                self._videos.expect()
             request.handle, self._busy = None, self._clock()
             if self._running is request:
                 self._running = None
@@ -438,34 +420,6 @@ class EvalService:
         except Exception as error:
             return error
 
-    # ------------------------------------------------------------------ videos
-
-    def _filming(self, request: Request) -> FollowUp | None:
-        if self._videos is None:
-            return None
-        from rl_eval.video.recording import filming
-
-        # Clients count steps of their own, and have names that need not be those of folders.
-        folder = Path(self._videos.folder, f"client_{quote(request.client, safe='')}", f"step_{request.step}")
-
-        def done(videos: Sequence[Future[Video]]) -> None:
-            with suppress(RuntimeError):  # The service ends.
-                self._films.submit(self._save, videos, folder)
-
-        return filming(self._videos, done)
-
-    def _save(self, videos: Sequence[Future[Video]], folder: Path) -> None:
-        from rl_eval.video.recording import saved
-
-        def report(error: Exception) -> None:
-            _logger.error("a video in %s could not be made\n%s", folder, redacted_traceback(error).rstrip())
-
-        for _ in saved((video.result for video in videos), folder, report):
-            pass
-        with self._lock:
-            self._num_filming -= 1
-            self._busy = self._clock()
-
     # ------------------------------------------------------------------ the end
 
     def _end_when_idle(self) -> None:
@@ -478,14 +432,10 @@ class EvalService:
     def _idle(self) -> bool:
         with self._lock:
             now = self._clock()
-            if self._running is not None or len(self._queue) or self._num_filming:
+            if self._running is not None or len(self._queue) or self._videos.busy:
                 self._busy = now
             limit = self._idle_timeout_s if self._opened.is_set() else max(self._idle_timeout_s, _OPENING_S)
             return now - max([self._busy, *self._seen.values()]) > limit
-
-
-def _finished(request: Request) -> float:
-    return request.finished
 
 
 def _end_this_actor() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import pickle
 import socket
 import threading
 import time
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import ray
 
-from rl_eval.errors import ClusterError, EvalError, UsageError
+from rl_eval.errors import ClusterError, EvalError
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.service.directory import ask, end_service
-from rl_eval.service.messages import FinishedEvaluation, HistoryEntry, Ticket, Welcome
+from rl_eval.service.messages import FinishedEvaluation, Ticket, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
 if TYPE_CHECKING:
@@ -77,7 +76,8 @@ class ServiceEngine:
         """Guards the next three."""
         self._waiting: dict[Any, EvalHandle] = {}
         """Handles of requests without an answer, by the call that waits for it."""
-        self._names: weakref.WeakKeyDictionary[EvalHandle, str] = weakref.WeakKeyDictionary()
+        self._names: dict[EvalHandle, str] = {}
+        """Of requests that were accepted, and whose delivery was not reported."""
         self._notes: list[Any] = []
         """Calls that may not have reached the service."""
         self._ended = threading.Event()
@@ -115,9 +115,9 @@ class ServiceEngine:
     def acknowledge(self, handle: EvalHandle) -> None:
         """Report that a result was delivered, so that it is not sent to a later client of this name."""
         with self._lock, suppress(Exception):  # At worst it is delivered twice.
-            if handle.exception() is None or not self._ended.is_set():
+            if (request := self._names.pop(handle, None)) is not None:
                 self._check_connection()
-                self._notes.append(self._actor.acknowledge.remote(self._names[handle]))
+                self._notes.append(self._actor.acknowledge.remote(request))
                 self._notes = ray.wait(self._notes, num_returns=len(self._notes), timeout=0)[1]
 
     def history(self) -> list[FinishedEvaluation]:
@@ -127,8 +127,8 @@ class ServiceEngine:
             ClusterError: The service is gone, or does not answer.
         """
         self._check_connection()
-        past: list[HistoryEntry] = ask(self._actor.history.remote(), _SILENCE_S, self._name)
-        return [_finished(one) for one in past]
+        past: list[FinishedEvaluation] = ask(self._actor.history.remote(), _SILENCE_S, self._name)
+        return past
 
     def stop(self) -> None:
         """Leave the service, or end it if it is this client's own; may be called again."""
@@ -220,9 +220,10 @@ class ServiceEngine:
 
     def _conclude(self, handle: EvalHandle, call: Any) -> None:
         try:
-            outcome = _outcome(ask(call, _CALL_S, self._name))
+            outcome = unpickled(ask(call, _CALL_S, self._name))
         except Exception as error:
-            outcome = error
+            self._fail(handle, error)
+            return
         if isinstance(outcome, BaseException):
             handle._set_error(outcome)
         else:
@@ -233,7 +234,12 @@ class ServiceEngine:
         with self._lock:
             handles, self._waiting = list(self._waiting.values()), {}
         for handle in handles:
-            handle._set_error(error)
+            self._fail(handle, error)
+
+    def _fail(self, handle: EvalHandle, error: BaseException) -> None:
+        """End a handle whose result the service has, or will have, for a later client of this name."""
+        self._names.pop(handle, None)
+        handle._set_error(error)
 
 
 def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:
@@ -245,27 +251,3 @@ def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:
 def _snapshot(weights: Any) -> WeightsSnapshot:
     """Copy weights; their version is the service's to give."""
     return replace(weights, version=0) if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
-
-
-def _outcome(data: bytes) -> Any:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        return UsageError(
-            f"the outcome of an evaluation cannot be unpickled in this process ({type(error).__name__}: {error}): it "
-            "names a class of a module that is not there"
-        )
-
-
-def _finished(past: HistoryEntry) -> FinishedEvaluation:
-    outcome = _outcome(past.outcome)
-    failed = isinstance(outcome, BaseException)
-    return FinishedEvaluation(
-        client=past.client,
-        step=past.step,
-        weights_version=past.weights_version,
-        finished=past.finished,
-        run_dir=past.run_dir,
-        result=None if failed else outcome,
-        error=outcome if failed else None,
-    )

@@ -172,9 +172,9 @@ class Journal:
             fitted: Whether its weights fit the policy; None if nothing ran.
         """
         write_bytes(request.folder / _ANSWER, answer)
-        kept = self._sources.get(request.client, [])
-        for other in list(kept) if fitted is not None and request.weights is not None else ():
-            if other.number < request.weights if fitted else other.number == request.weights:
+        kept, used = self._sources.get(request.client, []), request.weights
+        for other in list(kept) if fitted is not None else ():
+            if used is not None and (other.number < used if fitted else other.number == used):
                 kept.remove(other)
                 (other.folder / _WEIGHTS).unlink(missing_ok=True)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from rl_eval.errors import EvalError
+from rl_eval.errors import EvalError, UsageError
 
 if TYPE_CHECKING:
     from rl_eval.result import EvalResult
     from rl_eval.settings import EvalSettings
 
-__all__ = ["ClientStatus", "FinishedEvaluation", "HistoryEntry", "ServiceStatus", "Ticket", "Welcome", "pickled"]
+__all__ = ["ClientStatus", "FinishedEvaluation", "ServiceStatus", "Ticket", "Welcome", "pickled", "unpickled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +43,7 @@ class Welcome:
     """How often at least it should show that it lives."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """A finished evaluation, as it travels."""
-
-    client: str
-    step: int
-    weights_version: int
-    finished: float
-    run_dir: str
-    outcome: bytes
-    """Pickled: an ``EvalResult``, or the exception that there is in its place."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FinishedEvaluation:
     """One line of a service's history: ``result``, or the ``error`` that there is in its place."""
 
@@ -65,8 +54,23 @@ class FinishedEvaluation:
     """When, in seconds since the epoch, on the clock of the service's machine."""
     run_dir: str
     """Folder of its evaluation log on that machine, for ``rl_eval.load``."""
-    result: EvalResult | None
-    error: BaseException | None
+    pickled: bytes = field(repr=False)
+    """Result or error."""
+
+    @cached_property
+    def outcome(self) -> Any:
+        """Result or error."""
+        return unpickled(self.pickled)
+
+    @property
+    def result(self) -> EvalResult | None:
+        """What was measured; None if it could not be evaluated."""
+        return None if isinstance(self.outcome, BaseException) else self.outcome
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it could not be evaluated; None if there is a result."""
+        return self.outcome if isinstance(self.outcome, BaseException) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,17 @@ def pickled(outcome: Any) -> bytes:
         reason = f"it cannot be pickled: {type(error).__name__}"
         return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {_text(outcome)} ({reason})")))
     return data
+
+
+def unpickled(data: bytes) -> Any:
+    """Return what was pickled; an error if it is of a class that is not there in this process."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        return UsageError(
+            f"the outcome of an evaluation cannot be unpickled in this process ({type(error).__name__}: {error}): it "
+            "names a class of a module that is not there"
+        )
 
 
 def _text(outcome: Any) -> str:

@@ -121,7 +121,7 @@ def test_every_accepted_request_is_answered_by_the_next_process(scored):
         ("me", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)
     ]  # fmt: skip
     for one in scored.call("history"):
-        assert load(one.run_dir).fingerprint == pickle.loads(one.outcome).fingerprint
+        assert load(one.run_dir).fingerprint == one.result.fingerprint
     welcome = scored.call("connect", "a")
     assert (welcome.next_step, welcome.weights_version) == (4, 3)
     assert scored.submit("later", 9, "a").weights_version == 3, "the weights that this client sent last"
@@ -175,6 +175,7 @@ def test_what_a_stopped_service_has_not_done_is_done_by_the_next_on_its_folder(w
     world.submit("waiting", 4)
     world.call("close")
     assert isinstance(world.result("waiting"), ClusterError)
+    world.call("acknowledge", "waiting")
     with pytest.raises(ClusterError, match="was stopped"):
         world.submit("late")
     world.begin("another")
