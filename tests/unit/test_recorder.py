@@ -80,12 +80,14 @@ residence = install("group-{pid}", "7", 2, "node")
 recorder = flight_recorder(2)
 recorder.begin(1, 37, 1234, 2)
 recorder.enter(RESET, 1)
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sh", "-c", "echo; sleep 60"], stdout=subprocess.PIPE)
+child.stdout.readline()  # Now it has its environment.
 print(residence.recorder, residence.stack, residence.mark, residence.born, child.pid, flush=True)
 time.sleep(60)
 """
 
 
+@pytest.mark.process
 def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> None:
     """After kill -9 the file says what it was doing; its children carry its mark, and its group."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
