@@ -79,10 +79,13 @@ def measure(
 
 
 def _cell(cell: Cell, interpreters: Interpreters) -> Row:
-    kind, phase = strike.FAULTS.get(cell.column, ("", ""))
     with tempfile.TemporaryDirectory(prefix="rlb-strike-") as folder:
-        where = {"kind": kind, "phase": phase, "folder": folder}
-        params = {**cell.params, "scenario": "faults", "episodes": _EPISODES, "strike": where}
+        params = {
+            **cell.params,
+            "scenario": "faults",
+            "episodes": _EPISODES,
+            "strike": strike.fault_of(cell.column, folder),
+        }
         row = run_cell(replace(cell, params=params), interpreters)
         struck = strike.struck(Path(folder)) is not None
     return {**row, "label": cell.label, "column": cell.column, "peers": cell.peers, "struck": struck, "params": params}

@@ -1,13 +1,15 @@
 """What every contender runs: the environments, the policies and their weights.
 
 Importable wherever numpy and gymnasium are (torch is imported on first use), so that rl_eval and its
-peers, which live in different environments, run the same code. It imports neither rl_eval nor a peer.
+peers, which live in different environments, run the same code. It imports no peer, and of rl_eval the environments
+with faults alone, where they are built.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,25 +19,19 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.strike import StrikeEnv
-
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
     "CARTPOLE_WEIGHTS",
-    "LONG_STEPS",
     "REPO",
-    "SHORT_STEPS",
     "TRUE_MEAN",
-    "TwoLengthEnv",
     "cartpole",
     "cartpole_policy",
     "env_factory",
     "heuristic",
     "idle_policy",
     "read_safetensors",
-    "struck_env",
     "two_length_env",
     "wide_policy",
 ]
@@ -43,10 +39,11 @@ __all__ = [
 REPO: Final = Path(__file__).resolve().parent.parent
 CARTPOLE_WEIGHTS: Final = REPO / "configs" / "weights" / "cartpole_ppo_final.safetensors"
 
-SHORT_STEPS: Final = 5
-LONG_STEPS: Final = 200
 TRUE_MEAN: Final = 0.5
-"""Mean return of :class:`TwoLengthEnv`, whatever the policy does."""
+"""Mean return of the environment of two lengths, whatever the policy does."""
+
+_STEP_S: Final = 0.001
+"""A step takes a moment, so that a run lasts seconds and a fault comes in its middle."""
 
 _DTYPES: Final = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 
@@ -79,11 +76,11 @@ def cartpole_policy(*_: Any) -> nn.Module:
 
 
 def idle_policy(*_: Any) -> nn.Module:
-    """Logits for an environment whose rewards do not depend on actions: the same everywhere, width 1 to 2."""
+    """Logits for an environment whose rewards do not depend on actions: the same everywhere, width 2 to 2."""
     import torch
     from torch import nn
 
-    module = nn.Linear(1, 2)
+    module = nn.Linear(2, 2)
     with torch.no_grad():
         module.weight.zero_()
         module.bias.zero_()
@@ -110,70 +107,29 @@ def cartpole(context: Any = None, *, max_episode_steps: int | None = None) -> gy
     return gym.make("CartPole-v1", max_episode_steps=max_episode_steps)
 
 
-class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
-    """Episodes are short and worthless or long and worth 1, decided by the reset seed.
-
-    A short episode lasts :data:`SHORT_STEPS` steps and returns 0; a long one lasts :data:`LONG_STEPS`
-    and returns 1, paid on its last step. Both are equally likely, so the mean return is
-    :data:`TRUE_MEAN`, and an evaluator that prefers what finishes first reports less.
+def two_length_env(
+    context: Any = None, *, step_seconds: float = 0.0, spare: int = 0, **fault: Any
+) -> gym.Env[Any, Any]:
+    """Short episodes worth 0 and long ones worth 1, with faults, built the way frameworks call their factories.
 
     Args:
-        fault_rate: Probability that a step raises. The draws come from a generator of no fixed
-            seed, as real faults do; an evaluator that announces its episodes through
-            :meth:`begin_episode` gets draws that depend on seed and attempt, so that its runs repeat.
+        context: What a framework hands to its factories.
+        step_seconds: How long a step takes at least.
+        spare: Id of a process in which nothing happens: that of a driver which builds an environment just to
+            look at its spaces.
+        fault: Arguments of :class:`rl_eval.testing.FaultyEnv`.
     """
+    from rl_eval.testing import FaultyEnv, TwoLengthEnv
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
-
-    def __init__(self, fault_rate: float = 0.0) -> None:
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self._fault_rate = fault_rate
-        self._faults = np.random.default_rng()
-        self._length = LONG_STEPS
-        self._step = 0
-
-    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Draw this attempt's faults from the episode's identity."""
-        self._faults = np.random.default_rng((index, seed, attempt))
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self._length = LONG_STEPS if self.np_random.random() < TRUE_MEAN else SHORT_STEPS
-        self._step = 0
-        return self._observe(), {}
-
-    def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        del action
-        if self._fault_rate and self._faults.random() < self._fault_rate:
-            raise RuntimeError("the simulator lost its connection")
-        self._step += 1
-        done = self._step >= self._length
-        reward = 1.0 if done and self._length == LONG_STEPS else 0.0
-        return self._observe(), reward, done, False, {}
-
-    def _observe(self) -> npt.NDArray[np.float32]:
-        return np.full(1, self._step / LONG_STEPS, np.float32)
-
-
-def two_length_env(context: Any = None, *, fault_rate: float = 0.0) -> TwoLengthEnv:
-    """A :class:`TwoLengthEnv`, built the way frameworks call their factories."""
     del context
-    return TwoLengthEnv(fault_rate)
-
-
-def struck_env(context: Any = None, **strike: Any) -> StrikeEnv:
-    """A :class:`TwoLengthEnv` in which one fault strikes; the arguments are those of :class:`StrikeEnv`."""
-    del context
-    return StrikeEnv(TwoLengthEnv(), **strike)
+    env = TwoLengthEnv(step_seconds)
+    return env if os.getpid() == spare else FaultyEnv(env, **fault)
 
 
 def env_factory(scenario: str, params: dict[str, Any]) -> Callable[..., gym.Env[Any, Any]]:
     """The environment factory of a scenario, picklable, called with or without a context."""
     if scenario == "correctness":
-        return functools.partial(two_length_env, fault_rate=params.get("fault_rate", 0.0))
+        return functools.partial(two_length_env, step_rate=params.get("fault_rate", 0.0))
     if scenario == "faults":
-        return functools.partial(struck_env, **params["strike"])
+        return functools.partial(two_length_env, step_seconds=_STEP_S, **params["strike"])
     return functools.partial(cartpole, max_episode_steps=params.get("episode_steps"))

@@ -1,36 +1,25 @@
-"""Decides how episodes and faults look as columns of an Arrow table, and reads them back bit by bit.
+"""Columns of an Arrow table for episodes and faults, which read back bit by bit.
 
-Outside of this package an outcome is a word and "not reported" is null; inside both are small codes. This
-is the one place that knows both. Whatever is written to Parquet, the result's file or a segment of the
+In files an outcome is a word and "not reported" is null; in rows both are small codes, as
+:class:`~rl_eval.episode.Column` says. Whatever is written to Parquet, the result's file or a segment of the
 evaluation log, has these columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Fault, Outcome, Truncation
+from rl_eval.episode import COLUMNS, ROW, Fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["episode_columns", "fault_columns", "read_episodes", "read_faults"]
-
-_OUTCOMES: Final = {outcome.name.lower(): int(outcome) for outcome in Outcome}
-_TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
-_SUCCESS: Final = {None: -1, False: 0, True: 1}
-_CODES: Final[dict[str, dict[Any, int]]] = {
-    "outcome": _OUTCOMES,
-    "truncated_by": _TRUNCATIONS,
-    "success_once": _SUCCESS,
-    "success_at_end": _SUCCESS,
-}
-"""Columns whose codes are written as text or booleans: written value to code, the codes without a gap."""
 
 _INFO: Final = "info_"
 
@@ -47,7 +36,7 @@ def episode_columns(
     """
     import pyarrow as pa
 
-    columns = {name: _decode(name, rows[name]) for name in ROW.names or ()}
+    columns = {name: _decode(name, rows[name]) for name in COLUMNS}
     return columns | {_INFO + key: pa.array(infos[:, number]) for number, key in enumerate(info_keys)}
 
 
@@ -61,7 +50,7 @@ def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np
     keys = tuple(name.removeprefix(_INFO) for name in table.column_names if name.startswith(_INFO))
     rows = np.zeros(len(table), ROW)
     infos = np.empty((len(table), len(keys)))
-    for name in ROW.names or ():
+    for name in COLUMNS:
         rows[name] = _encode(name, table.column(name))
     for number, key in enumerate(keys):
         infos[:, number] = table.column(_INFO + key).to_numpy()
@@ -91,33 +80,33 @@ def _storable(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def _decode(name: str, codes: npt.NDArray[Any]) -> pa.Array:
+def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
     """Return a column as it is written: codes become text or booleans, null for "none"."""
     import pyarrow as pa
 
-    if name not in _CODES:
-        return pa.array(np.ascontiguousarray(codes))
-    values = list(_CODES[name])
-    positions = codes.astype(np.int64) - _CODES[name][values[0]]
-    return pa.array(values, _kind(name)).take(pa.array(positions))
+    codes = COLUMNS[name].codes
+    if codes is None:
+        return pa.array(np.ascontiguousarray(stored))
+    return _written(codes).take(pa.array(stored.astype(np.int64) - min(codes.values())))
 
 
 def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a written column as codes: the inverse of :func:`_decode`."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    if name not in _CODES:
+    codes = COLUMNS[name].codes
+    if codes is None:
         return np.asarray(column.to_numpy())
-    written = pa.array(list(_CODES[name]), _kind(name))
-    positions = pc.index_in(column.cast(_kind(name)), value_set=written)
+    written = _written(codes)
+    positions = pc.index_in(column.cast(written.type), value_set=written)
     if positions.null_count:
-        raise ValueError(f"column {name} holds a value other than {', '.join(map(str, _CODES[name]))}")
-    codes: npt.NDArray[Any] = np.array(list(_CODES[name].values()), ROW[name])[positions.to_numpy()]
-    return codes
+        raise ValueError(f"column {name} holds a value other than {', '.join(map(str, codes))}")
+    stored: npt.NDArray[Any] = np.array(list(codes.values()), ROW[name])[positions.to_numpy()]
+    return stored
 
 
-def _kind(name: str) -> pa.DataType:
+def _written(codes: Mapping[Any, int]) -> pa.Array:
+    """Return the values that codes stand for, in the order of the codes: text or booleans."""
     import pyarrow as pa
 
-    return pa.bool_() if _CODES[name] is _SUCCESS else pa.string()
+    return pa.array(list(codes), pa.bool_() if True in codes else pa.string())

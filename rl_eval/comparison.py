@@ -1,4 +1,4 @@
-"""Decides whether two results may be compared, and what their difference shows.
+"""Comparison of two results: whether they may be compared, and what their difference shows.
 
 Episodes are paired by index. Equal indices mean equal starts only when plan, environment, step limit and
 action mode are equal, so anything else is refused, by name. Only episodes that completed
@@ -8,11 +8,11 @@ on both sides, within the leading stretch that both sides finished, make a pair.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError
-from rl_eval.report.files import plain
+from rl_eval.plain import ABSENT, differences, plain
 from rl_eval.report.table import difference_places, environment_name, number, policy_name, weights_name
 from rl_eval.stats.aggregate import exact_mean
 from rl_eval.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
@@ -32,7 +32,6 @@ MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
 _SHOWN: Final = 5
 _LONGEST: Final = 40
 """Characters of a value that are shown; a digest has 32."""
-_ABSENT: Final = "(absent)"
 
 
 _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
@@ -158,10 +157,10 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
         {"num_episodes": len(side.plan), "seed": side.plan.seed, "first_index": side.plan.first_index}
         for side in (a, b)
     )
-    differences = list(_differences(ours, theirs, "plan"))
+    found = list(_differences(ours, theirs, "plan"))
     raise ComparisonError(
         "the results are not about the same episodes: "
-        + ("; ".join(differences) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+        + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
     )
 
 
@@ -176,7 +175,7 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
 
 def _check_identities(a: EvalResult, b: EvalResult) -> None:
     ours, theirs = (_identity(side) for side in (a, b))
-    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, _ABSENT), theirs.get(key, _ABSENT), key)]
+    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
     if found:
         more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
         raise ComparisonError("the results were not made in the same setting: " + "; ".join(found[:_SHOWN]) + more)
@@ -189,23 +188,15 @@ def _identity(result: EvalResult) -> Mapping[str, Any]:
 
 def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
     """Yield one phrase for each leaf in which two plain values differ."""
-    for leaf in _different_leaves(a, b, name):
+    for leaf in differences(a, b, name):
         yield f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b"
-
-
-def _different_leaves(a: Any, b: Any, name: str) -> Iterator[DifferentSetting]:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in dict.fromkeys([*a, *b]):
-            yield from _different_leaves(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{name}.{key}")
-    elif a != b:
-        yield DifferentSetting(name, a, b)
 
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     for part in _RECORDED:
-        for leaf in _different_leaves(a.get(part, _ABSENT), b.get(part, _ABSENT), part):
-            if leaf.key not in _UNTOLD:
-                yield replace(leaf, key=leaf.key.removeprefix("identity."))
+        for key, ours, theirs in differences(a.get(part, ABSENT), b.get(part, ABSENT), part):
+            if key not in _UNTOLD:
+                yield DifferentSetting(key.removeprefix("identity."), ours, theirs)
 
 
 def _short(value: Any) -> str:

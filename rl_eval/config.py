@@ -1,4 +1,4 @@
-"""How an evaluation is told what to do: a builder in RLlib's style, and YAML.
+"""Configuration of an evaluation: a builder in RLlib's style, and YAML.
 
 :class:`EvalConfig` is the builder: each section method changes it and returns it. What runs is
 :class:`~rl_eval.settings.EvalSettings`, the frozen and validated copy that :meth:`EvalConfig.build` makes.
@@ -6,22 +6,40 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-import numpy as np
 import yaml
 
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.plain import convert
 from rl_eval.redaction import MASK, redact
 from rl_eval.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 
 __all__ = ["EvalConfig"]
 
-_UNSET: Final[Any] = object()
+
+class _Unset:
+    """Default of a keyword that was not given."""
+
+    def __repr__(self) -> str:
+        return "unset"
+
+
+_UNSET: Final[Any] = _Unset()
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _documented(method: _Method) -> _Method:
+    """Add the documentation of a section's keys to the method that sets them: that of its keywords."""
+    fields = SECTIONS[method.__name__].model_fields.items()
+    keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
+    indent = {"initial_indent": "    ", "subsequent_indent": "        "}
+    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *(textwrap.fill(key, 100, **indent) for key in keys)])
+    return method
 
 
 class EvalConfig:
@@ -43,6 +61,7 @@ class EvalConfig:
 
     # ------------------------------------------------------------------ sections
 
+    @_documented
     def environment(
         self,
         env: str | Callable[..., Any] = _UNSET,
@@ -50,9 +69,10 @@ class EvalConfig:
         env_kwargs: Mapping[str, Any] = _UNSET,
         env_reuse: Literal["lane", "episode"] = _UNSET,
     ) -> EvalConfig:
-        """Choose the environment; see :class:`EnvironmentSection`."""
-        return self._update("environment", env=env, env_kwargs=env_kwargs, env_reuse=env_reuse)
+        """Set the environment."""
+        return self._update("environment", locals())
 
+    @_documented
     def policy(
         self,
         policy: Any = _UNSET,
@@ -65,19 +85,10 @@ class EvalConfig:
         device: str = _UNSET,
         allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
-        """Choose the policy; see :class:`PolicySection`."""
-        return self._update(
-            "policy",
-            policy=policy,
-            policy_kwargs=policy_kwargs,
-            weights=str(weights) if isinstance(weights, Path) else weights,
-            weights_key=weights_key,
-            deterministic=deterministic,
-            actions=actions,
-            device=device,
-            allow_nondeterministic=allow_nondeterministic,
-        )
+        """Set the policy."""
+        return self._update("policy", locals())
 
+    @_documented
     def runners(
         self,
         *,
@@ -93,22 +104,10 @@ class EvalConfig:
         address: str | None = _UNSET,
         runner_start_timeout_s: float = _UNSET,
     ) -> EvalConfig:
-        """Choose the runners; see :class:`RunnersSection`."""
-        return self._update(
-            "runners",
-            num_runners=num_runners,
-            num_envs_per_runner=num_envs_per_runner,
-            runner=runner,
-            num_cpus_per_runner=num_cpus_per_runner,
-            num_gpus_per_runner=num_gpus_per_runner,
-            custom_resources_per_runner=custom_resources_per_runner,
-            label_selector=label_selector,
-            init_fn=init_fn,
-            runtime_env=runtime_env,
-            address=address,
-            runner_start_timeout_s=runner_start_timeout_s,
-        )
+        """Set the runners."""
+        return self._update("runners", locals())
 
+    @_documented
     def evaluation(
         self,
         *,
@@ -119,21 +118,12 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
-        purity_check: float | Literal["auto"] = _UNSET,
+        determinism_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
-        """Choose the episodes; see :class:`EvaluationSection`."""
-        return self._update(
-            "evaluation",
-            num_episodes=num_episodes,
-            seed=seed,
-            first_index=first_index,
-            max_episode_steps=max_episode_steps,
-            gamma=gamma,
-            info_keys=info_keys,
-            return_bounds=return_bounds,
-            purity_check=purity_check,
-        )
+        """Set the episodes."""
+        return self._update("evaluation", locals())
 
+    @_documented
     def fault_tolerance(
         self,
         *,
@@ -146,22 +136,14 @@ class EvalConfig:
         fail_fast: bool = _UNSET,
         max_failed_episodes: float | None = _UNSET,
     ) -> EvalConfig:
-        """Choose how faults are met; see :class:`FaultToleranceSection`."""
-        return self._update(
-            "fault_tolerance",
-            max_attempts_per_episode=max_attempts_per_episode,
-            episode_timeout_s=episode_timeout_s,
-            reset_timeout_s=reset_timeout_s,
-            step_timeout_s=step_timeout_s,
-            runner_timeout_s=runner_timeout_s,
-            max_runner_restarts=max_runner_restarts,
-            fail_fast=fail_fast,
-            max_failed_episodes=max_failed_episodes,
-        )
+        """Set how faults are handled."""
+        return self._update("fault_tolerance", locals())
 
-    def _update(self, section: str, **values: Any) -> EvalConfig:
-        given = {key: copy_containers(value) for key, value in values.items() if value is not _UNSET}
-        self._values[section].update(given)
+    def _update(self, section: str, values: Mapping[str, Any]) -> EvalConfig:
+        given = {key: value for key, value in values.items() if key != "self" and value is not _UNSET}
+        if isinstance(given.get("weights"), Path):
+            given["weights"] = str(given["weights"])
+        self._values[section].update(copy_containers(given))
         return self
 
     # ------------------------------------------------------------------ in and out
@@ -184,16 +166,6 @@ class EvalConfig:
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         return config
-
-    @classmethod
-    def from_algorithm_config(cls, config: Any) -> EvalConfig:
-        """Translate an RLlib ``AlgorithmConfig``; see :func:`rl_eval.integrations.rllib.eval_config_of`.
-
-        Raises:
-            ConfigError: A setting that concerns evaluation cannot be honoured.
-        """
-        translated: EvalConfig = importlib.import_module("rl_eval.integrations.rllib").eval_config_of(config)
-        return translated
 
     @classmethod
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
@@ -242,10 +214,10 @@ class EvalConfig:
         Raises:
             ConfigError: A value is a live object; give it as ``"module:attr"`` instead.
         """
-        plain: dict[str, dict[str, Any]] = {}
-        for section, values in self.to_dict().items():
-            plain[section] = {key: _plain(f"{section}.{key}", value) for key, value in values.items()}
-        return yaml.safe_dump(plain, sort_keys=False)
+        # The keys of a mapping keep their types.
+        return yaml.safe_dump(
+            convert(self.to_dict(), _yaml_leaf, name=lambda key: _yaml_leaf("a key", key)), sort_keys=False
+        )
 
     def copy(self) -> EvalConfig:
         """Return an independent copy; live objects are shared."""
@@ -297,13 +269,7 @@ def _locate(error: yaml.YAMLError) -> str:
     return f", in line {mark.line + 1}, column {mark.column + 1}: {problem}{shown}"
 
 
-def _plain(key: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_plain(key, name): _plain(f"{key}.{name}", item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (str, int, float, bool)):
+def _yaml_leaf(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bool):
         return value
     raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')

@@ -1,7 +1,7 @@
-"""How results reach whoever wants them: loggers, callbacks and who polls; one after the other, in order.
+"""Delivery of results to loggers and callbacks, one after the other, in order.
 
-A request is *open* from its acceptance until its result is *delivered*: written to the loggers, given to the callbacks,
-and ready to be read.
+A request is *open* from its acceptance until its result is *delivered*: written to the loggers and given to the
+callbacks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -36,11 +35,9 @@ Listener = Callable[[EvalPoint], object]
 _logger = logging.getLogger(__name__)
 
 _PROGRESS_S: Final = 2.0
-"""How often loggers hear of an evaluation that runs."""
-_UNREAD: Final = 1000
-"""Results that wait, for callbacks and loggers or to be read, before no more are made."""
-_KEPT: Final = 32
-"""Results that callbacks or loggers have had, and that can be read nevertheless."""
+"""Between two reports of progress to the loggers."""
+_BACKLOG: Final = 1000
+"""Results that may wait for callbacks and loggers; then requests are refused."""
 
 
 @dataclass(eq=False)
@@ -48,9 +45,8 @@ class Request:
     """A request, from its acceptance until its result is delivered."""
 
     step: int
-    polled: bool
-    """Whether its result is for :meth:`Delivery.read`, and not only for who has the handle."""
     replaceable: bool
+    """Whether a later request may take its place; one that ``evaluate`` waits for is not."""
     held: HeldWeights = field(init=False, default_factory=HeldWeights)
     handle: EvalHandle = field(init=False)
     replaced: bool = False
@@ -62,6 +58,13 @@ class Request:
     films: list[Future[Video]] | None = None
     """None as long as they are being made."""
 
+    @classmethod
+    def of(cls, handle: EvalHandle) -> Request:
+        """Return the request of a handle that a former process submitted."""
+        request = cls(handle.step or 0, replaceable=True)
+        request.handle = handle
+        return request
+
 
 @final
 class Delivery:
@@ -69,7 +72,7 @@ class Delivery:
 
     Args:
         on_result: One or more callbacks for points.
-        on_error: Callback for errors, which are kept to be read or logged without it.
+        on_error: Callback for errors, which are logged without it.
         metrics_fn: Measures the finished episodes.
         log_prefix: Of the names of metrics.
         loggers: One or more loggers.
@@ -96,10 +99,8 @@ class Delivery:
         self._changed = threading.Condition()
         """Guards the next two, and is notified when a result is delivered."""
         self.open: list[Request] = []
-        self._unread: deque[tuple[EvalPoint | BaseException, EvalHandle | None]] = deque()
-        """The handle is there if reading the result is what acknowledges it."""
         self._reached: int | None = None
-        """Step that the loggers are about to hear of."""
+        """Step that is about to be reported to the loggers."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._delivering: threading.Thread | None = None
@@ -112,7 +113,7 @@ class Delivery:
         """Start to deliver.
 
         Args:
-            acknowledge: Called when a result has reached whoever wants it.
+            acknowledge: Called with the handle of what is delivered.
             videos: Which episodes to film, and where the films go.
             threaded: Whether in a thread of its own, or else in that which finds a request done.
         """
@@ -129,7 +130,7 @@ class Delivery:
             request.handle.add_done_callback(partial(self._done, request))
 
     def announce(self, step: int) -> None:
-        """Tell the loggers that training has reached a step, before they hear of it."""
+        """Report to the loggers that training has reached a step, before the result of it."""
         if self._loggers:
             with self._changed:
                 posted, self._reached = self._reached is not None, step
@@ -154,44 +155,25 @@ class Delivery:
         with self._changed:
             return [request for request in self.open if not request.handle.done()]
 
-    def outstanding(self) -> tuple[int, int]:
-        """Return how many requests are open, and how many results nobody has had."""
-        with self._changed:
-            return len(self.open), 0 if self._listeners or self._loggers else len(self._unread)
-
     def congestion(self) -> str:
-        """Say why no more results should be made: nobody takes those that there are; empty if that is not so."""
+        """Say why no more results should be made: callbacks are slower; empty if that is not so."""
         with self._changed:
             # A replaced request has nothing to deliver, and is soon gone.
             waiting = sum(request.handle.done() and not request.replaced for request in self.open)
-        if waiting >= _UNREAD:
-            return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
-        if (unread := self.outstanding()[1]) >= _UNREAD:
-            return f"{unread} results were not read: poll() or wait() for them, or give on_result or loggers"
-        return ""
+        if waiting < _BACKLOG:
+            return ""
+        return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
 
-    def read(self, timeout_s: float) -> EvalPoint | None:
-        """Take the oldest result that was not read; None if there is none in time.
+    def drain(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is open; return whether that is so.
 
         Raises:
-            Exception: It is an error.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._unread, timeout_s)
-            return self._read()
-
-    def read_next(self, timeout_s: float | None) -> EvalPoint | None:
-        """Take the next result; None if none will come, or not in time.
-
-        Raises:
-            Exception: It is an error.
             UsageError: This is a callback, which results are waiting for.
         """
         if threading.current_thread() is self._delivering:
-            raise UsageError("wait() in a callback would wait for that callback: use poll(), or on_result")
+            raise UsageError("drain() in a callback would wait for that callback: use on_result")
         with self._changed:
-            self._changed.wait_for(lambda: self._unread or not any(one.polled for one in self.open), timeout_s)
-            return self._read()
+            return self._changed.wait_for(lambda: not self.open, timeout_s)
 
     def await_delivery(self, request: Request) -> None:
         """Wait until a request is not open any more, unless this is a callback, which it would wait for."""
@@ -270,37 +252,12 @@ class Delivery:
 
     def _deliver(self, request: Request) -> None:
         request.point = point = self._point(request)
-        told = point is None or not request.polled or bool(self._listeners or self._loggers)
         try:
             if point is not None:
                 for receive in [*(logger.log for logger in self._loggers), *self._listeners]:
                     self._attempt(partial(receive, point))
         finally:
-            if point is not None and request.polled:
-                self._keep(point, None if told else request.handle)
-            if told:
-                self._acknowledge(request.handle)
-
-    def _read(self) -> EvalPoint | None:
-        if not self._unread:
-            return None
-        item, unacknowledged = self._unread.popleft()
-        if unacknowledged is not None:
-            self._acknowledge(unacknowledged)
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def _keep(self, item: EvalPoint | BaseException, unacknowledged: EvalHandle | None = None) -> None:
-        """Keep something for :meth:`read`; forget the oldest of what others have had, but no error in silence."""
-        dropped = None
-        with self._changed:
-            self._unread.append((item, unacknowledged))
-            if len(self._unread) > _KEPT and (self._listeners or self._loggers):
-                dropped, _ = self._unread.popleft()
-            self._changed.notify_all()
-        if isinstance(dropped, BaseException):
-            _log_error(dropped)
+            self._acknowledge(request.handle)
 
     def _close(self, request: Request) -> None:
         """Deliver the films of a request, as soon as there are its result and they; it is over then."""
@@ -317,17 +274,17 @@ class Delivery:
         """Return what to deliver: nothing for a request that failed, or was replaced before it began."""
         handle = request.handle
         if (error := handle.exception()) is not None:
-            raised = not (request.polled or request.replaceable) and self._on_error is None
+            raised = not request.replaceable and self._on_error is None
             if not (request.abandoned or raised):  # What evaluate() raises needs no other way out.
-                self._complain(error, request.polled)
+                self._report(error)
             return None
         result = handle.result()
-        if request.replaced and not len(result.records):
+        if request.replaced and not len(result.episodes):
             return None
         metrics = dict(result.metrics)
         if self._metrics_fn is not None:
             measure = self._metrics_fn
-            self._attempt(lambda: metrics.update(measure(result.records)))
+            self._attempt(lambda: metrics.update(measure(result.episodes)))
         prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
         return EvalPoint(request.step, handle.weights_version, result, prefixed, request.held)
 
@@ -337,17 +294,15 @@ class Delivery:
             function()
         except BaseException as error:
             self._pass_interruptions(error)
-            self._complain(error, polled=False)
+            self._report(error)
 
-    def _complain(self, error: BaseException, polled: bool) -> None:
+    def _report(self, error: BaseException) -> None:
         if self._on_error is not None:
             try:
                 self._on_error(error)
             except BaseException as another:
                 _logger.exception("on_error of the evaluator raised, for %r", error)
                 self._pass_interruptions(another)
-        elif polled:
-            self._keep(error)
         else:
             _log_error(error)
 
@@ -368,7 +323,7 @@ class Delivery:
         from rl_eval.video.recording import saved
 
         folder = Path(self._videos.folder, f"step_{point.step}")
-        for video in saved((film.result for film in films), folder, partial(self._complain, polled=False)):
+        for video in saved((film.result for film in films), folder, self._report):
             for logger in self._loggers:
                 self._attempt(partial(logger.log_video, video, point))
 

@@ -46,7 +46,7 @@ class DeterminismPhase:
 
     def __init__(self, num_episodes: int, settings: EvalSettings) -> None:
         self._settings = settings
-        self._share: Share = settings.evaluation.purity_check
+        self._share: Share = settings.evaluation.determinism_check
         self._chosen = candidates(num_episodes, self._share, settings.evaluation.seed)
         self._traced = frozenset(self._chosen[:_TRACED])
         self._traces: dict[int, npt.NDArray[np.void]] = {}
@@ -152,7 +152,7 @@ class DeterminismPhase:
         self, table: EpisodeTable, run_seconds: float, build_seconds: float, runners: int
     ) -> tuple[list[int], str]:
         if not self._chosen:
-            return [], "switched off by evaluation.purity_check=0"
+            return [], "switched off by evaluation.determinism_check=0"
         if self._share == "auto":
             return affordable(table, self._chosen, run_seconds, build_seconds, runners)
         return [index for index in self._chosen if table.completed[index]], "no episode completed"
@@ -206,7 +206,7 @@ def affordable(
     if seconds[cheapest] > budget:
         return [], (
             f"one more episode would take {seconds[cheapest]:.1f} s, longer than {_FREE_SECONDS:g} s and "
-            f"{100 * _FREE_SHARE:g} % of the run; evaluation.purity_check=0.01 runs 1 % of the episodes again"
+            f"{100 * _FREE_SHARE:g} % of the run; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
         )
     taken: list[int] = []
     for index in sorted((index for index in chosen if table.completed[index]), key=lambda index: seconds[index]):

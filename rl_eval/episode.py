@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from rl_eval.errors import message_of
 from rl_eval.redaction import redact_text, redacted_traceback
 
 __all__ = [
+    "COLUMNS",
     "ROW",
+    "Column",
     "EpisodeRecord",
     "EpisodeSpec",
     "EpisodeTable",
@@ -36,6 +38,7 @@ __all__ = [
     "different_columns",
     "failed_row",
     "first_seen",
+    "row_of",
     "without_place",
 ]
 
@@ -135,79 +138,91 @@ class Fault:
         )
 
 
-ROW: Final = np.dtype(
-    [
-        ("index", "<i8"),
-        ("seed", "<i8"),
-        ("episode_return", "<f8"),
-        ("discounted_return", "<f8"),
-        ("length", "<i8"),
-        ("terminated", "?"),
-        ("truncated", "?"),
-        ("truncated_by", "u1"),
-        ("success_once", "i1"),
-        ("success_at_end", "i1"),
-        ("outcome", "u1"),
-        ("attempts", "<u2"),
-        ("runner", "<i4"),
-        ("weights_version", "<i8"),
-        ("reset_seconds", "<f4"),
-        ("step_seconds", "<f4"),
-        ("inference_seconds", "<f4"),
-    ]
-)
-"""One episode as a fixed-width row. Success is -1 where the environment reports none."""
+_TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
+_OUTCOMES: Final = {outcome.name.lower(): int(outcome) for outcome in Outcome}
+_SUCCESS: Final = {None: -1, False: 0, True: 1}
 
-_OUTCOME_COLUMNS: Final = (
-    "index",
-    "seed",
-    "episode_return",
-    "length",
-    "terminated",
-    "truncated",
-    "success_once",
-    "success_at_end",
-)
-_FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
+
+@dataclass(frozen=True)
+class Column:
+    """Storage of one field of a record: in a row, in a file, and in the row of an episode that failed."""
+
+    dtype: str
+    """Its type in :data:`ROW`."""
+    outcome: bool = False
+    """Whether it is part of the fingerprint: what must not depend on the layout."""
+    failed: float = 0
+    """Its value in the row of an episode that failed."""
+    codes: Mapping[Any, int] | None = None
+    """Where a row holds a code: the value that each code stands for, to the code; the codes have no gap."""
+
+    def value(self, stored: np.generic) -> Any:
+        """Return what is stored in a row as a record shows it."""
+        return stored.item() if self.codes is None else list(self.codes)[stored.item() - min(self.codes.values())]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """What happened to one episode of the plan."""
+    """Record of one episode of the plan, and the table of what a record has: each column of a row is declared here."""
 
-    index: int
+    index: Annotated[int, Column("<i8", outcome=True)]
     """Position in the plan, from 0."""
-    seed: int
+    seed: Annotated[int, Column("<i8", outcome=True)]
     """The int given to ``env.reset(seed=...)``: a plain loop replays the episode."""
-    episode_return: float
+    episode_return: Annotated[float, Column("<f8", outcome=True, failed=math.nan)]
     """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN when failed."""
-    discounted_return: float
+    discounted_return: Annotated[float, Column("<f8", failed=math.nan)]
     """Sum of ``gamma**t * reward_t``; NaN when failed."""
-    length: int
+    length: Annotated[int, Column("<i8", outcome=True)]
     """Environment steps; 0 when failed."""
-    terminated: bool
-    truncated: bool
-    truncated_by: Literal["environment", "max_episode_steps"] | None
-    success_once: bool | None
+    terminated: Annotated[bool, Column("?", outcome=True)]
+    """Whether the environment reached a terminal state."""
+    truncated: Annotated[bool, Column("?", outcome=True)]
+    """Whether the episode was cut short."""
+    truncated_by: Annotated[Literal["environment", "max_episode_steps"] | None, Column("u1", codes=_TRUNCATIONS)]
+    """Who cut it short; None if nobody did."""
+    success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
-    success_at_end: bool | None
+    success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Its value at the last step that reported it; None if never reported."""
-    outcome: Literal["completed", "failed"]
-    attempts: int
+    outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
+    """Whether an attempt completed, or all attempts were used up."""
+    attempts: Annotated[int, Column("<u2")]
+    """Attempts that were made, the last one included."""
+    runner: Annotated[int, Column("<i4", failed=-1)]
+    """Index of the runner that finished it; -1 when none lived to report that it failed."""
+    weights_version: Annotated[int, Column("<i8")]
+    """Version of the weights that it ran with."""
+    reset_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time inside ``env.reset``."""
+    step_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time inside ``env.step``."""
+    inference_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time in the policy while the episode ran; it is shared with the episodes beside it."""
     faults: tuple[Fault, ...]
+    """What ended its earlier attempts, and the last one of an episode that failed."""
     info: dict[str, float]
     """The last value of each requested ``info`` scalar; NaN where it was never reported."""
-    reset_seconds: float
-    step_seconds: float
-    inference_seconds: float
-    weights_version: int
-    runner: int
-    """Index of the runner that finished it; -1 when none lived to say that it failed."""
 
-    @property
-    def success(self) -> bool | None:
-        """Alias of ``success_at_end``, the stricter of the two."""
-        return self.success_at_end
+
+COLUMNS: Final[Mapping[str, Column]] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(EpisodeRecord, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+"""Columns of a row by name, as :class:`EpisodeRecord` declares them."""
+
+ROW: Final = np.dtype([(name, column.dtype) for name, column in COLUMNS.items()])
+"""One episode as a fixed-width row."""
+
+_OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
+_FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
+_FAILED: Final = {name: column.failed for name, column in COLUMNS.items()}
+
+
+def row_of(**values: float) -> tuple[float, ...]:
+    """Return a :data:`ROW` by the names of its columns; one that is not given has the value of a failed episode."""
+    return tuple({**_FAILED, **values}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +284,6 @@ def first_seen(text: str, index: int, step: int, shown: str) -> str:
 def without_place(note: str) -> str:
     """Return a note without what :func:`first_seen` added: notes that are equal then say the same."""
     return note.partition(_FIRST_SEEN)[0]
-
-
-def _tristate(value: int) -> bool | None:
-    return None if value < 0 else bool(value)
 
 
 class EpisodeTable:
@@ -366,30 +377,10 @@ class EpisodeTable:
         row = self.rows[index]
         if row["outcome"] == Outcome.MISSING:
             raise IndexError(f"episode {index} has no record: it did not finish")
-        cut = Truncation(int(row["truncated_by"]))
-        position = int(row["index"])
         return EpisodeRecord(
-            index=position,
-            seed=int(row["seed"]),
-            episode_return=float(row["episode_return"]),
-            discounted_return=float(row["discounted_return"]),
-            length=int(row["length"]),
-            terminated=bool(row["terminated"]),
-            truncated=bool(row["truncated"]),
-            truncated_by=None
-            if cut is Truncation.NONE
-            else ("environment" if cut is Truncation.ENVIRONMENT else "max_episode_steps"),
-            success_once=_tristate(int(row["success_once"])),
-            success_at_end=_tristate(int(row["success_at_end"])),
-            outcome="completed" if row["outcome"] == Outcome.COMPLETED else "failed",
-            attempts=int(row["attempts"]),
-            faults=tuple(self.faults.get(position, ())),
+            **{name: column.value(row[name]) for name, column in COLUMNS.items()},
+            faults=tuple(self.faults.get(int(row["index"]), ())),
             info=dict(zip(self.info_keys, self.infos[index].tolist(), strict=True)),
-            reset_seconds=float(row["reset_seconds"]),
-            step_seconds=float(row["step_seconds"]),
-            inference_seconds=float(row["inference_seconds"]),
-            weights_version=int(row["weights_version"]),
-            runner=int(row["runner"]),
         )
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
@@ -412,14 +403,7 @@ def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
     """Return the row, shape (1,), of an episode whose runner did not live to report that it failed."""
-    row = np.zeros(1, ROW)
-    for name in ("episode_return", "discounted_return"):
-        row[name] = np.nan
-    for name in ("success_once", "success_at_end", "runner"):
-        row[name] = -1
-    row["index"], row["seed"], row["attempts"] = index, seed, attempts
-    row["outcome"], row["weights_version"] = Outcome.FAILED, weights_version
-    return row
+    return np.array([row_of(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
 
 
 def charged_attempts(table: EpisodeTable) -> dict[int, int]:

@@ -1,28 +1,26 @@
 """Evaluation beside a training loop: which request runs, and which is refused or replaced.
 
-:meth:`Evaluator.submit` is the one primitive. Requests run one after the other, in order, and at a service in turns
-with those of its other clients; their results are delivered by :mod:`rl_eval.delivery`.
+:meth:`Evaluator.submit` is the one primitive: it returns a handle or raises ``EvaluatorBusy``. Requests run one after
+the other, in order, and at a service in turns with those of its other clients; :mod:`rl_eval.delivery` gives their
+results to callbacks and loggers.
 """
 
 from __future__ import annotations
 
 import logging
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from rl_eval.config import EvalConfig
 from rl_eval.delivery import Delivery, Listener, Request
+from rl_eval.engine import Backend, Engine, GroupEngine, with_backend
 from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, nearest
-from rl_eval.group import EvalRunnerGroup
 from rl_eval.handle import EvalHandle
-from rl_eval.jobs import FollowUp
 from rl_eval.loggers import Logger
-from rl_eval.point import EvalPoint
-from rl_eval.settings import EvalSettings, make_settings
-from rl_eval.weights import HeldWeights
+from rl_eval.settings import EvalSettings
 
 if TYPE_CHECKING:
     from rl_eval.result import EpisodeSequence, EvalResult
@@ -30,63 +28,16 @@ if TYPE_CHECKING:
     from rl_eval.service.messages import FinishedEvaluation
     from rl_eval.video import VideoSettings
 
-__all__ = ["Backend", "BusyPolicy", "Engine", "Evaluator"]
+__all__ = ["BusyPolicy", "Evaluator"]
 
-Backend = Literal["inline", "thread", "ray"]
-BusyPolicy = Literal["error", "skip", "queue", "latest"]
+BusyPolicy = Literal["skip", "queue", "latest"]
 
 _logger = logging.getLogger(__name__)
 
 _ROOM_S: Final = 0.5
-"""How often :meth:`Evaluator.evaluate` asks a service again that has no room."""
+"""Between two requests of :meth:`Evaluator.evaluate` to a service that has no room."""
 _NAMESPACE: Final = "rl_eval"
 _IDLE_S: Final = 600.0
-
-
-class Engine(Protocol):
-    """Where the evaluations of an evaluator run, in the order in which they were submitted."""
-
-    def submit(
-        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
-    ) -> EvalHandle:
-        """Start an evaluation, or queue it.
-
-        Args:
-            weights: What to evaluate; None for what was evaluated last.
-            version: Least version that the weights may get.
-            step: Training step.
-            follow_up: What follows.
-            held: Gets the weights.
-        """
-
-    def acknowledge(self, handle: EvalHandle) -> None:
-        """A result has reached whoever wants it."""
-
-    def stop(self) -> None:
-        """End it; bounded."""
-
-
-@final
-class _OwnGroup:
-    """Runners of this evaluator alone."""
-
-    def __init__(self, group: EvalRunnerGroup) -> None:
-        self._group = group
-
-    def submit(
-        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
-    ) -> EvalHandle:
-        """See :class:`Engine`."""
-        handle = self._group.submit(weights=weights, version=version, follow_up=follow_up, held=held)
-        handle.step = step
-        return handle
-
-    def acknowledge(self, handle: EvalHandle) -> None:
-        """See :class:`Engine`."""
-
-    def stop(self) -> None:
-        """See :class:`Engine`."""
-        self._group.stop()
 
 
 @final
@@ -100,14 +51,13 @@ class Evaluator:
         policy: A live policy, used instead of the configured one; it is copied.
         backend: ``thread``: this process, in a thread of its own. ``inline``: this process, before ``submit`` returns.
             ``ray``: processes of their own. By default ``thread``, or ``ray`` if ``runners.num_runners`` is not 0.
-        busy_policy: What becomes of a request while another one is running. ``skip``: refused. ``error``: refused, and
-            ``trigger_eval`` raises too. ``queue``: it waits, behind at most ``max_queue`` others. ``latest``: it waits,
-            and replaces the one that waits already.
+        busy_policy: What becomes of a request while another one is running. ``skip``: refused. ``queue``: it waits,
+            behind at most ``max_queue`` others. ``latest``: it waits, and replaces the one that waits already.
         max_queue: Longest queue of ``busy_policy="queue"``; each request in it holds a copy of the weights.
         on_result: One or more functions that are called with every :class:`EvalPoint`, one at a time, in a thread of
             the evaluator (``inline``: in the caller's).
-        on_error: Called, likewise, with what an evaluation, a callback or a logger raised. Without it, ``poll`` and
-            ``wait`` raise the error of an evaluation, and that of a callback or logger is logged: it ends no training.
+        on_error: Called, likewise, with what an evaluation, a callback or a logger raised. Without it the error is
+            logged. It ends no training either way; the handle of an evaluation that could not run raises its error.
         metrics_fn: Called with the finished episodes, a sequence of ``EpisodeRecord``; returns more metrics by name.
         log_prefix: Put before the names of all metrics, with a slash.
         loggers: One or more places where points are logged; closed by ``shutdown``.
@@ -118,7 +68,10 @@ class Evaluator:
         detached: Whether the service outlives this process; ``shutdown`` leaves it alone then.
         idle_timeout_s: A service ends when it had neither a client nor anything to do for so long, in seconds.
         client: Name under which this evaluator asks its service; who connects under it later is given the results that
-            were not read. By default one that nobody else has.
+            were not delivered. By default one that nobody else has.
+        run_dir: Folder of the service, on the machine of the cluster's head: its journal, and an evaluation log per
+            request. A service that is started on it again goes on with what was accepted. By default a new folder
+            of the Ray session, which lasts as long as the cluster.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -128,7 +81,7 @@ class Evaluator:
         >>> with Evaluator(config, busy_policy="latest", on_result=print) as ev:  # doctest: +SKIP
         ...     for step in range(0, 1_000_000, 10_000):
         ...         train(module)
-        ...         ev.trigger_eval(module, step)
+        ...         ev.submit(module, step)
         ...     ev.evaluate(module, step)
     """
 
@@ -153,34 +106,32 @@ class Evaluator:
         detached: bool = False,
         idle_timeout_s: float = _IDLE_S,
         client: str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_service(name, backend, namespace, detached, idle_timeout_s, client)
+        _check_service(name, backend, namespace, detached, idle_timeout_s, client, run_dir)
         if videos is not None and not hasattr(videos, "max_videos"):
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
-        settings, backend = _with_backend(config, "ray" if name is not None else backend)
+        settings, backend = with_backend(config, "ray" if name is not None else backend)
         self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
         if name is None:
             self.settings = settings
-            group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
-            if backend == "thread":
-                # A factory may draw from the global generators, which are set back behind it: not while training draws.
-                with suppress(Exception):  # Who asks for an evaluation is told.
-                    group.apply_to_one(lambda _: None)
-            self._begin(_OwnGroup(group), videos, threaded=backend != "inline")
+            self._begin(GroupEngine(settings, policy, backend), videos, threaded=backend != "inline")
             return
         from rl_eval.service.client import ServiceEngine
+        from rl_eval.service.directory import start_service
 
-        engine = ServiceEngine.start(
+        actor, owns_connection = start_service(
             settings,
             policy,
             videos,
             name=name,
             namespace=namespace,
-            client=client,
             detached=detached,
             idle_timeout_s=idle_timeout_s,
             max_queue=max_queue,
+            run_dir=run_dir,
         )
+        engine = ServiceEngine(actor, name, namespace, client, owner=not detached, owns_connection=owns_connection)
         self._join(engine, max_queue)
 
     @classmethod
@@ -208,9 +159,8 @@ class Evaluator:
             namespace: Of the name.
             address: Of the cluster, for a process that is not connected; by default ``RAY_ADDRESS``, else the one that
                 runs on this machine.
-            client: Name under which to ask. What was submitted under it earlier, and not read, comes out of
-                :meth:`poll` and :meth:`wait`; an evaluator that still uses it is told that it is not the client any
-                more. By default a name that nobody else has.
+            client: Name under which to ask. What was submitted under it earlier, and not delivered, is delivered to
+                callbacks and loggers, and is in :attr:`resumed`. By default a name that nobody else has.
             busy_policy: As for the constructor, like what follows.
             max_queue: By default, and at most, what the service was started with.
             on_result: See above.
@@ -225,11 +175,15 @@ class Evaluator:
             ClusterError: The cluster or the service does not answer.
         """
         from rl_eval.service.client import ServiceEngine
+        from rl_eval.service.directory import find_service, reach
 
         evaluator = object.__new__(cls)
         delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
         evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
-        evaluator._join(ServiceEngine.reach(name, namespace, address, client), max_queue)
+        owns_connection = reach(address)
+        actor = find_service(name, namespace, owns_connection=owns_connection)
+        engine = ServiceEngine(actor, name, namespace, client, owner=False, owns_connection=owns_connection)
+        evaluator._join(engine, max_queue)
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
@@ -242,6 +196,8 @@ class Evaluator:
         self._max_queue = max_queue
         self._delivery = delivery
         self._service = None
+        self.resumed: tuple[EvalHandle, ...] = ()
+        """Handles of what this client of a service submitted earlier, and was not delivered then; in order."""
         self._submitting = threading.RLock()
         """Held while a request is decided on and submitted, so that steps and weights keep their order."""
         self._next_step = self._version = 0
@@ -262,20 +218,19 @@ class Evaluator:
         self._next_step, self._version = welcome.next_step, welcome.weights_version
         self._begin(engine, None, threaded=True)
         self._service = engine
-        resumed = [Request(handle.step or 0, polled=True, replaceable=False) for handle in engine.resumed]
-        for request, handle in zip(resumed, engine.resumed, strict=True):
-            request.handle = handle
-        self._delivery.expect(*resumed)
+        self.resumed = tuple(engine.resumed)
+        self._delivery.expect(*(Request.of(handle) for handle in self.resumed))
 
     # ------------------------------------------------------------------ asking
 
-    def submit(self, weights: Any = None, step: int | None = None) -> EvalHandle:
+    def submit(self, weights: Any = None, step: int | None = None, *, version: int | None = None) -> EvalHandle:
         """Start an evaluation and return at once.
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, a trainer of a supported framework, or a mapping
                 of names to any of these; copied at once. By default those that were submitted last.
             step: Training step that they are of; by default one more than the last.
+            version: Number of these weights, which stamps the records; by default one more than the last.
 
         Returns:
             A future of the result, with ``step`` and ``weights_version``.
@@ -284,7 +239,7 @@ class Evaluator:
             EvaluatorBusy: The request is refused; no weights were copied, and no step was counted.
             WeightsError: The weights are none.
         """
-        return self._submit(weights, step, polled=False).handle
+        return self._submit(weights, step, version).handle
 
     def evaluate(self, weights: Any = None, step: int | None = None) -> EvalResult:
         """Evaluate and wait for the result: ``submit(...).result()``, but never refused; it waits for its turn.
@@ -293,48 +248,22 @@ class Evaluator:
         """
         request = self._submit_patiently(weights, step)
         try:
-            result = request.handle.result()
-        except Exception:
+            return request.handle.result()
+        finally:
             self._delivery.await_delivery(request)
-            raise
-        self._delivery.await_delivery(request)
-        return result
 
-    def trigger_eval(self, weights: Any = None, step: int | None = None) -> bool:
-        """Start an evaluation whose result :meth:`poll` and :meth:`wait` return; tell whether it was accepted.
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is :attr:`pending`; return False if that takes longer.
 
         Raises:
-            EvaluatorBusy: It was refused, and ``busy_policy`` is ``error``.
-        """
-        try:
-            self._submit(weights, step, polled=True)
-        except EvaluatorBusy:
-            if self._busy_policy == "error":
-                raise
-            return False
-        return True
-
-    def poll(self, timeout_s: float = 0.0) -> EvalPoint | None:
-        """Return the oldest result of ``trigger_eval`` that was not read yet; None if there is none in time.
-
-        Raises:
-            Exception: What an evaluation raised, if there is no ``on_error``.
-        """
-        return self._delivery.read(timeout_s)
-
-    def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
-        """Wait for the next result of ``trigger_eval``; return None if none is pending, or not in time.
-
-        Raises:
-            Exception: As :meth:`poll`.
             UsageError: It is called in a callback, which results are waiting for.
         """
-        return self._delivery.read_next(timeout_s)
+        return self._delivery.drain(timeout_s)
 
     @property
     def pending(self) -> bool:
-        """Whether a request was accepted and its result not yet delivered; once False, ``poll`` has what there is."""
-        return self._delivery.outstanding()[0] > 0
+        """Whether a request was accepted and its result not yet delivered to callbacks and loggers."""
+        return bool(self._delivery.open)
 
     @property
     def weights_version(self) -> int:
@@ -342,7 +271,7 @@ class Evaluator:
         return self._version
 
     def history(self) -> list[FinishedEvaluation]:
-        """Return the last evaluations of all clients of the service, the oldest first: 200, or 256 MiB of them.
+        """Return the last 200 evaluations of all clients of the service, the oldest first.
 
         Raises:
             UsageError: This evaluator has no service.
@@ -358,7 +287,7 @@ class Evaluator:
         """Return what a continued training run needs to go on counting steps and versions.
 
         Raises:
-            UsageError: A result is pending or unread, and would be lost.
+            UsageError: A result is pending, and would be lost.
         """
         with self._submitting:
             self._check_idle("saved")
@@ -368,7 +297,7 @@ class Evaluator:
         """Go on from what :meth:`state_dict` returned.
 
         Raises:
-            UsageError: It is something else, or a result is pending or unread.
+            UsageError: It is something else, or a result is pending.
         """
         with self._submitting:
             self._check_idle("replaced")
@@ -389,12 +318,12 @@ class Evaluator:
             ended = self._delivery.abandon()
             if ended and self._service is None:
                 _logger.warning(
-                    "shut down before the evaluations of steps %s were done: they have no result; wait() for them "
+                    "shut down before the evaluations of steps %s were done: they have no result; drain() "
                     "first, or end with evaluate() or EvalSchedule.finish()",
                     ", ".join(map(str, ended)),
                 )
         if self._service is not None:
-            self._delivery.flush(timeout_s)  # What was read is told to the service, so before the goodbye.
+            self._delivery.flush(timeout_s)  # The service learns what was delivered before it is left.
         self._engine.stop()
         self._delivery.end(timeout_s)
 
@@ -406,14 +335,17 @@ class Evaluator:
 
     # ------------------------------------------------------------------ accepting
 
-    def _submit(self, weights: Any, step: int | None, *, polled: bool, patient: bool = False) -> Request:
+    def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
         with self._submitting:
             if self._stopped:
                 raise UsageError("the evaluator is shut down: create a new one")
-            request = Request(self._next_step if step is None else operator.index(step), polled, not patient)
+            if weights is None and version is not None:
+                raise UsageError(f"version is {version}, but no weights are given: it is the number of new weights")
+            request = Request(self._next_step if step is None else operator.index(step), not patient)
             self._delivery.announce(request.step)
             replaced = self._admit(request)
-            version = None if weights is None else self._version + 1
+            if weights is not None and version is None:
+                version = self._version + 1
             handle = request.handle = self._engine.submit(
                 weights=weights,
                 version=version,
@@ -432,7 +364,7 @@ class Evaluator:
     def _submit_patiently(self, weights: Any, step: int | None) -> Request:
         while True:
             try:
-                return self._submit(weights, step, polled=False, patient=True)
+                return self._submit(weights, step, None, patient=True)
             except EvaluatorBusy:  # noqa: PERF203  # A service has no room for more requests of one client.
                 self._delivery.await_change(_ROOM_S)
 
@@ -455,23 +387,25 @@ class Evaluator:
         raise EvaluatorBusy(
             f"the evaluation of step {unfinished[0].step} is still running"
             + (f" and {len(waiting)} are waiting" if waiting else "")
-            + f", so that of step {asking.step} was refused: wait() first, ask less often, or use another busy_policy "
+            + f", so that of step {asking.step} was refused: drain() first, ask less often, or use another busy_policy "
             f"than {self._busy_policy!r}"
         )
 
     def _check_idle(self, what: str) -> None:
-        pending, unread = self._delivery.outstanding()
-        if pending or unread:
-            raise UsageError(
-                f"the state cannot be {what} while {pending} evaluations are pending and {unread} results unread: "
-                "wait() for them first"
-            )
+        if pending := len(self._delivery.open):
+            raise UsageError(f"the state cannot be {what} while {pending} evaluations are pending: drain() first")
 
 
 def _check_service(
-    name: str | None, backend: Backend | None, namespace: str, detached: bool, idle_timeout_s: float, client: str | None
+    name: str | None,
+    backend: Backend | None,
+    namespace: str,
+    detached: bool,
+    idle_timeout_s: float,
+    client: str | None,
+    run_dir: str | os.PathLike[str] | None,
 ) -> None:
-    """Have nothing ignored."""
+    """Refuse what would be ignored."""
     if name is not None:
         if backend not in (None, "ray"):
             raise ConfigError(f"backend is {backend!r}, but a service has processes of its own: leave it out")
@@ -481,24 +415,8 @@ def _check_service(
         "detached": detached,
         "idle_timeout_s": idle_timeout_s != _IDLE_S,
         "client": client is not None,
+        "run_dir": run_dir is not None,
     }
     for key, meant in given.items():
         if meant:
             raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")
-
-
-def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
-    """Bring the backend and the number of runners together."""
-    if backend is not None and backend not in get_args(Backend):
-        raise ConfigError(f"backend is {backend!r}: {nearest(str(backend), get_args(Backend))}")
-    values = config.to_dict() if isinstance(config, EvalConfig) else {name: dict(section) for name, section in config}
-    runners = values.setdefault("runners", {})
-    if backend == "ray" and runners.get("num_runners", 0) == 0:
-        runners["num_runners"] = 1
-    settings = make_settings(values)
-    count = settings.runners.num_runners
-    if count and backend in ("inline", "thread"):
-        raise ConfigError(
-            f"backend is {backend!r}, but runners.num_runners is {count}: use backend='ray', or runners.num_runners=0"
-        )
-    return settings, backend or ("ray" if count else "thread")

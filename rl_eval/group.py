@@ -122,7 +122,7 @@ class EvalRunnerGroup:
         Args:
             num_episodes: How many episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
-            run_dir: Folder, or URI that ``pyarrow.fs`` opens, of an evaluation log. A log that is there already is
+            run_dir: Folder, or URI of an object store, of an evaluation log. A log that is there already is
                 continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
                 another plan, policy or environment, or was begun with other code.
             first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held

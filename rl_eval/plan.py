@@ -1,4 +1,4 @@
-"""Which episodes an evaluation consists of, and with which seed each is reset.
+"""Plan of an evaluation: its episodes, and the seed that each is reset with.
 
 A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
 goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rl_eval.episode import EpisodeSpec
 from rl_eval.errors import ConfigError
+from rl_eval.splitmix64 import GAMMA, mix
 
 __all__ = ["MAX_EPISODES", "EpisodePlan", "episode_seeds"]
 
@@ -30,20 +31,12 @@ _MASK: Final = np.uint64(2**_BITS - 1)
 _ROUNDS: Final = 4
 
 
-def _splitmix64(state: int) -> int:
-    """One output of SplitMix64 (Steele, Lea & Flood 2014), used to derive round keys."""
-    z = (state + 0x9E3779B97F4A7C15) & (2**64 - 1)
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return z ^ (z >> 31)
-
-
-def _round_keys(seed: int) -> list[int]:
-    keys, state = [], seed & (2**64 - 1)
+def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
+    """Return round keys: the generator's outputs, each the start of the next."""
+    keys = [np.array([seed], np.uint64)]
     for _ in range(2 * _ROUNDS):
-        state = _splitmix64(state)
-        keys.append(state)
-    return keys
+        keys.append(mix(keys[-1] + GAMMA))
+    return np.concatenate(keys[1:])
 
 
 def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -60,10 +53,10 @@ def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np
         Seeds, shape (n,), distinct for distinct indices, 0 <= value < 2**31.
     """
     x = indices.astype(np.uint64)
-    keys = _round_keys(seed)
-    for offset, factor in zip(keys[::2], keys[1::2], strict=True):
-        x = (x + np.uint64(offset >> 33)) & _MASK
-        x = (x * np.uint64((factor >> 33) | 1)) & _MASK
+    keys = _round_keys(seed) >> np.uint64(33)
+    for offset, factor in zip(keys[::2], keys[1::2] | np.uint64(1), strict=True):
+        x = (x + offset) & _MASK
+        x = (x * factor) & _MASK
         x ^= x >> np.uint64(16)
     return x.astype(np.int64)
 

@@ -20,20 +20,16 @@ from rl_eval.config import EvalConfig
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
+from rl_eval.plain import leaves, plain
 from rl_eval.redaction import MASK
-from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.settings import EvalSettings, make_settings
+from rl_eval.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.trust import check_trust
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 __all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
 
-_LAYOUT: Final = ("runner", "num_envs_per_runner")
-"""Settings of the runners that a process without Ray can have."""
-_DEADLINES: Final = ("reset_timeout_s", "step_timeout_s", "runner_timeout_s")
-"""Limits that only another process can enforce."""
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
     "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
@@ -186,39 +182,27 @@ def _settings(
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    runners, faults = config["runners"], config["fault_tolerance"]
-    return {
-        **config,
-        "runners": {name: runners[name] for name in _LAYOUT},
-        "fault_tolerance": {name: value for name, value in faults.items() if name not in _DEADLINES},
-    }
+    """Return a config without what only runners in processes of their own can honour."""
+    usable = {name: dict(section) for name, section in config.items()}
+    for section, values in usable.items():
+        for key in needs_processes(section):
+            values.pop(key, None)
+    usable["runners"]["num_runners"] = 0
+    return usable
 
 
-def _unnameable(config: Any, passed: str, key: str = "") -> Iterator[str]:
+def _unnameable(config: Any, passed: str) -> Iterator[str]:
     """Find what a config only describes, except for what is passed live."""
-    if key and key == passed:
-        return
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            yield from _unnameable(value, passed, f"{key}.{name}".lstrip("."))
-    elif isinstance(config, list):
-        for value in config:
-            yield from _unnameable(value, passed, key)
-    elif isinstance(config, str) and _UNNAMEABLE.search(config):
-        yield f"{key} = {config!r}"
+    for key, value in leaves(config):
+        if key != passed and isinstance(value, str) and _UNNAMEABLE.search(value):
+            yield f"{key} = {value!r}"
 
 
-def _masked(config: Any, passed: str, key: str = "") -> Iterator[str]:
+def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
     """Find what a config has a mask for, except in the section of what is passed live."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            if name != passed or key:
-                yield from _masked(value, passed, f"{key}.{name}".lstrip("."))
-    elif isinstance(config, list):
-        for value in config:
-            yield from _masked(value, passed, key)
-    elif isinstance(config, str) and MASK in config:
-        yield key
+    for key, value in leaves({name: section for name, section in config.items() if name != passed}):
+        if isinstance(value, str) and MASK in value:
+            yield key
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:

@@ -1,4 +1,4 @@
-"""Decides what one evaluation reports, and over which of its episodes each number goes.
+"""Result of one evaluation: its numbers, and which of its episodes each number goes over.
 
 The rule: a run that went through its plan reports over the episodes that completed; a run that was
 stopped early reports over those of the leading stretch of the plan in which every episode finished,
@@ -24,6 +24,7 @@ from rl_eval.atomic_write import sweep, write_text
 from rl_eval.determinism import Determinism
 from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError, nearest
+from rl_eval.plain import plain
 from rl_eval.plan import EpisodePlan
 from rl_eval.report.files import (
     EPISODES_FILE,
@@ -33,7 +34,6 @@ from rl_eval.report.files import (
     describe,
     episode_frame,
     json_text,
-    plain,
     read_folder,
     write_episodes,
 )
@@ -232,14 +232,9 @@ class EvalResult:
         return np.asarray(self.table.rows[self.counted])
 
     @property
-    def records(self) -> EpisodeSequence:
+    def episodes(self) -> EpisodeSequence:
         """Every finished episode, failed ones included, in index order."""
         return EpisodeSequence(self.table, np.flatnonzero(self.table.filled))
-
-    @property
-    def episodes(self) -> EpisodeSequence:
-        """Alias of :attr:`records`."""
-        return self.records
 
     # Numbers
 

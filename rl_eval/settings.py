@@ -1,4 +1,8 @@
-"""What an evaluation may be told: sections with defaults, validated alone and together, frozen."""
+"""Settings of an evaluation: sections of keys with defaults, validated alone and together, frozen.
+
+The docstring of a key is its documentation everywhere: in ``help()`` of the builder's methods, on the command line, and
+in ``docs/configuration.md``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
+from rl_eval.plain import convert
 from rl_eval.plan import MAX_EPISODES, EpisodePlan
 from rl_eval.redaction import digest_secrets, learn, redact
 
@@ -27,20 +32,25 @@ __all__ = [
     "describe_object",
     "is_live_environment",
     "make_settings",
+    "needs_processes",
 ]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, strict=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, strict=False, use_attribute_docstrings=True
+    )
 
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0)]
+Processes = Field(json_schema_extra={"needs": "processes"})
+"""Mark of a key that needs runners in processes of their own, ``runners.num_runners`` of 1 or more."""
 
 
 class EnvironmentSection(_Section):
-    """Which environment."""
+    """The environment, and how long each instance of it is used."""
 
     env: Any = None
     """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
@@ -51,7 +61,7 @@ class EnvironmentSection(_Section):
 
 
 class PolicySection(_Section):
-    """Which policy, and how it acts."""
+    """The policy, its weights, and how it acts."""
 
     policy: Any = None
     """An ``nn.Module``, a callable on batches, a ``Policy``, or ``"module:factory"``."""
@@ -73,26 +83,29 @@ class PolicySection(_Section):
 
 
 class RunnersSection(_Section):
-    """How many runners, of which kind, with which resources."""
+    """The runners: how many, of which kind, with which resources."""
 
     num_runners: Annotated[int, Field(ge=0)] = 0
-    """Ray actors; 0 runs in this process, without Ray."""
+    """Ray actors; 0 is this process, without Ray."""
     num_envs_per_runner: PositiveInt | None = None
-    """Lanes per runner; by default 8, and 1 for ``single_agent``."""
+    """Environments in each runner; by default 8, and 1 for ``single_agent``."""
     runner: str | type = "vector"
     """``vector``, ``single_agent``, or the ``"module:Class"`` of an ``EvalRunner``."""
     num_cpus_per_runner: Fraction = 1.0
-    num_gpus_per_runner: Fraction = 0.0
-    custom_resources_per_runner: dict[str, float] = {}
-    label_selector: dict[str, str] = {}
+    """CPUs that Ray reserves for each runner."""
+    num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
+    """GPUs that Ray reserves for each runner; a fraction shares one."""
+    custom_resources_per_runner: Annotated[dict[str, float], Processes] = {}
+    """Custom Ray resources that Ray reserves for each runner, by name."""
+    label_selector: Annotated[dict[str, str], Processes] = {}
     """Ray node labels that a runner's node must have."""
-    init_fn: Any = None
+    init_fn: Annotated[Any, Processes] = None
     """A callable without arguments, or ``"module:attr"``: called first in a runner's process, before torch, the
     environment and the policy are imported."""
-    runtime_env: dict[str, Any] = {}
+    runtime_env: Annotated[dict[str, Any], Processes] = {}
     """Ray runtime environment of the runners, merged over rl_eval's own."""
-    address: str | None = None
-    """Ray cluster; by default ``RAY_ADDRESS``, else a local cluster that ends with the group."""
+    address: Annotated[str | None, Processes] = None
+    """Address of the Ray cluster. By default that of ``RAY_ADDRESS``, else a local cluster that ends with the group."""
     runner_start_timeout_s: PositiveFloat = 120.0
     """Longest wait for the first runner."""
 
@@ -111,11 +124,12 @@ class RunnersSection(_Section):
 
 
 class EvaluationSection(_Section):
-    """Which episodes, and what is recorded of them."""
+    """The episodes, and what is recorded of them."""
 
     num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)] = 100
+    """Episodes to run."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    """Root seed: the seed of every episode follows from it and the episode's index."""
+    """Root seed of the plan. The seed of every episode follows from it and the episode's index."""
     first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
     """Where the plan begins: episodes ``first_index`` to ``first_index + num_episodes - 1`` of this root seed. Plans
     over ranges that do not overlap share no episode."""
@@ -127,8 +141,8 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
-    purity_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
-    """Determinism check: the share of the episodes that are run once more in fresh environments, and compared. ``auto``
+    determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
+    """Share of the episodes that are run once more in fresh environments, and compared with their records. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
 
     def plan(self) -> EpisodePlan:
@@ -141,17 +155,17 @@ class EvaluationSection(_Section):
 
 
 class FaultToleranceSection(_Section):
-    """How often to try again, and when to stop waiting."""
+    """Faults: how often to try again, and when to stop waiting."""
 
     max_attempts_per_episode: Annotated[int, Field(ge=1, le=60_000)] = 3
     """Attempts of one episode, all with its seed; after the last it is recorded as failed."""
     episode_timeout_s: PositiveFloat | None = 3600.0
     """Wall-clock limit of one attempt, checked between steps."""
-    reset_timeout_s: PositiveFloat | None = None
+    reset_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Longest reset, constructor or close; a runner that takes longer is ended and the episode charged."""
-    step_timeout_s: PositiveFloat | None = None
-    """Longest step, likewise."""
-    runner_timeout_s: PositiveFloat | None = None
+    step_timeout_s: Annotated[PositiveFloat | None, Processes] = None
+    """Longest step; a runner that takes longer is ended and the episode charged."""
+    runner_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Longest silence of a working runner, whatever it does."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
     """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
@@ -189,20 +203,10 @@ class EvalSettings(_Section):
 
     def described(self) -> dict[str, Any]:
         """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
-        described = redact(_describe_tree(self.model_dump()))
+        described = redact(_described(self.model_dump()))
         assert isinstance(described, dict)
         return described
 
-
-_ACTORS_ONLY: Final = (
-    "init_fn",
-    "num_gpus_per_runner",
-    "custom_resources_per_runner",
-    "label_selector",
-    "runtime_env",
-    "address",
-)
-"""Settings of runners that are processes of their own."""
 
 LIVE_ENVIRONMENT: Final = "every lane needs one of its own: give a function that builds it"
 """What is wrong with an environment where one that can be built is needed."""
@@ -214,6 +218,12 @@ SECTIONS: Final[Mapping[str, type[_Section]]] = {
     "evaluation": EvaluationSection,
     "fault_tolerance": FaultToleranceSection,
 }
+
+
+def needs_processes(section: str) -> list[str]:
+    """Return the keys of a section that need runners in processes of their own."""
+    fields = SECTIONS[section].model_fields
+    return [name for name, field in fields.items() if field.json_schema_extra == Processes.json_schema_extra]
 
 
 def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
@@ -249,8 +259,6 @@ def describe_object(value: Any) -> Any:
     """Name a live object as ``module:qualname``; return plain data as it is."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
         return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
@@ -258,16 +266,12 @@ def describe_object(value: Any) -> Any:
     return f"{target.__module__}:{target.__qualname__}"
 
 
-def _describe_tree(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _describe_tree(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_describe_tree(item) for item in value]
-    return describe_object(value)
+def _described(value: Any) -> Any:
+    return convert(value, lambda _, leaf: describe_object(leaf))
 
 
 def _identified(value: Any, *path: str) -> Any:
-    return digest_secrets(_describe_tree(value), *path)
+    return digest_secrets(_described(value), *path)
 
 
 def _explain(error: ValidationError) -> str:
@@ -280,7 +284,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def _check_together(settings: EvalSettings) -> None:
-    runners, faults = settings.runners, settings.fault_tolerance
+    runners = settings.runners
     if runners.single_agent and runners.lanes != 1:
         raise ConfigError(
             f"runners.num_envs_per_runner is {runners.lanes}, but the single_agent runner has one environment: "
@@ -301,22 +305,21 @@ def _check_together(settings: EvalSettings) -> None:
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
         raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")
-    if runners.num_runners:
-        if settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
-            raise ConfigError(
-                f"policy.device is {settings.policy.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
-                "would see a GPU: give each runner a GPU, or a fraction of one"
-            )
-        return
-    for key in ("reset_timeout_s", "step_timeout_s", "runner_timeout_s"):
-        if (limit := getattr(faults, key)) is not None:
-            raise ConfigError(
-                f"fault_tolerance.{key} is {limit}, but with runners.num_runners=0 the environment runs in this "
-                "process, where nothing can interrupt it: use runners.num_runners=1 or more"
-            )
-    for key in _ACTORS_ONLY:
-        if value := redact(getattr(runners, key), "runners", key):
-            raise ConfigError(
-                f"runners.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
-                "without Ray: remove it, or use runners.num_runners=1 or more"
-            )
+    if not runners.num_runners:
+        _check_in_process(settings)
+    elif settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
+        raise ConfigError(
+            f"policy.device is {settings.policy.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
+            "would see a GPU: give each runner a GPU, or a fraction of one"
+        )
+
+
+def _check_in_process(settings: EvalSettings) -> None:
+    """Refuse what only runners in processes of their own can honour."""
+    for section in SECTIONS:
+        for key in needs_processes(section):
+            if value := redact(getattr(getattr(settings, section), key), section, key):
+                raise ConfigError(
+                    f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
+                    "where no deadline can interrupt a call: remove it, or use runners.num_runners=1 or more"
+                )

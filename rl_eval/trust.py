@@ -14,13 +14,13 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import UntrustedError
-from rl_eval.report.files import plain
+from rl_eval.plain import leaves, plain
 
 __all__ = ["check_trust", "is_own", "named_code", "sign", "working_folder"]
 
@@ -66,8 +66,9 @@ def named_code(config: Any) -> list[str]:
     """Return what a config has imported and called, and with which texts: one line each, ``section.key = 'value'``."""
     return [
         f"{key} = {value!r}"
-        for key, value in _leaves(config)
-        if key in _CALLED or key.startswith(_ARGUMENTS) or (key == "runners.runner" and ":" in value)
+        for key, value in leaves(config)
+        if isinstance(value, str)
+        and (key in _CALLED or key.startswith(_ARGUMENTS) or (key == "runners.runner" and ":" in value))
     ]
 
 
@@ -97,17 +98,6 @@ def _reason(provenance: Mapping[str, Any]) -> str:
             "may have the same names: go there"
         )
     return "this result was not made by you, on this machine, in this folder"
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item, key)
-    elif isinstance(value, str):
-        yield key, value
 
 
 def _key_file() -> Path | None:

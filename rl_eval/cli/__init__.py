@@ -1,4 +1,4 @@
-"""Which commands there are, from ``rl-eval run`` to ``rl-eval doctor``.
+"""Command line of rl_eval: the commands from ``rl-eval run`` to ``rl-eval doctor``.
 
 Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, so that help is instant.
 """
@@ -11,14 +11,13 @@ from typing import Annotated, Final
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, doctor, export, replay, run, service, show, supervise, video, watch
+from rl_eval.cli import compare, doctor, export, replay, run, service, show, video, watch
 from rl_eval.cli.exits import (
     COMPARE_CODES,
     DOCTOR_CODES,
     READ_CODES,
     REPLAY_CODES,
     RUN_CODES,
-    SUPERVISE_CODES,
     VIDEO_CODES,
     WATCH_CODES,
 )
@@ -34,14 +33,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run.run)
-app.command(epilog=SUPERVISE_CODES, short_help="Run an evaluation again and again until it is done.")(
-    supervise.supervise
-)
 app.command(epilog=WATCH_CODES, short_help="Evaluate the checkpoints of a training run as they appear.")(watch.watch)
-app.command(epilog=READ_CODES, short_help="Show what came of a run, finished or not.")(show.show)
+app.command(epilog=READ_CODES, short_help="Show a run, finished or not, or one of its episodes.")(show.show)
 app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file.")(export.export)
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
-app.command(epilog=VIDEO_CODES, short_help="Film chosen episodes of a run.")(video.video)
+app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
 app.add_typer(service.app)

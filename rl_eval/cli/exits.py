@@ -1,4 +1,4 @@
-"""Which exit code a command ends with, and how much of an error is shown."""
+"""Exit codes of the commands, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ __all__ = [
     "READ_CODES",
     "REPLAY_CODES",
     "RUN_CODES",
-    "SUPERVISE_CODES",
     "VIDEO_CODES",
     "WATCH_CODES",
     "Debug",
@@ -58,11 +57,7 @@ Exit codes:
      evaluation log cannot be written or was taken over
 130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
 70   unexpected error, shown with its traceback
-"""
-
-SUPERVISE_CODES: Final = """\
-\b
-Exit codes: that of the last run; 2 for a command that cannot be supervised.
+With --max-restarts it is that of the last run.
 """
 
 WATCH_CODES: Final = """\
@@ -101,8 +96,8 @@ Exit codes:
 VIDEO_CODES: Final = """\
 \b
 Exit codes:
-0    every filmed episode came out as recorded, bit by bit
-1    filmed, but some came out differently
+0    every episode came out again as recorded, bit by bit
+1    recorded, but some came out differently
 2    usage error: no such result, no episode selected, other weights, a config
      of live objects, or an environment that does not render
 3    the environment or the policy cannot be built, or rendering failed

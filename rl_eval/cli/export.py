@@ -54,7 +54,7 @@ def export(
             _write(result, format, target)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{len(result.records):,} of {len(result.plan):,} episodes in {target}")
+        typer.echo(f"{len(result.episodes):,} of {len(result.plan):,} episodes in {target}")
 
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002
@@ -93,7 +93,8 @@ def _to_csv(result: EvalResult) -> str:
 
 
 def _to_json_lines(result: EvalResult) -> str:
-    from rl_eval.report.files import episode_table, plain
+    from rl_eval.plain import plain
+    from rl_eval.report.files import episode_table
 
     rows = episode_table(result.table).to_pylist()
     return "".join(json.dumps(plain(row | {"faults": json.loads(row["faults"])})) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""``rl-eval run``: one evaluation from a config file to a table and two files."""
+"""``rl-eval run``: one evaluation, from a config file to a printed result and two files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
+from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
@@ -41,10 +42,12 @@ def run(
     config: ConfigPath,
     section: Section = None,
     num_episodes: Annotated[int | None, _option("N", "Episodes to run.")] = None,
-    num_runners: Annotated[int | None, _option("N", "Ray actors; 0 is this process.")] = None,
-    num_envs_per_runner: Annotated[int | None, _option("N", "Environments in each runner.")] = None,
+    num_runners: Annotated[int | None, _option("N", "Ray actors; 0 is this process, without Ray.")] = None,
+    num_envs_per_runner: Annotated[
+        int | None, _option("N", "Environments in each runner; by default 8, and 1 for `single_agent`.")
+    ] = None,
     seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
-    address: Annotated[str | None, _option("A", "Ray cluster; else RAY_ADDRESS, else a local one.")] = None,
+    address: Annotated[str | None, _option("A", "Address of the Ray cluster.")] = None,
     run_dir: Annotated[
         str | None,
         _option(
@@ -63,6 +66,16 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
     ] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="Run in a child process, and start it again, with back-off, until the log is complete or this many "
+            "restarts in a row brought no new episode; by default never.",
+        ),
+    ] = 0,
     output: Annotated[
         Path | None,
         _option(
@@ -84,6 +97,9 @@ def run(
         "evaluation.seed": seed,
         "runners.address": address,
     }
+    if max_restarts:
+        with reported(debug):
+            raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:

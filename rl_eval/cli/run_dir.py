@@ -52,7 +52,7 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
         say(f"continuing {label}: {finished:,} of {planned:,} episodes were finished")
         return None
     result = result_of_log(contents, label)
-    if _is_to_be_checked(settings.evaluation.purity_check, contents, result):
+    if _is_to_be_checked(settings.evaluation.determinism_check, contents, result):
         say(f"continuing {label}: all {planned:,} episodes were finished; some of them are run again, as a check")
         return None
     say(f"{label} is complete: nothing is left to run")

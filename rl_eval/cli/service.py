@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
@@ -99,7 +100,7 @@ def _page(status: ServiceStatus) -> Page:
         Line(
             "client",
             client.name,
-            f"{client.num_waiting} waiting, {client.num_unread} unread, heard {_duration(client.silent_s)} ago",
+            f"{client.num_waiting} waiting, {client.num_undelivered} undelivered, {_last_seen(client.silent_s)}",
         )
         for client in status.clients
     ]
@@ -130,3 +131,7 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _last_seen(silent_s: float) -> str:
+    return "not connected" if math.isinf(silent_s) else f"seen {_duration(silent_s)} ago"

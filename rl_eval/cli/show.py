@@ -1,8 +1,9 @@
-"""``rl-eval show``: what a run folder or a saved result tells about its episodes, its faults and its sessions."""
+"""``rl-eval show``: report on a run folder or a saved result, or on one of its episodes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rl_eval.episode import EpisodeRecord, Fault
     from rl_eval.report.table import Line
     from rl_eval.result import EvalResult
+    from rl_eval.story import Event
 
 __all__ = ["Results", "show"]
 
@@ -29,6 +31,10 @@ Results = Annotated[
 
 def show(
     path: Results,
+    episode: Annotated[
+        int | None,
+        typer.Option("--episode", metavar="I", show_default=False, help="Show what happened to this one, in order."),
+    ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
@@ -38,6 +44,9 @@ def show(
         from rl_eval.loading import load
         from rl_eval.report.table import Page
 
+        if episode is not None:
+            _show_episode(load(path), episode, faults=faults, as_json=as_json)
+            return
         result, run = load(path), _describe_run(path)
         if as_json:
             typer.echo(json.dumps(_describe(result, run), indent=2, allow_nan=False))
@@ -49,6 +58,33 @@ def show(
             print_page(Page(run.get("run_dir", redact_text(path)), "", _state(run), sections))
         if faults:
             _print_faults(result.faults)
+
+
+# One episode
+
+
+def _show_episode(result: EvalResult, index: int, *, faults: bool, as_json: bool) -> None:
+    from rl_eval.report.files import plain
+    from rl_eval.report.table import Page
+    from rl_eval.story import story
+
+    events = story(result, index)
+    if as_json:
+        typer.echo(json.dumps(plain([asdict(event) for event in events]), indent=2, allow_nan=False))
+        return
+    end = next(event.kind for event in reversed(events) if event.kind != "check")
+    print_page(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
+    if faults:
+        _print_faults([event.fault for event in events if event.fault is not None])
+
+
+def _event_line(event: Event) -> Line:
+    from rl_eval.report.table import Line, number
+
+    label = f"attempt {event.attempt}" if event.attempt else event.kind
+    runner = "" if event.runner is None else f"runner {event.runner}"
+    after = "" if event.seconds is None else f" ({number(event.seconds)} s)"
+    return Line(label, runner, f"{event.text}{after}")
 
 
 # The run
@@ -178,7 +214,7 @@ def _print_faults(faults: list[Fault]) -> None:
 def _describe(result: EvalResult, run: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": run or None,
-        "num_finished": len(result.records),
+        "num_finished": len(result.episodes),
         "slowest": [{"index": record.index, "seconds": _seconds(record)} for record in _slowest(result)],
         "failed": [
             {

@@ -1,4 +1,4 @@
-"""``rl-eval video``: films of chosen episodes of a run."""
+"""``rl-eval video``: videos of chosen episodes of a run."""
 
 from __future__ import annotations
 
@@ -27,40 +27,42 @@ def video(
     select: Annotated[
         str,
         typer.Option(
-            "--select", metavar="WORDS", help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas."
+            "--select", metavar="SELECTORS", help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas."
         ),
     ] = "worst,best",
-    max_videos: Annotated[int, typer.Option("--max-videos", metavar="N", help="Most films.")] = 8,
+    max_videos: Annotated[int, typer.Option("--max-videos", metavar="N", help="Most videos.")] = 8,
     fps: Annotated[
         float | None, typer.Option("--fps", show_default=False, help="Frames per second; by default the environment's.")
     ] = None,
-    max_frames: Annotated[int, typer.Option("--max-frames", metavar="N", help="Most frames of a film.")] = 10_000,
+    max_frames: Annotated[int, typer.Option("--max-frames", metavar="N", help="Most frames of a video.")] = 10_000,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Run chosen episodes again in this process, from their provenance, and film them."""
+    """Run chosen episodes again in this process, from their provenance, and make a video of each."""
     with reported(debug):
         result = load_to_run(path, trust)
         from rl_eval.video import record_videos
 
-        films = record_videos(result, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True)
-        print_page(_page(films, output))
-        if not all(film.identical for film in films):
+        videos = record_videos(
+            result, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
+        )
+        print_page(_page(videos, output))
+        if not all(made.identical for made in videos):
             raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _page(films: list[Video], folder: Path) -> Page:
+def _page(videos: list[Video], folder: Path) -> Page:
     from rl_eval.report.table import Line, Page
 
-    different = [film for film in films if not film.identical]
-    cut = [film for film in films if film.cut]
+    different = [made for made in videos if not made.identical]
+    cut = [made for made in videos if made.cut]
     notes = [
-        f"episode {film.index} did not come out as recorded: {', '.join(film.differences)} differ" for film in different
-    ] + [f"the film of episode {film.index} ends after {film.frames:,} frames, as --max-frames says" for film in cut]
+        f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ" for made in different
+    ] + [f"the video of episode {made.index} ends after {made.frames:,} frames, as --max-frames says" for made in cut]
     return Page(
-        title=f"{len(films)} {'film' if len(films) == 1 else 'films'} in {folder}",
+        title=f"{len(videos)} {'video' if len(videos) == 1 else 'videos'} in {folder}",
         subtitle="",
         state="different" if different else "identical",
-        sections=[[Line(f"episode {film.index}", film.name, f"{film.frames:,} frames") for film in films]],
+        sections=[[Line(f"episode {made.index}", made.name, f"{made.frames:,} frames") for made in videos]],
         notes=notes,
     )

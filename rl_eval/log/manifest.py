@@ -1,4 +1,4 @@
-"""Decides what an evaluation log is about, and whether a run may continue it.
+"""Manifest of an evaluation log: what it is about, and whether a run may continue it.
 
 The manifest is written once, before the first episode: plan, identity, weights, and what is needed to do
 it again. A run continues a log whose plan, identity, weights and info keys equal its own; config and provenance
@@ -9,13 +9,14 @@ may differ, since neither more runners nor another machine change the result. Ot
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import xxhash
 
 from rl_eval.errors import LogError
+from rl_eval.plain import ABSENT, differences, plain
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 
@@ -26,7 +27,6 @@ MANIFEST_FILE: Final = "manifest.json"
 
 _COMPARED: Final = ("num_episodes", "seed", "first_index", "plan_fingerprint", "identity", "weights", "info_keys")
 _PLAN: Final = ("num_episodes", "seed", "first_index")
-_ABSENT: Final = "(absent)"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, which holds a checksum of itself."""
-        body = _plain(asdict(self))
+        body = plain(asdict(self))
         return json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, indent=2) + "\n"
 
     @classmethod
@@ -73,22 +73,13 @@ class Manifest:
 
     def differences(self, other: Manifest) -> list[str]:
         """Return one line per value of another run that keeps it from continuing this log."""
-        theirs = dict(_flat(self._compared()))
-        ours = dict(_flat(other._compared()))
-        different = [key for key in (theirs | ours) if _shown(theirs, key) != _shown(ours, key)]
-        if any(key in different for key in _PLAN):
-            different = [key for key in different if key != "plan_fingerprint"]  # It follows from them.
-        return [f"{key}: {_shown(theirs, key)} -> {_shown(ours, key)}" for key in different]
+        found = list(differences(self._compared(), other._compared()))
+        if any(leaf.key in _PLAN for leaf in found):
+            found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # It follows from them.
+        return [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found]
 
     def _compared(self) -> dict[str, Any]:
-        return {name: value for name, value in _plain(asdict(self)).items() if name in _COMPARED}
-
-
-def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what comes back when a body is written and read: tuples are lists, keys are text."""
-    plain = json.loads(json.dumps(body, default=str))
-    assert isinstance(plain, dict)
-    return plain
+        return {name: plain(getattr(self, name)) for name in _COMPARED}
 
 
 def checksum(body: Mapping[str, Any]) -> str:
@@ -96,13 +87,5 @@ def checksum(body: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()))
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key]) if key in values else _ABSENT
+def _shown(value: Any) -> str:
+    return ABSENT if value == ABSENT else json.dumps(value)

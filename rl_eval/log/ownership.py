@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +52,8 @@ class Claim:
     segments: int = 0
     """How many segments were committed at the last beat; a log with fewer has lost one."""
     released: bool = False
+    token: str = ""
+    """Text that no other claim has."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -93,16 +96,12 @@ class Ownership:
         newest = _newest(self._storage)
         if newest == self._name:
             return
-        if newest is None or _rank(newest) > _rank(self._name):
+        if newest is None or newest < self._name:
             raise LogError(
                 f"the claim {self._name} of this driver is gone from {self._storage.label}: somebody removed the "
                 "folder or its files while the evaluation ran. Nothing more is written; start the run again"
             )
-        owner = _read(self._storage, newest)
-        raise LogFenced(
-            f"{self._storage.label} was taken over by {owner or 'another driver'}, since this driver (process "
-            f"{self._claim.pid} on {self._claim.host}) had been silent; it writes nothing more"
-        )
+        raise self._fenced(_read(self._storage, newest))
 
     def beat(self, segments: int) -> None:
         """Show that this driver lives.
@@ -120,8 +119,17 @@ class Ownership:
 
     def _rewrite(self, claim: Claim) -> None:
         self.check()
+        there = _read(self._storage, self._name)
+        if there and there.token != claim.token:  # The store let two processes create the same file.
+            raise self._fenced(there)
         self._storage.write(self._name, _to_bytes(claim))
         self._claim = claim
+
+    def _fenced(self, owner: Claim | None) -> LogFenced:
+        return LogFenced(
+            f"{self._storage.label} was taken over by {owner or 'another driver'}, since this driver (process "
+            f"{self._claim.pid} on {self._claim.host}) had been silent; it writes nothing more"
+        )
 
 
 def take_ownership(storage: Storage) -> Ownership:
@@ -135,9 +143,10 @@ def take_ownership(storage: Storage) -> Ownership:
         newest = _newest(storage)
         if newest is not None and (owner := _living_owner(storage, newest)):
             break
-        claim = _own_claim(1 if newest is None else _epoch(newest) + 1)
+        claim = _own_claim(1 if newest is None else int(newest.rpartition("/")[2]) + 1)
+        name = f"{_FOLDER}/{claim.epoch:06d}"
         # Whoever loses the race looks again, and finds a winner that lives.
-        if name := storage.create(f"{_FOLDER}/{claim.epoch:06d}", _to_bytes(claim)):
+        if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
         owner = "drivers that start as fast as others end"
     raise LogOwned(
@@ -152,17 +161,8 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 
 def _newest(storage: Storage) -> str | None:
-    """Return the claim that counts: the highest epoch, and of racers in it the first."""
-    names = [f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name[:6].isdigit()]
-    return min(names, key=_rank, default=None)
-
-
-def _epoch(name: str) -> int:
-    return int(name.removeprefix(f"{_FOLDER}/").split("-")[0])
-
-
-def _rank(name: str) -> tuple[int, str]:
-    return -_epoch(name), name
+    """Return the claim that counts: the last one."""
+    return max((f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name.isdigit()), default=None)
 
 
 def _read(storage: Storage, name: str) -> Claim | None:
@@ -216,7 +216,8 @@ def _state(claim: Claim) -> Literal["alive", "dead", "unknown"]:
 def _own_claim(epoch: int) -> Claim:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     pid = os.getpid()
-    return Claim(epoch, socket.gethostname(), pid, _process(pid) or "", _machine(), now)
+    token = secrets.token_hex(8)
+    return Claim(epoch, socket.gethostname(), pid, _process(pid) or "", _machine(), now, token=token)
 
 
 def _process(pid: int) -> str | None:

@@ -1,34 +1,33 @@
-"""Decides how a file gets into a run folder: whole or not at all, on a disk as on an object store; and who wins a race.
+"""Files of a run folder: written whole or not at all, on a disk as on an object store, and created by one of several.
 
 A local file is written by :mod:`rl_eval.atomic_write`, so a crash leaves the old file, the new one or a temporary one
-that nobody reads. An object store shows an object when its upload is complete, so
-there a file is one upload. Other remote file systems write a temporary name and move it.
-
-Of several processes that create the same file one wins: locally by ``O_EXCL``; elsewhere each writes a name of its own,
-waits until the names of all who started with it must be visible, and the first name wins.
+that nobody reads; it is created with ``O_EXCL``. An object is visible when its upload is complete; it is created by a
+conditional upload, which the store itself refuses when the object is there.
 """
 
 from __future__ import annotations
 
+import datetime
 import errno
 import os
 import re
-import secrets
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from rl_eval.atomic_write import is_temporary, make_folder, sweep, sync_folder, temporary_name, write_bytes
+from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import learn, redact_text
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "is_unusable", "is_uri", "open_storage"]
+__all__ = ["LocalStorage", "ObjectStorage", "Storage", "is_unusable", "is_uri", "open_storage"]
 
-SETTLE_SECONDS = 2.0
-"""How long a racer on a remote file system waits for the names of the others."""
+_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
+"""URIs of object stores."""
 
-_OBJECT_STORES: Final = ("s3", "gcs", "abfs")
-"""Kinds of file systems, as pyarrow names them, that show a file when it is complete."""
+_PATIENCE: Final = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
+"""Retries inside one call; the writer has its own, between which it beats."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -44,10 +43,7 @@ _UNUSABLE: Final = frozenset(
         errno.EROFS,
     }
 )
-_UNUSABLE_REMOTE: Final = re.compile(
-    r"NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH"
-    r"|RESOURCE_NOT_FOUND|[Bb]ucket '.*' not found|HTTP status 40[134]"
-)
+_UNUSABLE_REMOTE: Final = re.compile(r"status code: 40[0134]|incorrectly configured region")
 
 
 class Storage(Protocol):
@@ -72,16 +68,8 @@ class Storage(Protocol):
         """Write a file whole or not at all, over an older one."""
         ...
 
-    def create(self, stem: str, data: bytes) -> str | None:
-        """Write a file that only one of several racers gets.
-
-        Args:
-            stem: Beginning of its name.
-            data: Its bytes.
-
-        Returns:
-            The whole name, or None if another process was first.
-        """
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one; of several processes that try, one succeeds and gets True."""
         ...
 
     def move(self, name: str, target: str) -> None:
@@ -97,28 +85,20 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     """Open a local path or a URI; nothing is created.
 
     Raises:
-        ConfigError: It is no URI that pyarrow can open.
+        ConfigError: It is no URI that can be opened, or the package for object stores is not installed.
     """
     text = os.fspath(run_dir)
     if not text:
         raise ConfigError("run_dir is empty: give a folder, or a URI such as s3://bucket/folder")
     if not is_uri(text):
         return LocalStorage(Path(text))
-    import pyarrow as pa
-    from pyarrow import fs
-
     learn(text)
-    label = redact_text(text)
-    try:
-        filesystem, path = fs.FileSystem.from_uri(text)
-    except (OSError, pa.ArrowException, ImportError) as error:
-        reason = str(error).replace(text, label)
-        raise ConfigError(
-            f"run_dir {label} cannot be opened: {reason}. Give a local folder or file://, s3://, gs://, abfs://"
-        ) from error
-    if filesystem.type_name == "local":
-        return LocalStorage(Path(path))
-    return RemoteStorage(filesystem, path, label)
+    parts, label = urlsplit(text), redact_text(text)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return LocalStorage(Path(unquote(parts.path)))
+    if parts.scheme not in _SCHEMES:
+        raise _unopened(label, f"{parts.scheme}:// is no object store that is known")
+    return ObjectStorage(_open_store(parts, label), label)
 
 
 def is_unusable(error: OSError) -> bool:
@@ -133,8 +113,49 @@ def is_uri(path: str) -> bool:
     return "://" in path
 
 
-def _visible(names: list[str]) -> list[str]:
-    return sorted(name for name in names if not name.startswith("."))
+def _open_store(parts: SplitResult, label: str) -> Any:
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        reason = f"run_dir {label} needs the package obstore: pip install 'rl-eval[object-store]'"
+        raise ConfigError(reason) from error
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    netloc = parts.netloc
+    if parts.scheme.startswith("s3"):
+        user, _, netloc = netloc.rpartition("@")
+        options = _s3_options(options, user)
+    try:
+        return from_url(f"{parts.scheme}://{netloc}{parts.path}", retry_config=_PATIENCE, **options)
+    except (BaseError, ValueError, TypeError) as error:
+        raise _unopened(label, redact_text(_reason(error))) from error
+
+
+def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
+    """Return the options of an S3 store; without a key in the URI or environment, boto3 finds one if it is there."""
+    endpoint, scheme = query.pop("endpoint_override", ""), query.pop("scheme", "https")
+    if endpoint:
+        query |= {"endpoint": f"{scheme}://{endpoint}", "client_options": {"allow_http": scheme == "http"}}
+    key, _, secret = user.partition(":")
+    if key:
+        query |= {"access_key_id": unquote(key), "secret_access_key": unquote(secret)}
+    elif not {"access_key_id", "skip_signature"} & query.keys() and "AWS_ACCESS_KEY_ID" not in os.environ:
+        with suppress(ImportError, ValueError):  # Neither boto3 nor a profile: the machine's or container's own role.
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            query["credential_provider"] = Boto3CredentialProvider()
+    return query
+
+
+def _unopened(label: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"run_dir {label} cannot be opened: {reason}. Give a local folder or file://, s3://, gs://, abfs://"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error says, in one line and without its structure."""
+    return " ".join(str(error).partition("Debug source:")[0].split())
 
 
 @final
@@ -152,7 +173,7 @@ class LocalStorage:
     def names(self, folder: str) -> list[str]:
         """See :class:`Storage`."""
         try:
-            return _visible([path.name for path in (self._root / folder).iterdir()])
+            return sorted(path.name for path in (self._root / folder).iterdir() if not path.name.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -164,16 +185,16 @@ class LocalStorage:
         """See :class:`Storage`."""
         write_bytes(self._root / name, data)
 
-    def create(self, stem: str, data: bytes) -> str | None:
+    def create(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`; a crash half way leaves a file that cannot be parsed."""
-        path = self._root / stem
+        path = self._root / name
         make_folder(path.parent)
         try:
             _put(path, data)
         except FileExistsError:
-            return None
+            return False
         sync_folder(path.parent)
-        return stem
+        return True
 
     def move(self, name: str, target: str) -> None:
         """See :class:`Storage`."""
@@ -202,78 +223,73 @@ def _put(path: Path, data: bytes) -> None:
 
 
 @final
-class RemoteStorage:
-    """A folder behind ``pyarrow.fs``.
+class ObjectStorage:
+    """A folder of an object store.
 
     Args:
-        filesystem: The opened file system.
-        root: Path of the folder in it.
+        store: The store of obstore, whose root is the folder.
         label: The folder as messages name it.
     """
 
-    def __init__(self, filesystem: Any, root: str, label: str) -> None:
-        self._fs = filesystem
-        self._root = root.rstrip("/")
-        self._whole = filesystem.type_name in _OBJECT_STORES
+    def __init__(self, store: Any, label: str) -> None:
+        self._store = store
         self.label = label
 
     def names(self, folder: str) -> list[str]:
         """See :class:`Storage`."""
-        return _visible(self._all(folder))
+        from obstore import list_with_delimiter
+
+        with _os_errors():
+            return sorted(
+                found["path"].rpartition("/")[2] for found in list_with_delimiter(self._store, folder)["objects"]
+            )
 
     def read(self, name: str) -> bytes:
         """See :class:`Storage`."""
-        with self._fs.open_input_file(self._path(name)) as stream:
-            return bytes(stream.read())
+        from obstore import get
+
+        with _os_errors():
+            return bytes(get(self._store, name).bytes())
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
-        if self._whole:
-            self._put(name, data)
-            return
-        folder, _, file = name.rpartition("/")
-        self._fs.create_dir(self._path(folder), recursive=True)
-        temporary = f"{folder}/{temporary_name(file)}".lstrip("/")
-        self._put(temporary, data)
-        self.move(temporary, name)
+        self._put(name, data, "overwrite")
 
-    def create(self, stem: str, data: bytes) -> str | None:
-        """See :class:`Storage`; exact as long as a write takes less than ``SETTLE_SECONDS``."""
-        folder, _, file = stem.rpartition("/")
-        # The time comes first, so that one who is late loses even when it was held up for longer than the wait.
-        own = f"{file}-{time.time_ns():016x}{secrets.token_hex(4)}"
-        self.write(f"{folder}/{own}", data)
-        time.sleep(SETTLE_SECONDS)
-        if min(name for name in [own, *self.names(folder)] if name.startswith(f"{file}-")) == own:
-            return f"{folder}/{own}"
-        self._fs.delete_file(self._path(f"{folder}/{own}"))
-        return None
+    def create(self, name: str, data: bytes) -> bool:
+        """See :class:`Storage`."""
+        try:
+            self._put(name, data, "create")
+        except FileExistsError:
+            return self.read(name) == data  # Ours, if the answer to the upload was lost and it was repeated.
+        return True
 
     def move(self, name: str, target: str) -> None:
         """See :class:`Storage`."""
-        folder, _, file = target.rpartition("/")
-        if not self._whole:
-            self._fs.create_dir(self._path(folder), recursive=True)
-            if file in self.names(folder):
-                self._fs.delete_file(self._path(target))  # Not all of them move over an existing file.
-        self._fs.move(self._path(name), self._path(target))
+        from obstore import rename
+
+        with _os_errors():
+            rename(self._store, name, target)
 
     def sweep(self, folder: str) -> None:
-        """See :class:`Storage`."""
-        for name in self._all(folder):
-            if is_temporary(name):
-                self._fs.delete_file(f"{self._path(folder)}/{name}")
+        """See :class:`Storage`; an upload that was cut short leaves nothing."""
 
-    def _all(self, folder: str) -> list[str]:
-        from pyarrow import fs
+    def _put(self, name: str, data: bytes, mode: Any) -> None:
+        from obstore import put
 
-        selector = fs.FileSelector(self._path(folder), allow_not_found=True)
-        return [info.base_name for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File]
+        with _os_errors():
+            put(self._store, name, data, mode=mode, use_multipart=False)
 
-    def _put(self, name: str, data: bytes) -> None:
-        stream = self._fs.open_output_stream(self._path(name))
-        stream.write(data)
-        stream.close()
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}".rstrip("/")
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise what the store raises as an ``OSError`` in one line."""
+    from obstore.exceptions import AlreadyExistsError, BaseError
+
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise FileExistsError(_reason(error)) from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_reason(error)) from error
+    except BaseError as error:
+        raise OSError(_reason(error)) from error

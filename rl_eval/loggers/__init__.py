@@ -1,4 +1,4 @@
-"""Where the points of a learning curve go. Names are loaded on first use: no logger brings another's packages."""
+"""Loggers of learning curves. Names are loaded on first use: no logger imports another's packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every logger can be told, and what all of them say of a point."""
+"""Base class of loggers, and the row that all of them write for a point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Logger", "finite_metrics", "prefix_of", "row_of"]
 
 
 class Logger(abc.ABC):
-    """Takes the points of one learning curve, in the order in which they are found.
+    """Receiver of the points of one learning curve, in the order in which they are evaluated.
 
     Its methods are called by one thread at a time. An error that it raises is reported, and ends neither the
     evaluation nor the training.
@@ -26,19 +26,19 @@ class Logger(abc.ABC):
 
     @abc.abstractmethod
     def log(self, point: EvalPoint) -> None:
-        """Take a point. One of a step that it has already replaces the earlier one, where the medium can."""
+        """Write a point. It replaces an earlier one of the same step, where the medium can."""
 
     def log_video(self, video: Video, point: EvalPoint) -> None:  # noqa: B027  # Optional.
-        """Take a film of one of the episodes of a point, after the point."""
+        """Write a video of one of the episodes of a point, after the point."""
 
     def progress(self, progress: EvalProgress) -> None:  # noqa: B027  # Optional.
-        """Hear how far an evaluation is."""
+        """Receive the progress of the evaluation under way."""
 
     def reached(self, step: int) -> None:  # noqa: B027  # Optional.
-        """Hear which step training has reached; a point that comes later is about that step or an earlier one."""
+        """Receive the step that training has reached; a later point is of that step or an earlier one."""
 
     def close(self) -> None:  # noqa: B027  # Optional.
-        """Write what is left, and let go of files and processes; may be called again."""
+        """Write what is left, and release files and processes; may be called again."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,7 +48,7 @@ class Logger(abc.ABC):
 
 
 def row_of(point: EvalPoint) -> dict[str, Any]:
-    """Return a point as one flat row: what it is about, how it went, and its metrics."""
+    """Return a point as one flat row: step, weights version, time, status, fingerprint and metrics."""
     result = point.result
     return {
         "step": point.step,
@@ -66,6 +66,6 @@ def finite_metrics(point: EvalPoint) -> dict[str, float]:
 
 
 def prefix_of(point: EvalPoint) -> str:
-    """Return what stands before the names of the metrics: ``"eval/"``, say, or nothing."""
+    """Return the prefix of the names of the metrics, such as ``"eval/"``; it may be empty."""
     mean = "episode_return_mean"
     return next((name.removesuffix(mean) for name in point.metrics if f"/{name}".endswith(f"/{mean}")), "eval/")

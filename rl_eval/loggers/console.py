@@ -1,4 +1,4 @@
-"""One line for a person who watches."""
+"""Logger that prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ConsoleLogger"]
 
 @final
 class ConsoleLogger(Logger):
-    """Prints one line per point: mean return with its interval, what went wrong, and what ``metrics_fn`` added.
+    """Printer of one line per point: mean return with its interval, what went wrong, and what ``metrics_fn`` added.
 
     Args:
         console: Where; by default stdout.
@@ -43,7 +43,7 @@ class ConsoleLogger(Logger):
         """See :class:`Logger`."""
         where = "" if video.path is None else f": {video.path}"
         unlike = "" if video.identical else f" (differs from the record in {', '.join(video.differences)})"
-        self._console.print(Text(f"  film of episode {video.index}{unlike}{where}"), soft_wrap=True)
+        self._console.print(Text(f"  video of episode {video.index}{unlike}{where}"), soft_wrap=True)
 
 
 def _line(point: EvalPoint) -> Text:

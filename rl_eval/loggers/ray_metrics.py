@@ -35,7 +35,7 @@ _GAUGES: Final = {
 
 @final
 class RayMetrics(Logger):
-    """Reports through ``ray.util.metrics``; Ray exports each as ``ray_rl_eval_<name>``, counters with ``_total``.
+    """Counters and gauges of ``ray.util.metrics``; each is exported as ``ray_rl_eval_<name>``, counters with ``_total``.
 
     Ray must be running in this process, as a driver or an actor; a gauge without a value is not exported.
 

@@ -1,4 +1,4 @@
-"""Scalars with their interval, histograms of returns and films, for TensorBoard."""
+"""Logger for TensorBoard: scalars, the mean with its interval, histograms of returns, and videos."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _BINS: Final = 30
 
 @final
 class TensorBoardLogger(Logger):
-    """Writes event files, in a folder of their own inside ``log_dir``.
+    """Writer of event files, in a folder of their own inside ``log_dir``.
 
     It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of
     the training which writes to ``log_dir``.
 
     Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
-    Scalars". Films become animated pictures, since TensorBoard shows no other.
+    Scalars". Videos become animated pictures, since TensorBoard shows no other.
 
     A step that is not greater than the last one, as when a training goes on from an earlier checkpoint, hides what was
     written from that step on. So does the first point of a logger that continues a folder. This concerns the folder of

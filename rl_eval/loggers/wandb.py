@@ -1,4 +1,4 @@
-"""Points and films as a run of Weights & Biases."""
+"""Logger for Weights & Biases: points and videos as a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WandbLogger"]
 
 @final
 class WandbLogger(Logger):
-    """Logs to a run of its own, or to one that training logs to.
+    """Writer to a run of its own, or to the one that training logs to.
 
     Everything is drawn over ``<log_prefix>/step``, and not over W&B's own counter, which must not go back: evaluations
     report steps that training has left behind. W&B's history cannot be rewritten, so a step that is evaluated again is

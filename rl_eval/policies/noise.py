@@ -1,8 +1,8 @@
-"""Which random numbers a sampling policy sees: a function of (episode seed, step, element).
+"""Random numbers of sampling policies: a function of (episode seed, step, element).
 
 A counter-based stream has no state to lose: an episode that is retried, moved to another lane or
-resumed draws the same numbers, and nothing touches a global generator. Each number is two rounds of
-the SplitMix64 finalizer (Steele, Lea & Flood 2014) over the three counters.
+resumed draws the same numbers, and nothing touches a global generator. Each number is three rounds
+of SplitMix64 over the three counters.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.splitmix64 import GAMMA, mix
+
 __all__ = ["EpisodeNoise"]
 
 _STREAM: Final = np.uint64(0x5851F42D4C957F2D)
-_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _ELEMENT: Final = np.uint64(0xD1342543DE82EF95)
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)
 
 
 class EpisodeNoise:
@@ -34,15 +29,15 @@ class EpisodeNoise:
     """
 
     def __init__(self, seeds: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
-        keys = _mix(seeds.astype(np.uint64) + _STREAM)
-        self._counters = _mix(keys + steps.astype(np.uint64) * _STEP)
+        keys = mix(seeds.astype(np.uint64) + _STREAM)
+        self._counters = mix(keys + steps.astype(np.uint64) * GAMMA)
         self._used = 0
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next ``count`` numbers of each lane's step, in (0, 1), shape (batch, count)."""
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
-        bits = _mix(self._counters[:, None] + elements * _ELEMENT)
+        bits = mix(self._counters[:, None] + elements * _ELEMENT)
         # 52 bits and a half: with 53 the greatest would round to 1.
         return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 

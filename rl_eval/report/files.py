@@ -9,7 +9,6 @@ either.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -22,6 +21,7 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.columns import episode_columns, read_episodes
 from rl_eval.episode import EpisodeTable, Fault
 from rl_eval.errors import UsageError
+from rl_eval.plain import plain
 from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ __all__ = [
     "episode_frame",
     "episode_table",
     "json_text",
-    "plain",
     "read_folder",
     "write_episodes",
 ]
@@ -51,25 +50,9 @@ FORMAT: Final = 1
 RESULT_FILE: Final = "result.json"
 EPISODES_FILE: Final = "episodes.parquet"
 
-_PLAIN: Final = frozenset({str, int, bool, type(None)})
 _FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 """Writes in one line; ``json.dumps`` would make an encoder for every fault."""
-
-
-def plain(value: Any) -> Any:
-    """Return a value as plain JSON: NaN becomes None, infinity a string, the unknown its text."""
-    if type(value) in _PLAIN:  # Nearly all values of nearly all faults, of which there may be very many.
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def describe(result: EvalResult) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def notes(result: EvalResult) -> list[str]:
 
 
 def _scope_notes(result: EvalResult) -> Iterator[str]:
-    scope, counted, finished = int(result.scope.sum()), result.aggregates.count, len(result.records)
+    scope, counted, finished = int(result.scope.sum()), result.aggregates.count, len(result.episodes)
     if result.stopped_early:
         yield (
             f"stopped early: the numbers go over episodes 0 to {scope - 1} of {len(result.plan)} planned"

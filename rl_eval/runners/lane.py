@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_eval.episode import Lease, Outcome, Progress, Truncation
+from rl_eval.episode import Lease, Outcome, Progress, Truncation, row_of
 from rl_eval.recorder import STEP, FlightRecorder
 from rl_eval.trace import TraceRecorder
 
@@ -125,29 +125,32 @@ class Lane:
 
     def row(
         self, outcome: Outcome, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
-    ) -> tuple[Any, ...]:
+    ) -> tuple[float, ...]:
         """Return the attempt as a :data:`rl_eval.episode.ROW`; a failed one keeps no partial sums."""
         assert self.lease is not None
-        completed = outcome is Outcome.COMPLETED
-        nan = float("nan")
-        return (
-            self.lease.index,
-            self.lease.seed,
-            self.episode_return if completed else nan,
-            self.discounted_return if completed else nan,
-            self.length if completed else 0,
-            terminated,
-            cut is not Truncation.NONE,
-            cut,
-            self.success_once if completed else -1,
-            self.success_at_end if completed else -1,
-            outcome,
-            self.attempt,
-            runner,
-            version,
-            self.reset_seconds,
-            self.step_seconds,
-            inference_clock - self.inference_started,
+        values = {
+            "index": self.lease.index,
+            "seed": self.lease.seed,
+            "outcome": outcome,
+            "attempts": self.attempt,
+            "runner": runner,
+            "weights_version": version,
+            "reset_seconds": self.reset_seconds,
+            "step_seconds": self.step_seconds,
+            "inference_seconds": inference_clock - self.inference_started,
+        }
+        if outcome is not Outcome.COMPLETED:
+            return row_of(**values)
+        return row_of(
+            **values,
+            episode_return=self.episode_return,
+            discounted_return=self.discounted_return,
+            length=self.length,
+            terminated=terminated,
+            truncated=cut is not Truncation.NONE,
+            truncated_by=cut,
+            success_once=self.success_once,
+            success_at_end=self.success_at_end,
         )
 
 

@@ -1,26 +1,30 @@
-"""The service: one set of runners, and the requests of many clients, which it owns before it acknowledges them.
+"""Actor of a service: one group of runners, and the requests of many clients, one after the other, in turns.
 
-It runs as a Ray actor whose methods are called in several threads at once. This module imports neither Ray nor torch.
+A request is in the :mod:`journal <rl_eval.service.journal>` before it is acknowledged, so an actor that is started
+again on the same folder goes on where the last one ended. This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
+import os
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.redaction import redacted_traceback
-from rl_eval.service.clients import Client, ClientBook, Request
-from rl_eval.service.messages import Answer, ClientStatus, Past, ServiceStatus, Ticket, Welcome, pickled
+from rl_eval.service.journal import Journal, Request
+from rl_eval.service.messages import ClientStatus, HistoryEntry, ServiceStatus, Ticket, Welcome, pickled
 from rl_eval.service.queue import FairQueue
 
 if TYPE_CHECKING:
@@ -34,215 +38,250 @@ if TYPE_CHECKING:
 __all__ = ["EvalService"]
 
 _OPENING_S: Final = 180.0
-_MAX_UNSENT: Final = 256
-"""Answers that a client may leave with the service; requests that ``latest`` has replaced are answered at once."""
+_MAX_STARTS: Final = 8
+"""A request that was started so often has ended as many processes of the service."""
 _HISTORY: Final = 200
-_HISTORY_BYTES: Final = 256 * 2**20
-_STOPPED: Final = "the service was stopped"
 
 _logger = logging.getLogger(__name__)
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _in_thread(
+    method: Callable[Concatenate[EvalService, Parameters], Result],
+) -> Callable[Concatenate[EvalService, Parameters], Awaitable[Result]]:
+    """Make a method one that the actor's event loop does not wait for."""
+
+    @functools.wraps(method)
+    async def call(self: EvalService, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    return call
+
 
 class EvalService:
-    """Evaluates what its clients send, one request after the other, in turns.
+    """Evaluates what its clients send.
 
     Args:
         name: What clients reach it by.
         namespace: Ray namespace of the name.
-        detached: Whether it outlives the driver that started it; for :meth:`status`.
+        run_dir: Folder of the service; it goes on with what an earlier one has left there.
+        token: Of this service: the same in a process that takes the place of another, so that it knows how to begin.
+        detached: Whether it outlives the process that started it; for :meth:`status`.
         idle_timeout_s: It ends when for so long there was no sign of life of any client, and nothing to do.
+        clock: Seconds, monotonic.
+        end: Called to end this process.
     """
 
-    def __init__(self, name: str, namespace: str, detached: bool, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        run_dir: str,
+        token: str,
+        detached: bool,
+        idle_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[], object] | None = None,
+    ) -> None:
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # All waiting is done in threads.
         self._name = name
         self._namespace = namespace
+        self._folder = Path(run_dir)
+        self._start_file = self._folder / f"service_{token}.pkl"
         self._detached = detached
         self._idle_timeout_s = idle_timeout_s
-        self._born = self._busy = time.monotonic()
+        self._clock = clock
+        self._end = end or _end_this_actor
+        self._born = self._busy = clock()
         """The latter: when there was something to do."""
-        self._accepting = threading.Lock()
-        """Held while a request is made the service's own, so that weights versions keep the order of requests."""
-        self._version = 0
-        """Of the weights that were accepted last."""
-        self._changed = threading.Condition(threading.RLock())
-        """Guards everything below, and is notified when there is an answer, or a session is over."""
-        self._clients = ClientBook()
+        self._lock = threading.RLock()
+        """Guards everything below."""
+        self._journal: Journal
         self._queue: FairQueue[Request] = FairQueue()
         self._running: Request | None = None
-        self._past: deque[Past] = deque()
-        self._num_finished = 0
+        self._seen: dict[str, float] = {}
+        """Last sign of life of each client that is connected."""
         self._num_filming = 0
-        self._opened = threading.Event()
-        self._closed = threading.Event()
         self._group: EvalRunnerGroup | None = None
         self._initial: PublishedWeights | None = None
         self._max_queue = 0
         self._videos: VideoSettings | None = None
+        self._opened = threading.Event()
+        self._closed = threading.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rl_eval service")
+        """Starts and concludes evaluations, one after the other."""
         self._films = ThreadPoolExecutor(1, thread_name_prefix="rl_eval films")
-        threading.Thread(target=self._end_when_orphaned, name="rl_eval orphan watch", daemon=True).start()
+        if self._start_file.exists():
+            self._begin(self._start_file.read_bytes())
+        threading.Thread(target=self._end_when_idle, name="rl_eval idle watch", daemon=True).start()
 
-    def open(self, payload: bytes, max_queue: int) -> None:
-        """Start the runners.
+    @_in_thread
+    def open(self, payload: bytes) -> None:
+        """Start the runners, and keep what is needed to start them again.
 
         Args:
-            payload: Pickled ``(settings, policy, videos)``.
-            max_queue: How many requests of one client may wait.
+            payload: Pickled ``(settings, policy, videos, max_queue)``.
 
         Raises:
             ConfigError: The configuration cannot work.
         """
+        if self._opened.is_set():
+            return  # The call is repeated, since its answer was lost.
+        self._begin(payload)
+        for former in self._folder.glob("service_*.pkl"):
+            former.unlink()
+        write_bytes(self._start_file, payload)
+
+    def _begin(self, payload: bytes) -> None:
         import cloudpickle
 
         from rl_eval.group import EvalRunnerGroup
 
-        settings, policy, self._videos = cloudpickle.loads(payload)
+        settings, policy, videos, max_queue = cloudpickle.loads(payload)
+        self._journal = Journal(self._folder / "requests")
         group = EvalRunnerGroup(settings, policy)
-        with self._changed:
-            self._group, self._initial, self._max_queue = group, group.published_weights, max_queue
-            self._busy = time.monotonic()
+        for request in self._journal.unfinished():
+            self._queue.push(request.client, request)
+        with self._lock:
+            self._group, self._initial, self._videos, self._max_queue = (
+                group,
+                group.published_weights,
+                videos,
+                max_queue,
+            )
+            self._busy = self._clock()
         self._opened.set()
+        self._post(self._run_next)
 
     # ------------------------------------------------------------------ calls of clients
 
-    def connect(self, name: str, lasting: bool) -> Welcome:
-        """Begin a session of a client.
-
-        Args:
-            name: The client.
-            lasting: Whether it may come back under this name.
+    @_in_thread
+    def connect(self, client: str) -> Welcome:
+        """Return what a client needs to know, and what it has not been given yet.
 
         Raises:
-            ClusterError: There are too many clients, or the service does not start.
+            RunnerStartError: The service does not start.
         """
         if not self._opened.wait(_OPENING_S):
             raise RunnerStartError(f"evaluation service {self._name!r} did not start within {_OPENING_S:g} s")
-        with self._changed:
+        with self._lock:
+            self._seen[client] = self._clock()
             group = self._open_group()
-            client = self._clients.connect(name, lasting, time.monotonic())
-            self._changed.notify_all()  # A former session waits no more.
+            own = self._journal.of_client(client)
             policy = group.settings.policy.model_copy(update={"policy": None, "policy_kwargs": {}})
             return Welcome(
-                session=client.session,
                 settings=group.settings.model_copy(update={"policy": policy}),
                 max_queue=self._max_queue,
-                tickets=tuple(request.ticket for request in client.requests.values()),
-                next_step=client.next_step,
-                weights_version=client.weights_version,
+                tickets=tuple(request.ticket for request in own if not request.delivered),
+                next_step=own[-1].step + 1 if own else 0,
+                weights_version=max((request.weights_version for request in own), default=0),
+                beat_s=self._idle_timeout_s / 4,
             )
 
-    def submit(
-        self, name: str, session: int, request: str, step: int, version: int, snapshot: WeightsSnapshot | None
-    ) -> Ticket:
+    @_in_thread
+    def submit(self, client: str, name: str, step: int, version: int, snapshot: WeightsSnapshot | None) -> Ticket:
         """Accept a request. It may be sent again: what was accepted once is acknowledged again.
 
-        When this returns, nothing that the client holds is needed any more.
-
         Args:
-            name: The client.
-            session: Its session.
-            request: Its name for the request.
+            client: Who asks.
+            name: Its name for the request.
             step: Training step.
             version: Least version that the weights may get.
             snapshot: Weights; None for those that the client sent last.
 
         Raises:
             EvaluatorBusy: Too many of this client's requests wait.
-            UsageError: The session is over.
             ClusterError: The service ends.
         """
-        with self._accepting:
-            with self._changed:
-                client = self._clients.find(name, session, time.monotonic())
-                group = self._open_group()
-                if request in client.known:
-                    return client.known[request]
-                self._check_room(client)
-            sent = None
-            if snapshot is not None:
-                # Into an object of this process: what the client has put is lost with the client.
-                self._version = max(self._version + 1, version)
-                sent = group.publish_weights(snapshot, self._version)
-            with self._changed:
-                weights = client.weights if sent is None else sent
-                version = 0 if weights is None else weights.snapshot.version
-                accepted = Request(client, Ticket(request, step, version), weights)
-                client.accept(accepted)
-                self._queue.push(name, accepted)
-                self._dispatch()
-            return accepted.ticket
+        with self._lock:
+            self._seen[client] = self._clock()
+            if (known := self._journal.requests.get(name)) is not None:
+                return known.ticket
+            self._open_group()
+            self._check_room(client)
+            request = self._journal.accept(name, client, step, version, snapshot)
+            self._queue.push(client, request)
+        self._post(self._run_next)
+        return request.ticket
 
-    def collect(self, name: str, session: int, received: list[str], timeout_s: float) -> list[Answer]:
-        """Return answers that the session does not have yet, waiting for the first.
+    async def result(self, name: str) -> bytes:
+        """Wait for the pickled outcome of a request.
+
+        Raises:
+            UsageError: There is no such request.
+        """
+        request = self._journal.requests.get(name)
+        if request is None:
+            raise UsageError(f"evaluation service {self._name!r} knows no request {name!r}")
+        await asyncio.shield(asyncio.wrap_future(request.done))
+        return await asyncio.to_thread(request.answer)
+
+    @_in_thread
+    def cancel(self, name: str, reason: str, unless_started: bool) -> None:
+        """Cancel a request; one that waits has a result at once.
 
         Args:
-            name: The client.
-            session: Its session.
-            received: Requests whose answers came with earlier calls; others are sent again.
-            timeout_s: Longest wait, in seconds.
-
-        Raises:
-            UsageError: The session is over.
+            name: The request.
+            reason: What its result will say.
+            unless_started: Leave it alone if it runs.
         """
-        deadline = time.monotonic() + min(timeout_s, self._idle_timeout_s / 4)
-        with self._changed:
-            self._clients.find(name, session, time.monotonic()).receive(received)
-            while True:
-                now = time.monotonic()
-                client = self._clients.find(name, session, now)
-                if client.unsent or now >= deadline or self._closed.is_set():
-                    return client.unsent
-                self._changed.wait(deadline - now)
-
-    def read(self, name: str, session: int, requests: list[str]) -> None:
-        """Results have reached whoever wants them; they need not be kept for this client."""
-        with self._changed, suppress(UsageError):  # A later session will read them once more.
-            self._clients.find(name, session, time.monotonic()).read(requests)
-
-    def cancel(self, name: str, session: int, request: str, reason: str, unless_started: bool) -> None:
-        """Stop a request of a client; its answer is what there is of its result.
-
-        Raises:
-            UsageError: The session is over.
-        """
-        with self._changed:
-            found = self._clients.find(name, session, time.monotonic()).requests.get(request)
-            if found is None or found.answer is not None:
+        with self._lock:
+            request = self._journal.requests.get(name)
+            if request is None or request.done.done():
                 return
-            if self._queue.remove(name, found):
-                self._conclude(found, self._nothing_ran(reason), found.ticket.weights_version)
-            elif found.handle is not None and not unless_started:
-                found.handle.cancel(reason)
+            if not self._queue.remove(request.client, request):
+                if not unless_started:
+                    request.cancelled = reason
+                    if request.handle is not None:
+                        request.handle.cancel(reason)
+                return
+        self._conclude(request, self._nothing_ran(reason))
 
-    def progress(self, name: str, request: str) -> EvalProgress | None:
+    @_in_thread
+    def progress(self, name: str) -> EvalProgress | None:
         """Return how far a request is; None if it does not run."""
-        with self._changed:
-            running = self._running
-            if running is None or running.client.name != name or running.ticket.request != request:
-                return None
-            return None if running.handle is None else running.handle.progress()
+        request = self._journal.requests.get(name)
+        handle = None if request is None else request.handle
+        return None if handle is None else handle.progress()
 
-    def leave(self, name: str, session: int) -> None:
-        """End a session; what it has submitted is evaluated all the same."""
-        with self._changed, suppress(UsageError):
-            self._clients.leave(self._clients.find(name, session, time.monotonic()))
-            self._changed.notify_all()
+    @_in_thread
+    def acknowledge(self, name: str) -> None:
+        """Note that a result was delivered; it is not sent again when its client comes back."""
+        if (request := self._journal.requests.get(name)) is not None:
+            self._journal.deliver(request)
+
+    @_in_thread
+    def beat(self, client: str) -> None:
+        """Note that a client lives."""
+        self._seen[client] = self._clock()
+
+    @_in_thread
+    def leave(self, client: str) -> None:
+        """Note that a client has ended; what it has submitted is evaluated all the same."""
+        self._seen.pop(client, None)
 
     # ------------------------------------------------------------------ calls of anybody
 
-    def history(self) -> list[Past]:
+    @_in_thread
+    def history(self) -> list[HistoryEntry]:
         """Return the last evaluations of all clients, the oldest first."""
-        with self._changed:
-            return list(self._past)
+        done = sorted((one for one in list(self._journal.requests.values()) if one.done.done()), key=_finished)
+        return [
+            HistoryEntry(one.client, one.step, one.weights_version, one.finished, str(one.run_dir), one.answer())
+            for one in done[-_HISTORY:]
+        ]
 
+    @_in_thread
     def status(self) -> ServiceStatus:
-        """Return what it is doing."""
-        import os
-
+        """Return its state."""
         import ray
 
-        now = time.monotonic()
-        with self._changed:
+        now = self._clock()
+        with self._lock:
             running = self._running
+            requests = list(self._journal.requests.values()) if self._opened.is_set() else []
             return ServiceStatus(
                 name=self._name,
                 namespace=self._namespace,
@@ -250,35 +289,52 @@ class EvalService:
                 state=self._state(),
                 node=ray.util.get_node_ip_address(),
                 pid=os.getpid(),
+                run_dir=str(self._folder),
                 age_s=now - self._born,
                 idle_timeout_s=self._idle_timeout_s,
-                running="" if running is None else f"{running.client.name}, step {running.ticket.step}",
+                running="" if running is None else f"{running.client}, step {running.step}",
                 num_waiting=len(self._queue),
-                num_finished=self._num_finished,
+                num_finished=sum(request.done.done() for request in requests),
                 num_runners=0 if self._group is None else len(self._group.healthy_runner_ids),
-                clients=tuple(
-                    ClientStatus(
-                        name=client.name,
-                        silent_s=now - client.seen,
-                        num_waiting=self._queue.waiting(client.name),
-                        num_unread=sum(one.answer is not None for one in client.requests.values()),
-                    )
-                    for client in self._clients
-                ),
+                clients=tuple(self._client_status(name, now) for name in self._clients()),
             )
 
+    @_in_thread
     def close(self) -> None:
-        """Fail what is unfinished and end the runners, within about ten seconds; the process is for others to end."""
-        with self._changed:
+        """End the runners, within about ten seconds; what is not done stays in the journal."""
+        with self._lock:
             if self._closed.is_set():
                 return
             self._closed.set()
-            while (request := self._queue.take()) is not None:
-                self._conclude(request, ClusterError(_STOPPED), request.ticket.weights_version)
             group = self._group
-        if group is not None:
-            group.stop()
+        if group is None:
+            return
+        error = ClusterError(
+            f"evaluation service {self._name!r} was stopped before this was done; one that is started with "
+            f"run_dir={str(self._folder)!r} goes on with it"
+        )
+        for request in self._journal.unfinished():
+            request.unsaved = pickled(error)
+            request.done.set_result(None)
+        group.stop()
+        self._worker.shutdown(wait=False, cancel_futures=True)
         self._films.shutdown(wait=False, cancel_futures=True)
+        self._journal.close()
+
+    def _state(self) -> Any:
+        if self._closed.is_set():
+            return "stopping"
+        if self._group is None:
+            return "starting"
+        return "idle" if self._running is None and not len(self._queue) else "running"
+
+    def _clients(self) -> list[str]:
+        return sorted({*self._seen, *self._queue.clients()})
+
+    def _client_status(self, name: str, now: float) -> ClientStatus:
+        own = self._journal.of_client(name)
+        undelivered = sum(one.done.done() and not one.delivered for one in own)
+        return ClientStatus(name, now - self._seen.get(name, -float("inf")), self._queue.waiting(name), undelivered)
 
     # ------------------------------------------------------------------ one after the other
 
@@ -287,85 +343,87 @@ class EvalService:
             raise ClusterError(f"evaluation service {self._name!r} was stopped")
         return self._group
 
-    def _check_room(self, client: Client) -> None:
-        """Bound what the service holds for one client: weights that wait, and answers that it does not fetch.
+    def _check_room(self, client: str) -> None:
+        """Bound what waits for one client.
 
         Raises:
             EvaluatorBusy: There is no room.
         """
-        waiting, unsent = self._queue.waiting(client.name), len(client.unsent)
-        # Two more than that: what its client takes for the running one may wait for another client's, and ``latest``
-        # sends a request before it cancels another.
+        waiting = self._queue.waiting(client)
+        # Two more than max_queue: the one that would run if no other client's did, and the one that ``latest`` sends
+        # before it cancels another.
         if waiting > self._max_queue + 1:
             raise EvaluatorBusy(
-                f"evaluation service {self._name!r} holds {waiting} requests of client {client.name!r} that wait, and "
+                f"evaluation service {self._name!r} holds {waiting} requests of client {client!r} that wait, and "
                 f"was started with max_queue={self._max_queue}: wait for results, or start it with a longer queue"
             )
-        if unsent > _MAX_UNSENT:
-            raise EvaluatorBusy(
-                f"evaluation service {self._name!r} holds {unsent} results that client {client.name!r} has not "
-                "fetched: submit again once it has"
-            )
 
-    def _dispatch(self) -> None:
-        """Start the next request, if none runs."""
-        while self._running is None and not self._closed.is_set() and (request := self._queue.take()) is not None:
-            self._start(request)
+    def _post(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # The service ends.
+            self._worker.submit(function)
 
-    def _start(self, request: Request) -> None:
-        """Begin with a request; whatever prevents that is its answer, since nobody else will be told."""
+    def _run_next(self) -> None:
+        """Start the next request, if none runs; whatever prevents that is its answer."""
+        with self._lock:
+            if self._running is not None or self._group is None or self._closed.is_set():
+                return
+            if (request := self._queue.take()) is None:
+                return
+            self._running = request
         try:
-            group = self._open_group()
-            request.handle = group.submit(weights=self._weights_for(request, group), follow_up=self._filming(request))
+            handle = self._start(request)
         except Exception as error:
-            self._conclude(request, error, request.ticket.weights_version)
+            self._conclude(request, error)
             return
-        self._running = request
-        request.handle.add_done_callback(partial(self._finished, request))
+        with self._lock:
+            request.handle = handle
+            if request.cancelled is not None:
+                handle.cancel(request.cancelled)
+        handle.add_done_callback(lambda done: self._post(partial(self._finished, request, done)))
 
-    def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
-        weights = request.weights or self._initial
-        if weights is None and group.published_weights is not None:
+    def _start(self, request: Request) -> EvalHandle:
+        group = self._open_group()
+        if (starts := self._journal.count_start(request)) > _MAX_STARTS:
+            raise ClusterError(f"the service ended {starts - 1} times while it evaluated this request")
+        snapshot, weights = self._journal.weights(request), self._initial
+        if snapshot is not None:
+            weights = group.publish_weights(snapshot, request.weights_version)
+        elif weights is None and group.published_weights is not None:
             raise UsageError(
-                f"client {request.client.name!r} has sent no weights, and the runners have those of another client "
+                f"client {request.client!r} has sent no weights, and the runners have those of another client "
                 "by now: send some, or start the service with a policy that is a module or has a weights file"
             )
-        return weights
+        follow_up = self._filming(request)
+        return group.submit(run_dir=request.run_dir, weights=weights, follow_up=follow_up)
 
     def _finished(self, request: Request, handle: EvalHandle) -> None:
-        """A request has its result; called in the thread that drives the runners."""
-        with self._changed:
-            try:
-                self._conclude(request, self._outcome(request, handle), handle.weights_version)
-            finally:
-                self._running, self._busy = None, time.monotonic()
-                self._dispatch()
-
-    def _outcome(self, request: Request, handle: EvalHandle) -> Any:
-        """Return the result of a request, or the error that there is instead, be it one of this function."""
         try:
-            error, client = handle.exception(), request.client
-            self._num_filming += self._videos is not None and error is None
-            outcome: Any = error or handle.result()
-            if isinstance(error, WeightsError):
-                client.fall_back(request.weights)
-            elif error is None and len(outcome.records):  # One that was cancelled may have had no use for its weights.
-                client.proven = request.weights
+            outcome: Any = handle.exception() or handle.result()
         except Exception as error:
-            return error
-        return outcome
+            outcome = error
+        self._conclude(request, outcome)
 
-    def _conclude(self, request: Request, outcome: Any, version: int) -> None:
-        """Keep an answer for its client, first of all, and in the history."""
-        answer = Answer(request.ticket.request, version, pickled(outcome))
-        request.answer, request.weights, request.handle = answer, None, None
-        self._changed.notify_all()
-        self._num_finished += 1
-        self._past.append(Past(request.client.name, request.ticket.step, time.time(), answer))
-        size = sum(len(one.answer.outcome) for one in self._past)
-        while len(self._past) > _HISTORY or (size > _HISTORY_BYTES and len(self._past) > 1):
-            size -= len(self._past.popleft().answer.outcome)
-        self._clients.settle(request.client)
+    def _conclude(self, request: Request, outcome: Any) -> None:
+        """Write an answer, release who waits for it, and go on with the next request."""
+        failed = isinstance(outcome, BaseException)
+        if not self._closed.is_set():  # Else it is for the next process to answer.
+            fitted = (
+                False if isinstance(outcome, WeightsError) else None if failed or not len(outcome.episodes) else True
+            )
+            answer = pickled(outcome)
+            try:
+                self._journal.conclude(request, answer, fitted)
+            except Exception:
+                request.unsaved = answer
+                _logger.exception("the answer of %s cannot be kept, and is lost with this process", request.folder)
+        with self._lock:
+            self._num_filming += self._videos is not None and request.handle is not None and not failed
+            request.handle, self._busy = None, self._clock()
+            if self._running is request:
+                self._running = None
+            if not request.done.done():
+                request.done.set_result(None)
+        self._post(self._run_next)
 
     def _nothing_ran(self, reason: str) -> Any:
         """Return the result of an evaluation that was cancelled while it waited."""
@@ -380,14 +438,7 @@ class EvalService:
         except Exception as error:
             return error
 
-    def _state(self) -> Literal["starting", "idle", "running", "stopping"]:
-        if self._closed.is_set():
-            return "stopping"
-        if self._group is None:
-            return "starting"
-        return "idle" if self._running is None else "running"
-
-    # ------------------------------------------------------------------ films
+    # ------------------------------------------------------------------ videos
 
     def _filming(self, request: Request) -> FollowUp | None:
         if self._videos is None:
@@ -395,41 +446,46 @@ class EvalService:
         from rl_eval.video.recording import filming
 
         # Clients count steps of their own, and have names that need not be those of folders.
-        client = f"client_{quote(request.client.name, safe='')}"
-        folder = Path(self._videos.folder, client, f"step_{request.ticket.step}")
+        folder = Path(self._videos.folder, f"client_{quote(request.client, safe='')}", f"step_{request.step}")
 
-        def done(films: Sequence[Future[Video]]) -> None:
+        def done(videos: Sequence[Future[Video]]) -> None:
             with suppress(RuntimeError):  # The service ends.
-                self._films.submit(self._save, films, folder)
+                self._films.submit(self._save, videos, folder)
 
         return filming(self._videos, done)
 
-    def _save(self, films: Sequence[Future[Video]], folder: Path) -> None:
+    def _save(self, videos: Sequence[Future[Video]], folder: Path) -> None:
         from rl_eval.video.recording import saved
 
-        def complain(error: Exception) -> None:
-            _logger.error("an episode could not be filmed into %s\n%s", folder, redacted_traceback(error).rstrip())
+        def report(error: Exception) -> None:
+            _logger.error("a video in %s could not be made\n%s", folder, redacted_traceback(error).rstrip())
 
-        for _ in saved((film.result for film in films), folder, complain):
+        for _ in saved((video.result for video in videos), folder, report):
             pass
-        with self._changed:
+        with self._lock:
             self._num_filming -= 1
-            self._busy = time.monotonic()
+            self._busy = self._clock()
 
     # ------------------------------------------------------------------ the end
 
-    def _end_when_orphaned(self) -> None:
+    def _end_when_idle(self) -> None:
         while not self._closed.wait(min(1.0, self._idle_timeout_s / 4)):
-            with self._changed:
-                now = time.monotonic()
-                if self._running is not None or len(self._queue) or self._num_filming:
-                    self._busy = now
-                patience = self._idle_timeout_s if self._opened.is_set() else max(self._idle_timeout_s, _OPENING_S)
-                seen = max([self._busy, *(client.seen for client in self._clients if not client.gone)])
-            if now - seen > patience:
+            if self._idle():
                 _logger.warning("evaluation service %r ends: no client, nothing to do", self._name)
-                self.close()
-                _end_this_actor()
+                self.close.__wrapped__(self)  # type: ignore[attr-defined]
+                self._end()
+
+    def _idle(self) -> bool:
+        with self._lock:
+            now = self._clock()
+            if self._running is not None or len(self._queue) or self._num_filming:
+                self._busy = now
+            limit = self._idle_timeout_s if self._opened.is_set() else max(self._idle_timeout_s, _OPENING_S)
+            return now - max([self._busy, *self._seen.values()]) > limit
+
+
+def _finished(request: Request) -> float:
+    return request.finished
 
 
 def _end_this_actor() -> None:

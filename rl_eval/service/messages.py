@@ -1,4 +1,4 @@
-"""What a service and its clients tell each other."""
+"""Values that a service and its clients exchange."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from rl_eval.result import EvalResult
     from rl_eval.settings import EvalSettings
 
-__all__ = ["Answer", "ClientStatus", "FinishedEvaluation", "Past", "ServiceStatus", "Ticket", "Welcome", "pickled"]
+__all__ = ["ClientStatus", "FinishedEvaluation", "HistoryEntry", "ServiceStatus", "Ticket", "Welcome", "pickled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request that the service has accepted, and owns."""
+    """A request that the service has in its journal."""
 
     request: str
     """The client's name for it, unique."""
@@ -24,42 +24,34 @@ class Ticket:
     weights_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How a request ended."""
-
-    request: str
-    weights_version: int
-    outcome: bytes
-    """Pickled: an ``EvalResult``, or the exception that there is in its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A finished evaluation, as the service keeps it."""
-
-    client: str
-    step: int
-    finished: float
-    """In seconds since the epoch."""
-    answer: Answer
-
-
 @dataclass(frozen=True)
 class Welcome:
-    """What a client learns when it connects."""
+    """Reply to a client that connects."""
 
-    session: int
-    """To be given with every call; a later connection under the same name gets another, and ends this one."""
     settings: EvalSettings
     """Of the service, without the policy."""
     max_queue: int
     tickets: tuple[Ticket, ...]
-    """Requests of earlier connections under this name whose results were not read."""
+    """Requests of this client whose results were not delivered, in order."""
     next_step: int
-    """One more than the step of this name's last request; 0 before any."""
+    """One more than the step of the client's last request; 0 before any."""
     weights_version: int
-    """Of the weights that were last sent under this name; 0 before any."""
+    """Of the weights that the client sent last; 0 before any."""
+    beat_s: float
+    """How often at least it should show that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """A finished evaluation, as it travels."""
+
+    client: str
+    step: int
+    weights_version: int
+    finished: float
+    run_dir: str
+    outcome: bytes
+    """Pickled: an ``EvalResult``, or the exception that there is in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +63,27 @@ class FinishedEvaluation:
     weights_version: int
     finished: float
     """When, in seconds since the epoch, on the clock of the service's machine."""
+    run_dir: str
+    """Folder of its evaluation log on that machine, for ``rl_eval.load``."""
     result: EvalResult | None
     error: BaseException | None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """One client, as its service sees it."""
+    """One client that is connected or has requests that wait."""
 
     name: str
     silent_s: float
-    """Since its last sign of life."""
+    """Since its last sign of life; infinite for one that is not connected."""
     num_waiting: int
-    num_unread: int
-    """Results that it has not read."""
+    num_undelivered: int
+    """Results that were not delivered to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """What a service is doing."""
+    """State of a service."""
 
     name: str
     namespace: str
@@ -98,13 +92,15 @@ class ServiceStatus:
     node: str
     """Address of its machine."""
     pid: int
+    run_dir: str
     age_s: float
+    """Since its process began."""
     idle_timeout_s: float
     running: str
     """Whose request, of which step; empty if none."""
     num_waiting: int
     num_finished: int
-    """Since it began."""
+    """In its folder."""
     num_runners: int
     """That are up."""
     clients: tuple[ClientStatus, ...]

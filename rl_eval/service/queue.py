@@ -1,4 +1,4 @@
-"""Whose request is next: clients take turns, and the requests of one client keep their order.
+"""Fair queue: clients take turns, and the requests of one client keep their order.
 
 After each turn of a client every other one that waits has its own before it comes round again. So a request that is the
 first of its client's waits for at most one request of every other client.
@@ -50,6 +50,10 @@ class FairQueue(Generic[Item]):
     def waiting(self, client: str) -> int:
         """Return the number of items in a client's line."""
         return len(self._lines.get(client, ()))
+
+    def clients(self) -> list[str]:
+        """Return the clients that have items in line."""
+        return list(self._lines)
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))

@@ -1,4 +1,4 @@
-"""What a test of an evaluator needs: environments with known truth or known faults, and contract suites to inherit.
+"""Test tools for evaluators: environments with known truth or known faults, and contract suites to inherit.
 
 Faults are placed by (episode, attempt, step), never by a running generator: so the same episode fails in the
 same place wherever it runs, and a retry can succeed. Every factory works as ``environment.env`` in a config, for
@@ -7,8 +7,7 @@ example ``env: "rl_eval.testing:faulty"``.
 
 from rl_eval.testing.contracts import EvalRunnerContract, PolicyContract
 from rl_eval.testing.environments import DictObservation, ImpureEnv, TwoLengthEnv, impure, two_length
-from rl_eval.testing.faulty_env import FaultyEnv, faulty
-from rl_eval.testing.flaky_env import FlakyEnv, dict_observation, flaky
+from rl_eval.testing.faulty_env import FaultyEnv, dict_observation, faulty
 from rl_eval.testing.kinds import InjectedFault
 from rl_eval.testing.policies import make_dict_policy, make_gru
 
@@ -16,14 +15,12 @@ __all__ = [
     "DictObservation",
     "EvalRunnerContract",
     "FaultyEnv",
-    "FlakyEnv",
     "ImpureEnv",
     "InjectedFault",
     "PolicyContract",
     "TwoLengthEnv",
     "dict_observation",
     "faulty",
-    "flaky",
     "impure",
     "make_dict_policy",
     "make_gru",

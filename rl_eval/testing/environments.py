@@ -1,7 +1,8 @@
-"""Environments with known truth, with an odd space, or with a leak; and which one a test factory wraps."""
+"""Environments with known truth, with an odd space, or with a leak, and the environment that a test factory wraps."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import gymnasium as gym
@@ -19,12 +20,17 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
     """Half of the seeds give 5 steps worth 0, the other half 200 steps worth 1: the true mean return is 0.5.
 
     An evaluator that counts the first episodes to finish reports less.
+
+    Args:
+        step_seconds: How long a step takes at least.
     """
 
+    MEAN: Final = 0.5
     SHORT: Final = 5
     LONG: Final = 200
 
-    def __init__(self) -> None:
+    def __init__(self, step_seconds: float = 0.0) -> None:
+        self._step_seconds = step_seconds
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
         self._length = 0
@@ -35,15 +41,20 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
         """Draw the length."""
         super().reset(seed=seed)
-        self._length = self.LONG if self.np_random.random() < 0.5 else self.SHORT
+        self._length = self.LONG if self.np_random.random() < self.MEAN else self.SHORT
         self._steps = 0
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Count; the last step of a long episode is rewarded."""
         self._steps += 1
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
         done = self._steps >= self._length
         return self._observation(), float(done and self._length == self.LONG), done, False, {}
+
+    def render(self) -> None:
+        """Show nothing; some evaluators ask after every step."""
 
     def _observation(self) -> npt.NDArray[np.float32]:
         return np.array([self._steps / self.LONG, self._length == self.LONG], np.float32)
@@ -118,4 +129,4 @@ def impure(context: EnvContext) -> ImpureEnv:
 
 def two_length(context: EnvContext) -> TwoLengthEnv:
     """Build a :class:`TwoLengthEnv`."""
-    return TwoLengthEnv()
+    return TwoLengthEnv(**context)

@@ -1,4 +1,4 @@
-"""One fault at a chosen place: which episodes, which of their attempts, in which phase and at which step."""
+"""Environment with faults at chosen places: which episodes, which of their attempts, which phase, which step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rl_eval.protocols import EnvContext
-from rl_eval.testing.environments import wrapped_env
+from rl_eval.testing.environments import DictObservation, wrapped_env
 from rl_eval.testing.kinds import SPOILS, STRIKES, Strike, StrikePhase, check_kind
 
-__all__ = ["FaultyEnv", "faulty"]
+__all__ = ["FaultyEnv", "dict_observation", "faulty"]
 
 
 class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -22,7 +23,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     ==================  ===========================================================================
     kind                what happens
     ==================  ===========================================================================
-    none                nothing: the undisturbed twin
+    none                nothing, for comparison
     raise               :class:`InjectedFault` is raised
     exit, os_exit       ``sys.exit(13)``, ``os._exit(13)``
     segfault, abort     a real SIGSEGV, SIGABRT
@@ -36,9 +37,13 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     missing_key         the first key of a Dict observation is missing
     nan_reward          the reward is NaN
     not_a_tuple         None is returned
-    leak                later episodes of the same object have greater rewards: 0.001 per guilty episode
+    leak                later episodes of the same object have greater rewards: 0.001 per faulty episode
     spawn               each object starts a child process, which its ``close`` ends
     ==================  ===========================================================================
+
+    Faults come in the listed episodes, and in attempts that are drawn with ``attempt_rates`` and ``step_rate``. Whether
+    an attempt is drawn, and its step, depend on (episode, attempt) alone, so a retry can succeed anywhere. An evaluator
+    that does not announce its episodes gets draws of no fixed seed, as real faults are.
 
     A hang that nobody ends is over after ``seconds``, and the environment goes on as if nothing had been.
 
@@ -46,14 +51,17 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: Environment to wrap.
         kind: What goes wrong.
         phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's usual one.
-        episodes: Indices of the guilty episodes. A constructor does not know its episode and strikes whatever is
-            listed here; ``close`` strikes after a guilty
-            episode was begun, or always if none is listed.
-        attempts: Their guilty attempts, from 1; None for all.
-        step: In phase ``step``, the step that strikes, from 1. A shorter episode is spared.
+        episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and fails
+            whatever is listed here; ``close`` fails after a faulty episode was begun, or always if none is listed.
+        attempts: Their faulty attempts, from 1; None for all.
+        step: In phase ``step``, the step that fails, from 1. A shorter episode is spared.
+        attempt_rates: Besides, the share of first, second, ... attempts of every episode that fail; later ones do not.
+        within_steps: Such an attempt fails at a step drawn uniformly from this many, if it lives that long.
+        step_rate: Besides, the probability that a step fails, in every attempt.
+        after: Occasions that each object lets pass before it fails.
         seconds: How long hangs last, and children live.
-        folder: Strike only once per episode (in ``construct``: once) over all processes: a file
-            ``KIND-PHASE[-INDEX]`` in this folder remembers it, and holds the id of the process that was struck.
+        folder: Fail only once per listed episode (in ``construct``, and with ``episodes=None``: once) over all
+            processes: a file ``KIND-PHASE[-INDEX]`` in this folder remembers it, and holds the id of the process.
             Needed where the fault kills the process, since no attempt is charged then. With ``spawn``, which is
             never limited, the folder gets a file ``spawn-PID`` for each child instead.
         limit_mib: Memory that ``balloon`` may take.
@@ -67,11 +75,15 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        kind: str = "none",
+        kind: str = "raise",
         phase: str | None = None,
-        episodes: tuple[int, ...] | list[int] = (),
+        episodes: tuple[int, ...] | list[int] | None = (),
         attempts: tuple[int, ...] | list[int] | None = None,
         step: int = 1,
+        attempt_rates: tuple[float, ...] | list[float] = (),
+        within_steps: int = 20,
+        step_rate: float = 0.0,
+        after: int = 0,
         seconds: float = 3600.0,
         folder: str | None = None,
         limit_mib: int = 512,
@@ -80,9 +92,13 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._kind = kind
         self._phase = check_kind(kind, phase, env.observation_space)
-        self._episodes = frozenset(episodes)
+        self._episodes = None if episodes is None else frozenset(episodes)
         self._attempts = None if attempts is None else frozenset(attempts)
-        self._fatal_step = step
+        self._step = step
+        self._attempt_rates = tuple(attempt_rates)
+        self._within_steps = within_steps
+        self._step_rate = step_rate
+        self._to_pass = after
         self._seconds = seconds
         self._folder = None if folder is None else Path(folder)
         self._limit_mib = limit_mib
@@ -91,27 +107,36 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
         self._leaks = 0
         self._shift = 0.0
-        self._guilty = False
+        self._faulty = episodes is None
+        """Whether the attempt is one of the listed ones."""
+        self._drawn_step = np.inf
+        self._announced = False
         self._label = ""
-        self._culprit: int | None = None
-        """Index of the last guilty episode that was begun."""
+        self._last_listed: int | None = None
+        """Index of the last listed episode that was begun."""
         if self._is_due("construct"):
             self._strike()
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Take note of whether the attempt that follows is guilty."""
-        self._guilty = index in self._episodes and (self._attempts is None or attempt in self._attempts)
+        """Decide whether, and at which step, the attempt that follows fails."""
+        self._announced = True
+        listed = self._episodes is not None and index in self._episodes
+        self._faulty = (self._episodes is None or listed) and (self._attempts is None or attempt in self._attempts)
         self._label = f" of episode {index}, attempt {attempt}"
-        if self._guilty:
-            self._culprit = index
+        if listed and self._faulty:
+            self._last_listed = index
+        self._draw(np.random.default_rng((index, attempt)), attempt)
         if self.env.has_wrapper_attr("begin_episode"):
             self.env.get_wrapper_attr("begin_episode")(index, seed, attempt)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset, or go wrong."""
+        if not self._announced:
+            self._draw(np.random.default_rng(), attempt=1)
+        self._announced = False
         self._steps = 0
         self._shift = 0.001 * self._leaks
-        due = self._guilty and self._is_due("reset")
+        due = self._faulty and self._is_due("reset")
         if due:
             self._strike()
         result = self.env.reset(**kwargs)
@@ -120,7 +145,8 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         """Step, or go wrong."""
         self._steps += 1
-        due = self._guilty and self._steps == self._fatal_step and self._is_due("step")
+        fatal = (self._faulty and self._steps == self._step) or self._steps == self._drawn_step
+        due = fatal and self._is_due("step")
         if due:
             self._strike()
         result = self.env.step(action)
@@ -131,7 +157,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         """Close the environment and end its child, or go wrong."""
         try:
-            if (self._culprit is not None or not self._episodes) and self._is_due("close"):
+            if (self._last_listed is not None or not self._episodes) and self._is_due("close"):
                 self._strike()
         finally:
             if self._child is not None:
@@ -139,13 +165,22 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
                 self._child.wait()
             super().close()
 
+    def _draw(self, rng: np.random.Generator, attempt: int) -> None:
+        rate = self._attempt_rates[attempt - 1] if attempt <= len(self._attempt_rates) else 0.0
+        self._drawn_step = float(rng.integers(1, self._within_steps + 1)) if rng.random() < rate else np.inf
+        if self._step_rate:
+            self._drawn_step = min(self._drawn_step, float(rng.geometric(self._step_rate)))
+
     def _is_due(self, phase: StrikePhase) -> bool:
-        """Whether the fault strikes in this phase; if only once, the caller is who it strikes."""
+        """Whether the fault comes in this phase; if only once, it comes now."""
         if phase != self._phase:
             return False
-        if self._folder is None or self._kind == "spawn":
+        if self._to_pass:
+            self._to_pass -= 1
+            return False
+        if self._folder is None or self._kind in ("none", "spawn"):
             return True
-        name = f"{self._kind}-{phase}" if self._culprit is None else f"{self._kind}-{phase}-{self._culprit}"
+        name = f"{self._kind}-{phase}" + ("" if self._last_listed is None else f"-{self._last_listed}")
         try:
             self._leave_file(name)
         except FileExistsError:
@@ -190,3 +225,9 @@ def faulty(context: EnvContext) -> FaultyEnv:
     """Build a :class:`FaultyEnv` from ``env`` and ``env_kwargs``, and its own arguments."""
     env, kwargs = wrapped_env(context)
     return FaultyEnv(env, **kwargs)
+
+
+def dict_observation(context: EnvContext) -> FaultyEnv:
+    """Build a :class:`DictObservation`, faulty if it is given :class:`FaultyEnv`'s arguments."""
+    env, kwargs = wrapped_env(context)
+    return FaultyEnv(DictObservation(env), **kwargs)

@@ -1,4 +1,4 @@
-"""Films of chosen episodes: each is run once more, in an environment of its own that renders."""
+"""Videos of chosen episodes: each is run once more, in an environment of its own that renders."""
 
 from __future__ import annotations
 

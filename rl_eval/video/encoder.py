@@ -1,9 +1,12 @@
-"""Frames become an MP4 file one by one, so that a film never stands in memory uncompressed."""
+"""Encoder of frames as MP4, one by one, so that a video never stands in memory uncompressed."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -17,28 +20,33 @@ __all__ = ["Encoder", "gif"]
 
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
 """Players want even sizes; a missing row or column is black."""
-_END_TIMEOUT_S: Final = 120.0
-"""Longest that ffmpeg may take for what it was given."""
+_H264: Final = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart")
+_PATIENCE_S: Final = 120.0
+"""Longest time that ffmpeg may take for a frame, or for the end of a file."""
 
 
 @final
 class Encoder:
-    """Encodes frames as H.264, in an ffmpeg process with one thread.
+    """Encoder of frames as H.264, in an ffmpeg process with one thread.
+
+    ``imageio_ffmpeg.write_frames`` is not used, since it hides the process: one that hangs could not be killed, nor one
+    that fails be asked for its code and its words.
 
     Args:
-        path: The file to write; what ffmpeg has to say goes to a text file beside it.
+        path: The file to write.
         fps: Frames per second.
+        patience_s: Longest time that ffmpeg may take for a frame, or for the end of the file, in seconds.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
     """
 
-    def __init__(self, path: Path, fps: float) -> None:
+    def __init__(self, path: Path, fps: float, *, patience_s: float = _PATIENCE_S) -> None:
         check_encoder()
         self._path = path
         self._fps = fps
+        self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._messages = path.with_suffix(".txt")
         self.shape: tuple[int, ...] = ()
         """Height, width and channels of a frame; empty before the first."""
         self.frames = 0
@@ -51,7 +59,7 @@ class Encoder:
 
         Raises:
             EnvError: It is something else.
-            ClusterError: ffmpeg has ended.
+            ClusterError: ffmpeg has ended, or hangs.
         """
         pixels = _checked(frame, self.shape)
         if self._process is None:
@@ -59,7 +67,8 @@ class Encoder:
             self._process = self._start()
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(pixels.data)
+            with _killed_after(self._patience_s, self._process):
+                self._process.stdin.write(pixels.data)
         except OSError:
             self.close()
             raise
@@ -69,48 +78,58 @@ class Encoder:
         """Finish the file; may be called again.
 
         Raises:
-            ClusterError: ffmpeg failed.
+            ClusterError: ffmpeg failed, or hangs.
         """
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            process.communicate(timeout=_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        with _killed_after(self._patience_s, process):
+            words = process.communicate()[1].decode(errors="replace").strip()
+        if process.returncode < 0:
+            raise ClusterError(
+                f"ffmpeg was ended by signal {-process.returncode}, as it is after {self._patience_s:g} s for a frame"
+            )
         if process.returncode:
-            said = self._messages.read_text(errors="replace").strip()
-            raise ClusterError(f"ffmpeg ended with code {process.returncode}: {said}")
+            raise ClusterError(f"ffmpeg ended with code {process.returncode}: {words}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         height, width, _ = self.shape
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}", "-i", "-"]
-        film = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-vf", _EVEN, "-threads", "1", "-movflags", "+faststart"]
-        command = [*_ffmpeg(), *source, *film, str(self._path)]
-        with self._messages.open("wb") as messages:
-            return subprocess.Popen(  # noqa: S603  # Ours.
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages
-            )
+        command = [*_ffmpeg(), *source, "-vf", _EVEN, *_H264, str(self._path)]
+        return subprocess.Popen(  # noqa: S603  # Ours.
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+
+@contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process that takes longer than the body may: a pipe that nobody reads blocks for ever."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def gif(content: bytes, *, width: int = 320, fps: float = 10.0) -> bytes:
-    """Return an MP4 film as an animated GIF.
+    """Return an MP4 video as an animated GIF, with colours of its own.
 
     Args:
         content: The MP4 file.
-        width: Most pixels across; a smaller film keeps its size.
+        width: Most pixels across; a smaller video keeps its size.
         fps: Most frames per second.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
-        film, animation = Path(folder, "film.mp4"), Path(folder, "film.gif")
-        film.write_bytes(content)
-        scale = f"fps={fps:g},scale='min({width},iw)':-2"
-        command = [*_ffmpeg(), "-i", str(film), "-vf", scale, str(animation)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_END_TIMEOUT_S)  # noqa: S603  # Ours.
+        video, animation = Path(folder, "video.mp4"), Path(folder, "video.gif")
+        video.write_bytes(content)
+        palette = "split[frames][all];[all]palettegen[palette];[frames][palette]paletteuse"
+        scale = f"fps={fps:g},scale='min({width},iw)':-2,{palette}"
+        command = [*_ffmpeg(), "-i", str(video), "-filter_complex", scale, str(animation)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)  # noqa: S603  # Ours.
         return animation.read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Films the chosen episodes of a result: with a runner of a warm group, or in this process from what was recorded."""
+"""Videos of the chosen episodes of a result, made by a runner of a warm group or in this process."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _LETHAL: Final = ("runner", "timeout")
 
 
 def filming(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
-    """Return what has a runner film episodes right after an evaluation, for :meth:`EvalRunnerGroup.submit`.
+    """Return what has a runner record videos right after an evaluation, for :meth:`EvalRunnerGroup.submit`.
 
     Args:
-        settings: Which episodes, and how; saving the films is the caller's.
-        done: Given every film, or why there is none, when all are done.
+        settings: Which episodes, and how; saving the videos is the caller's.
+        done: Given every video, or why there is none, when all are done.
     """
     return FollowUp(partial(_tasks, settings=settings), done, settings.timeout_s + _GRACE_S)
 
@@ -51,20 +51,20 @@ def record_with_group(
     step: int,
     on_error: Callable[[Exception], object] | None = None,
 ) -> list[Video]:
-    """Film episodes of the evaluation that a group has just made, one after the other, with one of its runners.
+    """Record episodes of the evaluation that a group has just made, one after the other, with one of its runners.
 
-    Call it before the next weights are sent. A runner films between evaluations: those that were submitted
-    already run first, those that come later wait. What goes wrong with a film is never the evaluation's fault.
+    Call it before the next weights are sent. A runner records between evaluations: those that were submitted
+    already run first, those that come later wait. What goes wrong with a video is never the evaluation's fault.
 
     Args:
         group: That made the result.
         result: Of its last weights.
         settings: Which episodes, and where the files go.
         step: Training step; the files lie in the folder ``step_<step>``.
-        on_error: Called with what went wrong with a film, and the next is made; by default it is raised.
+        on_error: Called with what went wrong with a video, and the next is made; by default it is raised.
 
     Returns:
-        The films that were made, saved, in the order of the selection.
+        The videos that were made, saved, in the order of the selection.
 
     Raises:
         ConfigError: The environment does not render.
@@ -73,24 +73,24 @@ def record_with_group(
         ClusterError: The runner was lost meanwhile.
     """
     limit_s = settings.timeout_s + _GRACE_S
-    films = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
-    return list(saved(films, Path(settings.folder, f"step_{step}"), on_error))
+    videos = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
+    return list(saved(videos, Path(settings.folder, f"step_{step}"), on_error))
 
 
 def saved(
-    films: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
+    videos: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
 ) -> Iterator[Video]:
-    """Save films, and go on after one that failed.
+    """Save videos, and go on after one that failed.
 
     Args:
-        films: What makes each, or waits for it.
+        videos: What makes each, or waits for it.
         folder: Where the files go.
-        on_error: Called with what went wrong with a film; what is wrong with all of them is told once. Without it,
+        on_error: Called with what went wrong with a video; what is wrong with all of them is reported once. Without it,
             that is raised.
     """
-    for film in films:
+    for make in videos:
         try:
-            video = film().save(folder)
+            video = make().save(folder)
         except Exception as error:
             if on_error is None:
                 raise
@@ -114,7 +114,7 @@ def record_videos(
     timeout_s: float = 600.0,
     trust: bool = False,
 ) -> list[Video]:
-    """Film episodes of a finished evaluation in this process, from what its provenance says.
+    """Record episodes of a finished evaluation in this process, from what its provenance says.
 
     An environment that killed or hung its runner does the same to this process.
 
@@ -124,15 +124,15 @@ def record_videos(
         folder: Where the MP4 files go.
         config: What was evaluated, for a run that was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
-        max_videos: Most films.
+        max_videos: Most videos.
         fps: Frames per second.
-        max_frames: Most frames of one film.
-        timeout_s: Longest time that one film may take, in seconds.
+        max_frames: Most frames of one video.
+        timeout_s: Longest time that one video may take, in seconds.
         trust: Whether code that the result names may run although somebody else may have made it; see
             :func:`rl_eval.replay`.
 
     Returns:
-        The films, saved, in the order of the selection.
+        The videos, saved, in the order of the selection.
 
     Raises:
         UntrustedError: Somebody else may have made the result.
@@ -146,15 +146,17 @@ def record_videos(
     result = source if isinstance(source, EvalResult) else load(source)
     indices = select_episodes(result, settings.select, settings.max_videos)
     if not indices:
-        raise UsageError(f"no episode of the result is selected by {settings.select!r}: nothing to film")
+        raise UsageError(f"no episode of the result is selected by {settings.select!r}: there is nothing to record")
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        return [_film(settings, _row(result, index))(runner).save(settings.folder) for index in indices]
+        return [_recording(settings, _row(result, index))(runner).save(settings.folder) for index in indices]
 
 
 def _tasks(result: EvalResult, settings: VideoSettings) -> list[Task]:
-    """Return what makes the films of a result when it is called with a runner."""
+    """Return what makes the videos of a result when it is called with a runner."""
     indices = select_episodes(result, settings.select, settings.max_videos)
-    return [_refusal(index) if _lethal(result, index) else _film(settings, _row(result, index)) for index in indices]
+    return [
+        _refusal(index) if _lethal(result, index) else _recording(settings, _row(result, index)) for index in indices
+    ]
 
 
 def _lethal(result: EvalResult, index: int) -> bool:
@@ -167,12 +169,12 @@ def _refusal(index: int) -> Task:
 
 def _refuse(runner: EvalRunner, index: int) -> Video:
     raise EnvError(
-        f"episode {index} ended or blocked a runner, so no runner is asked to film it; to try it in a process of its "
+        f"episode {index} ended or blocked a runner, so no runner is asked to record it; to try it in a process of its "
         "own, save the result and use rl-eval video"
     )
 
 
-def _film(settings: VideoSettings, row: npt.NDArray[np.void]) -> Task:
+def _recording(settings: VideoSettings, row: npt.NDArray[np.void]) -> Task:
     return partial(
         record_episode,
         recorded=row,

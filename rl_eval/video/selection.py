@@ -1,6 +1,6 @@
-"""Decides which episodes of a result are filmed, and how.
+"""Selection of the episodes that become videos.
 
-A selection is a list of words, read from left to right until ``max_videos`` episodes are chosen:
+A selection is a list of selectors, read from left to right until ``max_videos`` episodes are chosen:
 
 ============  ==================================================================================
 ``first:K``   the first K of the plan
@@ -10,7 +10,7 @@ A selection is a list of words, read from left to right until ``max_videos`` epi
 ``failed:K``  the first K that ran out of attempts; without a number, all of them
 ============  ==================================================================================
 
-Without a number, K is 1. An episode is chosen once, however many words name it, and one without a record never.
+Without a number, K is 1. An episode is chosen once, however many selectors name it, and one without a record never.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["VideoSettings", "check_encoder", "select_episodes"]
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """Which episodes of every evaluation are filmed, and where the films go.
+    """Settings of the videos of every evaluation.
 
     Args:
-        select: Words as in this module's table, in one text with commas or in a sequence.
+        select: Selectors as in this module's table, in one text with commas or in a sequence.
         folder: Where the MP4 files go, in one folder for each training step.
-        max_videos: Most films of one evaluation.
+        max_videos: Most videos of one evaluation.
         fps: Frames per second; by default those of the environment's metadata, else 30.
-        max_frames: Most frames of one film; what follows in the episode is run and not filmed.
-        timeout_s: Longest time that one film may take, in seconds.
+        max_frames: Most frames of one video; what follows in the episode runs without it.
+        timeout_s: Longest time that one video may take, in seconds.
 
     Raises:
-        ConfigError: A word is unknown, a number is out of range, or the encoder is not installed.
+        ConfigError: A selector is unknown, a number is out of range, or the encoder is not installed.
     """
 
     select: str | Sequence[str] = "worst,best"
@@ -66,7 +66,7 @@ class VideoSettings:
 
 
 def check_encoder() -> None:
-    """Make sure that films can be encoded.
+    """Make sure that videos can be encoded.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
@@ -76,39 +76,39 @@ def check_encoder() -> None:
 
 
 def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos: int) -> list[int]:
-    """Return the indices of the chosen episodes, in the order of the words.
+    """Return the indices of the chosen episodes, in the order of the selectors.
 
     Raises:
-        ConfigError: A word is unknown or its number is out of range.
+        ConfigError: A selector is unknown or its number is out of range.
     """
-    chosen = (index for word in _parse(select) for index in _KINDS[word.kind](result, word.number))
+    chosen = (index for selector in _parse(select) for index in _KINDS[selector.kind](result, selector.number))
     return list(islice(dict.fromkeys(chosen), max_videos))
 
 
-class _Word(NamedTuple):
+class _Selector(NamedTuple):
     kind: str
     number: int | None
 
 
-def _parse(select: str | Sequence[str]) -> list[_Word]:
+def _parse(select: str | Sequence[str]) -> list[_Selector]:
     texts = select.split(",") if isinstance(select, str) else list(select)
-    words = [_parse_word(text.strip()) for text in texts]
-    if not words:
+    selectors = [_parse_one(text.strip()) for text in texts]
+    if not selectors:
         raise ConfigError(f"the selection of videos is empty: give some of {', '.join(_KINDS)}")
-    return words
+    return selectors
 
 
-def _parse_word(text: str) -> _Word:
+def _parse_one(text: str) -> _Selector:
     kind, colon, number = text.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
     if not colon:
         if kind == "every":
             raise ConfigError("the selection of videos has 'every': say every how many, such as 'every:10'")
-        return _Word(kind, None)
+        return _Selector(kind, None)
     if not number.isdecimal() or int(number) < 1:
         raise ConfigError(f"the selection of videos has {text!r}: give a whole number from 1 on, such as '{kind}:2'")
-    return _Word(kind, int(number))
+    return _Selector(kind, int(number))
 
 
 def _first(result: EvalResult, number: int | None) -> Iterable[int]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
-from rl_eval.report.files import plain
+from rl_eval.plain import plain
 from rl_eval.watching.checkpoints import Sighting, identify
 
 if TYPE_CHECKING:

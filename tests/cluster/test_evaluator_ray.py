@@ -24,6 +24,9 @@ LATE = ("torch", "gymnasium", "evaluator_world", "evaluator_modules")
 """What a runner imports for its policy and its environment."""
 
 
+pytestmark = pytest.mark.ray
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(HERE)}}):
@@ -92,9 +95,8 @@ def test_an_init_fn_that_raises_is_named() -> None:
 
     with Evaluator(config().runners(num_runners=1, num_envs_per_runner=1, init_fn=broken)) as ev:
         for _ in range(2):
-            ev.trigger_eval()
             with pytest.raises(ConfigError, match=r"runners\.init_fn raised RuntimeError: no display"):
-                ev.wait(LIMIT_S)
+                ev.evaluate()
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread", None])
@@ -116,14 +118,13 @@ def test_a_killed_runner_delays_a_result_and_changes_nothing(tmp_path: Path) -> 
     with Evaluator(config(gate=str(tmp_path)), Scale(), backend="ray") as ev:
         group = ev._engine._group  # type: ignore[attr-defined]
         (pid,) = group.foreach_runner(lambda runner: runner.pid())
-        ev.trigger_eval(Scale(6.0), step=1)
+        handle = ev.submit(Scale(6.0), step=1)
         evaluator_world.wait_for(tmp_path / "entered")
         os.kill(pid, signal.SIGKILL)
         (tmp_path / "open").touch()
-        point = ev.wait(LIMIT_S)
-        assert point is not None
-        assert {(one.episode_return, one.weights_version) for one in point.result.episodes} == {(6.0, 1)}
-        assert point.result.provenance["runners_lost"] == 1
+        result = handle.result(LIMIT_S)
+        assert {(one.episode_return, one.weights_version) for one in result.episodes} == {(6.0, 1)}
+        assert result.provenance["runners_lost"] == 1
         assert pids(ev) != [pid]
 
 

@@ -31,7 +31,7 @@ EARLY, FINAL = (Path(f"configs/weights/cartpole_ppo_{name}.safetensors") for nam
 @pytest.fixture(scope="module")
 def warm(ray_cluster: None) -> Iterator[EvalRunnerGroup]:
     """A group of two runners without torch, which tests leave as it was."""
-    with EvalRunnerGroup(config().evaluation(purity_check=0)) as group:
+    with EvalRunnerGroup(config().evaluation(determinism_check=0)) as group:
         yield group
 
 

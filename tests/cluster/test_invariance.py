@@ -13,7 +13,8 @@ from rl_eval import EvalConfig, evaluate
 RUNNERS = (0, 1, 2, 3)
 LANES = (1, 3, 8, 16, 64)
 RAISING = {"attempt_rates": [0.5, 0.25]}
-FAULTS: tuple[dict[str, Any], ...] = ({}, RAISING, {"kill_episodes": [7]}, {"kill_episodes": [7, 13]})
+KILLING = {"kind": "sigkill", "step": 3}
+FAULTS: tuple[dict[str, Any], ...] = ({}, RAISING, KILLING | {"episodes": [7]}, KILLING | {"episodes": [7, 13]})
 
 # All 20 pairs of runners and lanes; the fault walks along, so that each of its values meets each value of both.
 COVERING = [
@@ -32,10 +33,10 @@ def reference(workload: str) -> tuple[str, float]:
 
 
 def check(workload: str, runners: int, lanes: int, faults: dict[str, Any], folder: Path) -> None:
-    if runners == 0 and "kill_episodes" in faults:
+    if runners == 0 and "episodes" in faults:
         faults = RAISING  # There is no actor to kill, and this process is the test.
-    if "kill_episodes" in faults:
-        faults = {**faults, "kill_folder": str(folder)}
+    if "episodes" in faults:
+        faults = {**faults, "folder": str(folder)}
     config = WORKLOADS[workload](**faults).runners(num_runners=runners, num_envs_per_runner=lanes)
     result = evaluate(config)
     assert result.status == "complete", result.reason
@@ -43,8 +44,8 @@ def check(workload: str, runners: int, lanes: int, faults: dict[str, Any], folde
     assert (result.fingerprint, result.mean_return) == reference(workload)
     if faults == RAISING:
         assert sum(record.attempts > 1 for record in result.episodes) > 3
-    assert result.provenance["runners_lost"] == len(faults.get("kill_episodes", ()))
-    assert len(list(folder.iterdir())) == len(faults.get("kill_episodes", ()))
+    assert result.provenance["runners_lost"] == len(faults.get("episodes", ()))
+    assert len(list(folder.iterdir())) == len(faults.get("episodes", ()))
 
 
 @pytest.mark.parametrize(("runners", "lanes", "faults"), QUICK)
@@ -97,7 +98,7 @@ def test_length_does_not_bias_the_mean(ray_cluster: None, runners: int, lanes: i
     """Short worthless and long valuable episodes, equally likely: every layout reports the same mean, close to 0.5."""
     config = (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", "step_rate": step_rate})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "two_length", "step_rate": step_rate})
         .policy("rl_eval.testing:make_gru")
         .runners(num_runners=runners, num_envs_per_runner=lanes)
         .evaluation(num_episodes=400, seed=1)

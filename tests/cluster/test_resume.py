@@ -20,7 +20,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.episode import ROW, Fault
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.proc import process_state
-from rl_eval.testing import flaky
+from rl_eval.testing import faulty
 
 pytestmark = pytest.mark.process
 
@@ -47,7 +47,7 @@ class Witness(gym.Wrapper[Any, Any, Any, Any]):
 
 def witnessed(context: Any) -> Witness:
     folder = context.pop("folder")
-    return Witness(flaky(context), folder)
+    return Witness(faulty(context), folder)
 
 
 def driven(config_: EvalConfig, folder: Path) -> int:

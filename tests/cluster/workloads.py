@@ -17,7 +17,7 @@ def cartpole(**faults: Any) -> EvalConfig:
     """CartPole with the early policy, whose returns vary."""
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "CartPole-v1", **faults})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", **faults})
         .policy(MLP, weights=WEIGHTS / "cartpole_ppo_early.safetensors")
         .evaluation(num_episodes=60)
     )
@@ -27,7 +27,7 @@ def hopper(**faults: Any) -> EvalConfig:
     """Hopper with sampled actions behind a frozen normalizer."""
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "Hopper-v5", **faults})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "Hopper-v5", **faults})
         .policy(
             MLP,
             policy_kwargs={"normalize_observations": True},
@@ -52,7 +52,7 @@ def recurrent(**faults: Any) -> EvalConfig:
     """A GRU whose actions are sampled."""
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "CartPole-v1", **faults})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", **faults})
         .policy("rl_eval.testing:make_gru", deterministic=False)
         .evaluation(num_episodes=60)
     )

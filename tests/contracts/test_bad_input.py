@@ -1,4 +1,4 @@
-"""Bad input gets an error that names the value and the fix, on every backend."""
+"""Bad input gets an error that names the value and the fix, in this process and, where errors cross it, on Ray."""
 
 import pickle
 import re
@@ -15,24 +15,34 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EnvError, PolicyError, RunnerStartError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 
+inline = pytest.mark.parametrize("config", ["inline"], indirect=True)
+
+
+def on_ray(test: Any) -> Any:
+    """Run a test on Ray actors only."""
+    return pytest.mark.ray(pytest.mark.parametrize("config", ["ray"], indirect=True)(test))
+
 
 def contains(*parts: str) -> str:
     """Pattern of a message that has these parts, in this order."""
     return "(?s)" + ".*".join(map(re.escape, parts))
 
 
+@inline
 def test_unknown_environment(config: EvalConfig) -> None:
     """An unknown id is named, with gymnasium's own suggestion."""
     with pytest.raises(ConfigError, match=contains("environment.env", "CartPool-v1", "CartPole")):
         evaluate(config.environment("CartPool-v1"))
 
 
+@inline
 def test_environment_path_without_attribute(config: EvalConfig) -> None:
     """A module without the attribute is named."""
     with pytest.raises(ConfigError, match=contains("environment.env", "rl_eval.testing:nothing")):
         evaluate(config.environment("rl_eval.testing:nothing"))
 
 
+@inline
 @pytest.mark.parametrize("num_episodes", [0, -3])
 def test_no_episodes(config: EvalConfig, num_episodes: int) -> None:
     """A number of episodes below one is refused, wherever it is given."""
@@ -53,6 +63,7 @@ def _actor() -> MLPActor:
     return MLPActor(4, 2)
 
 
+@inline
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -79,6 +90,7 @@ def test_weights_that_do_not_fit(config: EvalConfig, change: Any, parts: tuple[s
     assert {record.weights_version for record in after.episodes} == {7}
 
 
+@inline
 def test_weights_file_that_does_not_fit(config: EvalConfig, tmp_path: Path) -> None:
     """A weights file of another network fails at once, naming the tensor."""
     path = tmp_path / "other.pt"
@@ -87,6 +99,7 @@ def test_weights_file_that_does_not_fit(config: EvalConfig, tmp_path: Path) -> N
         evaluate(config.policy(weights=path))
 
 
+@inline
 def test_pickle_where_weights_are_expected(config: EvalConfig, tmp_path: Path) -> None:
     """A pickle is not loaded, and what it would have run is not run."""
     path, trace = tmp_path / "weights.pt", tmp_path / "trace"
@@ -101,18 +114,21 @@ def test_pickle_where_weights_are_expected(config: EvalConfig, tmp_path: Path) -
     assert not trace.exists()
 
 
+@inline
 def test_missing_policy(config: EvalConfig) -> None:
     """Without a policy there is nothing to evaluate."""
     with pytest.raises(ConfigError, match=contains("policy.policy is missing")):
         evaluate(config.policy(None))
 
 
+@inline
 def test_policy_of_wrong_shape(config: EvalConfig) -> None:
     """Actions that no lane could take are refused before any episode is charged."""
     with pytest.raises(PolicyError, match=contains("shape (16, 2)", "batch of 16", "Discrete(2)", "(16,)")):
         evaluate(config, policy=lambda observations: np.zeros((len(observations), 2), int))
 
 
+@inline
 def test_module_of_wrong_shape(config: EvalConfig) -> None:
     """A module with the wrong number of logits is refused."""
     with pytest.raises(PolicyError, match=contains("logits", "(16, 3)", "Discrete(2)", "(16, 2)")):
@@ -132,6 +148,7 @@ class _DivergesLater(torch.nn.Module):
         return self.layer(observations) + torch.where(observations[:, 2:3].abs() > 0.1, torch.nan, 0.0)
 
 
+@inline
 def test_policy_that_returns_nan(config: EvalConfig) -> None:
     """NaN logits are the policy's fault, in the episode where they occur, with the original error."""
     result = evaluate(config, policy=_DivergesLater())
@@ -152,6 +169,7 @@ class _NeverResets(gym.Env[Any, Any]):
         raise AssertionError
 
 
+@inline
 def test_environment_that_fails_every_reset(config: EvalConfig) -> None:
     """Attempts are bounded; every episode is recorded as failed, with the original error."""
     result = evaluate(config.environment(_NeverResets).fault_tolerance(fail_fast=False))
@@ -166,6 +184,7 @@ def _no_env(context: Any) -> Any:
     raise RuntimeError("no licence for the simulator")
 
 
+@inline
 def test_environment_whose_constructor_raises(config: EvalConfig) -> None:
     """What the constructor said is what the caller reads."""
     with pytest.raises(EnvError, match=contains("cannot be constructed", "RuntimeError: no licence for the simulator")):
@@ -198,6 +217,7 @@ def test_runners_that_built_different_policies(config: EvalConfig) -> None:
             group.evaluate()
 
 
+@inline
 def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
     """A policy that holds what cannot be pickled is refused, with the reason."""
     import threading
@@ -205,3 +225,24 @@ def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=contains("pickling failed", "module:attr")):
         evaluate(config, policy=lambda observations: lock and np.zeros(len(observations), int))
+
+
+@on_ray
+@pytest.mark.parametrize(
+    ("change", "error", "parts"),
+    [
+        ({"environment": {"env": "CartPool-v1"}}, ConfigError, ("environment.env", "CartPool-v1", "CartPole")),
+        ({"environment": {"env": _no_env}}, EnvError, ("cannot be constructed", "RuntimeError: no licence")),
+        ({"policy": {"policy": lambda batch: np.zeros((len(batch), 2), int)}}, PolicyError, ("shape (16, 2)", "(16,)")),
+    ],
+    ids=["no such environment", "constructor", "policy"],
+)
+def test_an_error_crosses_processes(
+    config: EvalConfig, change: dict[str, dict[str, Any]], error: type[Exception], parts: tuple[str, ...]
+) -> None:
+    """Its type and its words are those of the same mistake in this process."""
+    config.policy(lambda batch: np.zeros(len(batch), int))
+    for section, values in change.items():
+        getattr(config, section)(**values)
+    with pytest.raises(error, match=contains(*parts)):
+        evaluate(config)

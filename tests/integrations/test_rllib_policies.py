@@ -161,7 +161,7 @@ def test_returns_are_those_of_rllibs_own_inference_loop(request: Any, name: str,
     """
     _, path = request.getfixturevalue(name)
     result = evaluate(config_for(env, path))
-    ours, seeds = [record.episode_return for record in result.records], [record.seed for record in result.records]
+    ours, seeds = [record.episode_return for record in result.episodes], [record.seed for record in result.episodes]
     rllib = InRLlib(path)
     assert rllib.returns(lambda: gym.make(env), seeds, reference_rows(result)) == ours
     assert len(set(ours)) > 2
@@ -235,7 +235,7 @@ def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
         group.sync_weights(weights, version)
         result = group.evaluate()
     assert result.fingerprint == from_checkpoint
-    assert {record.weights_version for record in result.records} == {3}
+    assert {record.weights_version for record in result.episodes} == {3}
 
 
 def test_the_command_line_evaluates_a_checkpoint_folder(cartpole: Any, tmp_path: Path) -> None:
@@ -452,9 +452,9 @@ def test_each_connector_piece_gives_rllibs_actions(
 
     config = config_for(make, path)
     result = evaluate(config)
-    seeds = [record.seed for record in result.records]
+    seeds = [record.seed for record in result.episodes]
     assert InRLlib(path).returns(make, seeds, reference_rows(result)) == [
-        record.episode_return for record in result.records
+        record.episode_return for record in result.episodes
     ]
     assert evaluate(config, algorithm).fingerprint == result.fingerprint
     algorithm.stop()

@@ -25,6 +25,7 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.evaluator import Evaluator
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
+from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
 from rl_eval.result import EvalResult
 
@@ -220,7 +221,7 @@ def test_evaluation_beside_training_says_how_old_it_is(tmp_path: Path) -> None:
     algorithm.stop()
     assert [point.weights_version for point in points] == [1, 4, 5, 6]
     for point in points:
-        assert {record.weights_version for record in point.result.records} == {point.weights_version}
+        assert {record.weights_version for record in point.result.episodes} == {point.weights_version}
     assert [point.step for point in points] == [steps[0], steps[3], steps[4], steps[5]]
     assert eventually(lambda: runners_alive() == 0)
 
@@ -381,6 +382,38 @@ def test_a_callback_that_raises_does_not_end_the_training_and_old_points_go(
     assert heard == [1, 2, 3, 4]
     assert [point.weights_version for point in session_of(algorithm).points] == [3, 4]
     assert [row["num_episodes_lifetime"] for row in rows] == [5, 10, 15, 20]
-    assert caplog.text.count("training goes on") == 4
-    assert "no dashboard" in caplog.text
+    assert sum(message.startswith("ValueError: no dashboard") for message in caplog.messages) == 4
     algorithm.stop()
+
+
+def test_with_on_error_an_evaluation_that_cannot_run_ends_no_training() -> None:
+    """Loggers of rl_eval are called with every result, beside RLlib's own reporting."""
+
+    class Notes(Logger):
+        def __init__(self) -> None:
+            self.points: list[EvalPoint] = []
+            self.closed = False
+
+        def log(self, point: EvalPoint) -> None:
+            self.points.append(point)
+
+        def close(self) -> None:
+            self.closed = True
+
+    errors: list[BaseException] = []
+    notes = Notes()
+    broken = eval_config_of(ppo("CartPole-v1")).environment("Nowhere-v0").evaluation(num_episodes=2)
+    for config, expected in ((broken, 0), (broken.copy().environment("CartPole-v1"), 1)):
+        algorithm = (
+            ppo("CartPole-v1")
+            .evaluation(
+                evaluation_interval=1,
+                custom_evaluation_function=evaluation_function(config, on_error=errors.append, loggers=[notes]),
+            )
+            .build_algo()
+        )
+        algorithm.train()
+        algorithm.stop()
+        assert len(notes.points) == expected
+    assert [type(error) for error in errors] == [ConfigError]
+    assert notes.closed

@@ -20,7 +20,10 @@ import numpy as np
 
 
 class Count(gym.Env):
-    """Ten to nineteen steps; a step is worth 1 if action 1 is taken, and hangs while a file exists."""
+    """Ten to nineteen steps; a step is worth 1 if action 1 is taken.
+
+    While the file ``hang`` exists, steps take ``pause_s``, and the fourth episode hangs.
+    """
 
     def __init__(self, pause_s=0.0, flag=None, fail=False, hang=None):
         self.hang = hang
@@ -37,7 +40,8 @@ class Count(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        time.sleep(self.pause_s)
+        if self.hang is None or Path(self.hang).exists():
+            time.sleep(self.pause_s)
         if self.fail:
             raise RuntimeError("the simulator broke")
         self.steps += 1
@@ -87,8 +91,9 @@ def call(*args):
 
 
 def environment():
-    here = str(Path(rl_eval.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": here, "TERM": "xterm", "COLUMNS": "80"}
+    """Variables of a process that finds this package, and the user's modules in the test's folder."""
+    paths = os.pathsep.join([str(Path(rl_eval.__file__).parents[1]), str(Path.cwd())])
+    return {**os.environ, "PYTHONPATH": paths, "TERM": "xterm", "COLUMNS": "80"}
 
 
 def start(*args, **streams):

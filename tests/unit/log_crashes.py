@@ -1,7 +1,7 @@
-"""Kills a driver inside every single step that its log takes on the disk, and continues what it left.
+"""Kills a driver inside every n-th step that its log takes on the disk, and continues what it left.
 
-Usage: ``python -m tests.unit.log_crashes FOLDER fresh|damaged before|half``; prints one line per death:
-the number of the step, and how many episodes had been announced.
+Usage: ``python -m tests.unit.log_crashes FOLDER fresh|damaged before|half N ...``; prints one line per death:
+start and kind, the number of the step, and how many episodes had been announced.
 Everything happens in forked children, so this process stays single-threaded.
 """
 
@@ -115,17 +115,18 @@ def in_child(job: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path, start: str, when: str) -> int:
+def main(folder: Path, start: str, when: str, stride: int) -> None:
     template = folder / "template"
+    shutil.rmtree(template, ignore_errors=True)
     if start == "damaged":
         assert in_child(lambda: prepare(template)) == 0
     encode([batch_of(ALL)], ("height", "x"), "")  # Loads what every child would load again.
-    number, ended = 0, 9
+    number, ended = 1, 9
     while ended == 9:
-        number += 1
         ended, announced = die_and_go_on(folder, template, number, when)
-        sys.stdout.write(f"{number} {announced}\n")
-    return ended
+        sys.stdout.write(f"{start}-{when} {number} {announced}\n")
+        number += stride
+    assert ended == 0
 
 
 def die_and_go_on(folder: Path, template: Path, number: int, when: str) -> tuple[int, int]:
@@ -145,4 +146,5 @@ def die_and_go_on(folder: Path, template: Path, number: int, when: str) -> tuple
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    for start, when, stride in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3], strict=True):
+        main(Path(sys.argv[1]), start, when, int(stride))

@@ -14,7 +14,7 @@ from rl_eval.log import EvaluationLog
 from tests.unit.cli_world import call, make_folder
 
 FLAKY = [
-    "environment.env=rl_eval.testing:flaky",
+    "environment.env=rl_eval.testing:faulty",
     "environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}",
     "fault_tolerance.max_attempts_per_episode=2",
     "evaluation.info_keys=[x]",
@@ -55,9 +55,9 @@ def test_show_prints_the_result_and_what_is_behind_it(flaky):
     assert f"faults {len(flaky.faults)} InjectedFault" in rest
     fault = flaky.faults[-1]
     assert " ".join(f"{fault}, on {fault.node}".split()) in rest
-    failed = next(record for record in flaky.records if record.outcome == "failed")
+    failed = next(record for record in flaky.episodes if record.outcome == "failed")
     assert f"failed episode {failed.index} seed {failed.seed} 2 attempts InjectedFault: " in rest
-    completed = [record for record in flaky.records if record.outcome == "completed"]
+    completed = [record for record in flaky.episodes if record.outcome == "completed"]
     slowest = max(completed, key=lambda r: r.reset_seconds + r.step_seconds + r.inference_seconds)
     assert f"slowest episode {slowest.index} " in rest
     assert max(map(len, outcome.stdout.splitlines())) <= 80
@@ -139,6 +139,22 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
     assert "--run-dir runs" in outcome.stderr
 
 
+def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):
+    """Its faults by attempt and runner, and its end; with ``--faults`` their tracebacks and no other's."""
+    failed = next(record for record in flaky.episodes if record.outcome == "failed")
+    outcome = call("show", "runs", "--episode", failed.index, "--faults")
+    assert outcome.exit_code == 0, outcome.output
+    told = " ".join(outcome.stdout.split())
+    assert told.startswith(f"episode {failed.index} failed episode {failed.index} of 30, seed {failed.seed} ")
+    places = [told.index(f"attempt {fault.attempt} runner 0 env failed in {fault.phase}") for fault in failed.faults]
+    assert [*places, told.index("out of attempts after 2")] == sorted([*places, told.index("out of attempts after 2")])
+    assert outcome.stdout.count("Traceback") == len(failed.faults) == 2
+    events = json.loads(call("show", "runs", "--episode", failed.index, "--json").stdout)
+    assert [event["kind"] for event in events] == ["planned", "fault", "fault", "failed"]
+    assert [event["fault"]["message"] for event in events[1:3]] == [fault.message for fault in failed.faults]
+    assert "there is no episode 30" in call("show", "runs", "--episode", 30).stderr
+
+
 # export
 
 
@@ -170,7 +186,7 @@ def test_json_is_one_object_per_line(flaky):
     exported("json")
     rows = [json.loads(line, parse_constant=pytest.fail) for line in Path("runs.json").read_text().splitlines()]
     assert list(rows[0]) == pq.read_table("runs/episodes.parquet").column_names
-    for row, record in zip(rows, flaky.records, strict=True):
+    for row, record in zip(rows, flaky.episodes, strict=True):
         assert row["index"] == record.index
         assert row["outcome"] == record.outcome
         assert row["episode_return"] == (record.episode_return if record.outcome == "completed" else None)
@@ -242,7 +258,7 @@ def test_a_different_episode_is_1(plain):
 
 def test_a_fault_of_a_replay_is_shown(flaky):
     """It fails again, with the same error."""
-    failed = next(record for record in flaky.records if record.outcome == "failed")
+    failed = next(record for record in flaky.episodes if record.outcome == "failed")
     outcome = call("replay", "runs", "--index", failed.index)
     assert outcome.exit_code == 0, outcome.output
     assert failed.faults[-1].message in " ".join(outcome.stdout.split())

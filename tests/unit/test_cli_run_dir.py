@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from rl_eval.errors import ConfigError, LogFenced
 from rl_eval.loading import load
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.result import EvalResult
-from tests.unit.cli_world import call, call_alone, environment, make_folder, start
+from tests.unit.cli_world import call, environment, make_folder
 
 
 @pytest.fixture
@@ -133,8 +131,8 @@ def test_a_complete_run_has_the_exit_code_of_its_status(folder):
 
 def test_determinism_is_checked_although_all_episodes_were_finished(folder):
     """What was found is in the log, so the next call runs nothing."""
-    run("--set", "evaluation.purity_check=0")
-    check = ["--set", "evaluation.purity_check=0.1"]
+    run("--set", "evaluation.determinism_check=0")
+    check = ["--set", "evaluation.determinism_check=0.1"]
     outcome = run(*check)
     assert outcome.exit_code == 0, outcome.output
     assert "some of them are run again, as a check" in outcome.stderr
@@ -165,27 +163,28 @@ def test_another_run_is_refused_and_the_difference_shown(folder, args, differenc
 def edit(folder, old, new):
     path = folder / "cli_toys.py"
     path.write_text(path.read_text().replace(old, new))
+    sys.modules.pop("cli_toys", None)
 
 
 @pytest.mark.parametrize("finished", [12, 30])
 def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(folder, finished):
     """Also a complete one: its result is not that of the code as it is now."""
-    call_alone("run", "toy.yaml", "--run-dir", "whole")
+    run(run_dir="whole")
     cut("whole", "runs", finished)
     edit(folder, "integers(10, 20)", "integers(5, 6)")
-    refused = call_alone("run", "toy.yaml", "--run-dir", "runs")
-    assert refused.returncode == ExitCode.USAGE, refused.stderr
+    refused = run()
+    assert refused.exit_code == ExitCode.USAGE, refused.stderr
     assert f"file {folder}/cli_toys.py (module cli_toys): sha256 " in refused.stderr
     assert "continue with --accept-code-change" in refused.stderr
     assert len(read_log("runs").rows) == finished
 
-    accepted = call_alone("run", "toy.yaml", "--run-dir", "runs", "--accept-code-change")
-    assert accepted.returncode == 0, accepted.stderr
+    accepted = run("--accept-code-change")
+    assert accepted.exit_code == 0, accepted.stderr
     assert f"the code was changed after {finished} finished episodes" in accepted.stdout
     lengths = [record.length for record in EvalResult.load("runs").episodes]
     assert (min(lengths[:finished]), set(lengths[finished:])) == (10, {5} if finished < 30 else set())
 
-    again = call_alone("run", "toy.yaml", "--run-dir", "runs")
+    again = run()
     assert "runs is complete" in again.stderr
     shown = json.loads(call("show", "runs", "--json").stdout)["result"]
     (change,) = shown["provenance"]["code_changes"]
@@ -195,7 +194,7 @@ def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(f
     assert [note for note in shown["notes"] if "the code was changed" in note]
     assert EvalResult.load("runs").provenance["code_changes"] == [change]
     edit(folder, "integers(5, 6)", "integers(10, 20)")
-    assert call_alone("run", "toy.yaml", "--run-dir", "runs").returncode == ExitCode.USAGE
+    assert run().exit_code == ExitCode.USAGE
 
 
 def test_a_folder_that_holds_a_result_only_is_refused(folder):
@@ -258,37 +257,6 @@ def test_a_run_that_was_taken_over_ends_with_4(folder, monkeypatch):
     outcome = run()
     assert outcome.exit_code == ExitCode.CLUSTER
     assert "taken over by process 7" in outcome.stderr
-
-
-def test_a_killed_run_is_continued(folder):
-    """With SIGKILL, again and again: every episode has one record, and none that was in the log runs again."""
-    call("run", "toy.yaml", "--output", "undisturbed")
-    fingerprint = EvalResult.load("undisturbed").fingerprint
-    slow = ["--run-dir", "killed", "--set", "environment.env_kwargs={pause_s: 0.02}", "--num-envs-per-runner", "1"]
-    written = 0
-    for _ in range(2):
-        process = start("run", "toy.yaml", *slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while len(list(Path("killed/segments").glob("*-episodes-*"))) <= written:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait(60)
-        written = len(list(Path("killed/segments").glob("*-episodes-*")))
-    outcome = call_alone("run", "toy.yaml", *slow)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "continuing killed: " in outcome.stderr
-    found = read_log("killed")
-    assert sorted(found.rows["index"].tolist()) == list(range(30))
-    assert found.mismatches == ()
-    assert EvalResult.load("killed").fingerprint == fingerprint
-    rows = sum(len(_rows(path)) for path in Path("killed/segments").glob("*-episodes-*"))
-    assert rows == 30
-
-
-def _rows(path):
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path)["index"].to_numpy()
 
 
 # --fresh
@@ -357,26 +325,38 @@ def test_a_given_folder_keeps_up_with_its_run(folder):
 RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Without these rights the superuser is refused what others are."""
 
+TWICE = """
+import sys
+from rl_eval.cli import main
 
+for name in ("both", "log"):
+    sys.argv = ["rl-eval", "run", "toy.yaml", "--run-dir", name]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+    sys.stderr.write("== ")
+"""
+
+
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="nobody without rights to ask as")
-@pytest.mark.parametrize("saved", [True, False], ids=["result beside the log", "log alone"])
-def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder, saved):
-    """Neither a lock nor a file is needed to say what is there."""
-    assert run().exit_code == 0
-    if not saved:
-        Path("runs/result.json").unlink()
-        Path("runs/episodes.parquet").unlink()
-    before = sorted(path.name for path in Path("runs").rglob("*"))
-    for path in [Path("runs"), *Path("runs").rglob("*")]:
+def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
+    """Neither a lock nor a file is needed to say what is there, with the result beside the log or without."""
+    assert run(run_dir="both").exit_code == 0
+    shutil.copytree("both", "log")
+    Path("log/result.json").unlink()
+    Path("log/episodes.parquet").unlink()
+    paths = [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]
+    for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    command = [sys.executable, "-m", "rl_eval", "run", "toy.yaml", "--run-dir", "runs"]
     done = subprocess.run(
-        [*(RIGHTS if os.geteuid() == 0 else []), *command],
+        [*(RIGHTS if os.geteuid() == 0 else []), sys.executable, "-c", TWICE],
         env=environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "mean return" in done.stdout
-    assert ("cannot be written to" in done.stderr) == (not saved)
-    assert sorted(path.name for path in Path("runs").rglob("*")) == before
-    for path in [Path("runs"), *Path("runs").rglob("*")]:
+    for path in paths:
         path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mean return") == 2
+    assert ["cannot be written to" in text for text in done.stderr.split("== ")] == [False, True, False]
+    assert paths == [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,7 @@ def test_an_interrupted_command_says_so(capfd):
     assert "interrupted" in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_the_thread_hears_sigterm_while_the_main_thread_is_stuck(folder):
     """The main thread waits in C for a lock, where Python runs no handler; the log is flushed nevertheless."""
     script = """
@@ -256,6 +258,7 @@ with Interruption() as interruption:
     assert Path("flushed").exists()
 
 
+@pytest.mark.process
 def test_what_does_not_close_is_left_behind(folder):
     """The result is out, and a ``close`` that hangs in this process cannot be ended otherwise."""
     with Path("cli_toys.py").open("a") as module:
@@ -270,7 +273,7 @@ def clings(context):
 """)
     script = "import sys\nfrom rl_eval.cli import main, signals\nsignals._PARTING_S = 0.5\nmain()"
     command = [sys.executable, "-c", script, "run", "toy.yaml", "--set", "environment.env=cli_toys:clings"]
-    command += ["--set", "evaluation.purity_check=0"]  # It would close an environment before it builds a new one.
+    command += ["--set", "evaluation.determinism_check=0"]  # It would close an environment before it builds a new one.
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "does not close" in done.stderr
@@ -279,84 +282,76 @@ def clings(context):
 
 # Whole commands
 
+ENDLESS = ("run", "toy.yaml", "--set", "evaluation.num_episodes=1000000", "--set")
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
-def run_until(flag, *assignments, run_dir=None, **streams):
-    """Start an endless run, and wait until its environment has left a file."""
-    args = [part for text in ("evaluation.num_episodes=1000000", *assignments) for part in ("--set", text)]
-    where = ["--run-dir", run_dir] if run_dir else []
-    process = start("run", "toy.yaml", *where, *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+def wait_until_there(flag, process):
     while not Path(flag).exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_what_has_finished(folder, number):
-    """As a partial result over the finished prefix."""
-    process = run_until("third", "environment.env_kwargs={pause_s: 0.01, flag: third}")
-    process.send_signal(number)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, err
-    result = rl_eval.EvalResult.load("out/toy")
-    assert result.status == "partial"
-    assert result.aggregates.count > 0
-    assert str(result) in out
-    assert "stopping" in err
+@pytest.mark.process
+def test_a_signal_saves_what_has_finished(folder):
+    """As a partial result over the finished prefix; who has a log is told how to continue, and nobody else."""
+    cases = [
+        (signal.SIGINT, Path("runs"), ["--run-dir", "runs"]),
+        (signal.SIGTERM, Path("out/toy"), []),
+    ]
+    started = [
+        start(*ENDLESS, f"environment.env_kwargs={{pause_s: 0.01, flag: {place.name}.third}}", *args, **PIPED)
+        for _, place, args in cases
+    ]
+    for process, (number, place, args) in zip(started, cases, strict=True):
+        wait_until_there(f"{place.name}.third", process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 128 + number, err
+        result = rl_eval.EvalResult.load(place)
+        assert result.status == "partial"
+        assert result.aggregates.count > 0
+        assert str(result) in out
+        assert "stopping" in err
+        assert ("the same command continues there" in err) == bool(args)
 
 
-def test_who_interrupts_a_run_is_told_how_to_continue(folder):
-    """Where there is a log, and only there."""
-    for run_dir, told in (("runs", True), (None, False)):
-        process = run_until("third", "environment.env_kwargs={pause_s: 0.01, flag: third}", run_dir=run_dir)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 128 + signal.SIGINT, err
-        assert ("the same command continues there" in err) == told
-        (folder / "third").unlink()
-
-
+@pytest.mark.process
 def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(folder):
-    """The thread that steps cannot be ended, so the process is, when the log is flushed."""
+    """In the log, or else as a partial result, printed and in the usual files; the step itself cannot be ended.
+
+    The live display of the one on a terminal hides the cursor, which is shown again before the process may end.
+    """
+    for name in ("logged", "plain"):
+        Path(name).mkdir()
     Path("hang").touch()
-    process = run_until("hanging", "environment.env_kwargs={hang: hang}", run_dir="runs")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "what had finished is in the log" in err
+    hangs = f"environment.env_kwargs={{hang: {folder}/hang}}"
+    ours, theirs = os.openpty()
+    config = str(folder / "toy.yaml")
+    logged = start(
+        "run", config, "--set", hangs, "--run-dir", "../runs", stdout=theirs, stderr=theirs, stdin=theirs, cwd="logged"
+    )
+    os.close(theirs)
+    plain = start("run", config, "--set", hangs, **PIPED, cwd="plain")
+    wait_until_there("logged/hanging", logged)
+    logged.send_signal(signal.SIGTERM)
+    wait_until_there("plain/hanging", plain)
+    plain.send_signal(signal.SIGTERM)
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert logged.wait(60) == 143
+    assert b"what had finished is in the log" in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
     assert len(read_log("runs").rows) > 0
 
-
-def test_without_a_log_too_sigterm_saves_what_has_finished_beside_a_step_that_hangs(folder):
-    """As a partial result, printed and in the usual files; the main thread never comes back from the step."""
-    Path("hang").touch()
-    process = run_until("hanging", "environment.env_kwargs={hang: hang}")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 143, err
-    result = rl_eval.EvalResult.load("out/toy")
+    out, err = plain.communicate(timeout=120)
+    assert plain.returncode == 143, err
+    result = rl_eval.EvalResult.load("plain/out/toy")
     assert result.status == "partial"
     assert result.aggregates.count > 0
     assert "ended by SIGTERM" in result.reason
     assert str(result) in out
-    assert f"saved in {Path('out', 'toy')}" in err
-
-
-def test_sigterm_leaves_the_terminal_as_it_was(folder):
-    """The live display hides the cursor; it is shown again before the process may end."""
-    ours, theirs = os.openpty()
-    Path("hang").touch()
-    args = ["--set", "environment.env_kwargs={hang: hang}", "--run-dir", "runs"]
-    process = start("run", "toy.yaml", *args, stdout=theirs, stderr=theirs, stdin=theirs)
-    os.close(theirs)
-    wait_for(Path("hanging").exists)
-    process.send_signal(signal.SIGTERM)
-    shown = b""
-    try:
-        while part := os.read(ours, 65536):
-            shown += part
-    except OSError:
-        pass
-    os.close(ours)
-    assert process.wait(60) == 143
-    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+    assert "saved in out/toy" in err

@@ -76,9 +76,9 @@ def test_the_job_of_kubernetes() -> None:
     content = load("rayjob.yaml")
     assert (content["apiVersion"], content["kind"]) == ("ray.io/v1", "RayJob")
     command = shlex.split(content["spec"]["entrypoint"])
-    assert command[:4] == ["rl-eval", "supervise", "--", "run"]
-    assert "--run-dir" in command
-    EvalConfig.from_yaml(ROOT / command[4]).build()
+    assert command[:2] == ["rl-eval", "run"]
+    assert {"--run-dir", "--max-restarts"} < set(command)
+    EvalConfig.from_yaml(ROOT / command[2]).build()
     assert list(yaml.safe_load(content["spec"]["runtimeEnvYAML"])) == ["working_dir"]
     cluster = content["spec"]["rayClusterSpec"]
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -88,5 +88,5 @@ def test_the_job_of_kubernetes() -> None:
 
 
 def test_the_commands_that_are_used_exist() -> None:
-    """`rl-eval supervise` is registered."""
-    assert CliRunner().invoke(app, ["supervise", "--help"]).exit_code == 0
+    """Restarts are an option of `rl-eval run`."""
+    assert "--max-restarts" in CliRunner().invoke(app, ["run", "--help"]).output

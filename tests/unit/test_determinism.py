@@ -150,8 +150,8 @@ def test_what_takes_too_long_without_building_is_not_checked() -> None:
 
 def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
     """A continued run that lacks only its check compares with the process before."""
-    evaluate(cartpole(purity_check=0), run_dir=tmp_path)
-    found = evaluate(cartpole(purity_check=0.1), run_dir=tmp_path).determinism
+    evaluate(cartpole(determinism_check=0), run_dir=tmp_path)
+    found = evaluate(cartpole(determinism_check=0.1), run_dir=tmp_path).determinism
     assert (found.checked, found.elsewhere, found.passed) == (3, 3, True)
 
 
@@ -402,9 +402,9 @@ def test_the_check_is_on_by_default_and_shows_everywhere(tmp_path) -> None:
     result.save(tmp_path / "saved")
     for again in (EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
         assert again.determinism == result.determinism
-    off = evaluate(cartpole(purity_check=0))
+    off = evaluate(cartpole(determinism_check=0))
     assert off.determinism.passed is None
-    assert str(off.determinism) == "not checked: switched off by evaluation.purity_check=0"
+    assert str(off.determinism) == "not checked: switched off by evaluation.determinism_check=0"
     assert off.fingerprint == result.fingerprint
     assert off.timing.env_steps == result.timing.env_steps, "steps of the check are not steps of the evaluation"
 

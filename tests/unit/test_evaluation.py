@@ -111,7 +111,7 @@ def report(indices: list[int], runner: int) -> RunReport:
 
 def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
     """What the lost runner held is given to others, and the evaluation ends."""
-    world = World(purity_check=1.0)
+    world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
     assert not world.evaluation.done
@@ -129,7 +129,7 @@ def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
 
 def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
     """Every runner that holds an episode is told to drop it: the next evaluation would take it for its own."""
-    world = World(purity_check=1.0)
+    world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
     busy = {call[0] for call in world.backend.called if call[1] == "run" and call[2]}
@@ -163,7 +163,7 @@ def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: in
 
 def test_progress_says_what_the_evaluation_is_busy_with() -> None:
     """From its place in the queue to the check of its episodes."""
-    world = World(up=0, purity_check=1.0)
+    world = World(up=0, determinism_check=1.0)
     phases = [Evaluation(2, world.evaluation._settings, PLAN).phase, world.evaluation.progress().phase]
     for member in world.fleet.members.values():
         world.fleet.start_answered(member, 1.0)
@@ -198,24 +198,24 @@ def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
 
 def test_a_snapshot_is_a_result_of_what_has_finished() -> None:
     """And does not change with what finishes later."""
-    world = World(purity_check=0)
+    world = World(determinism_check=0)
     done = world.finish(0)
     snapshot = world.evaluation.handle.snapshot("seen enough")
-    assert [record.index for record in snapshot.records] == done
+    assert [record.index for record in snapshot.episodes] == done
     assert snapshot.status == "partial"
     assert "seen enough" in snapshot.reason
     world.finish(1)
     assert world.evaluation.done
-    assert [record.index for record in snapshot.records] == done
+    assert [record.index for record in snapshot.episodes] == done
 
 
 def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
     """SIGTERM may come when the evaluation is over and its result is not given yet."""
-    world = World(purity_check=0)
+    world = World(determinism_check=0)
     done = world.finish(0)
     handle = world.evaluation.handle
     world.evaluation._close()
-    assert [record.index for record in handle.snapshot().records] == done
+    assert [record.index for record in handle.snapshot().episodes] == done
     result = handle.snapshot()
     handle._set_result(result)
     assert handle.snapshot() is result
@@ -269,7 +269,7 @@ def test_another_policy_is_only_said_of_other_weights(first: str, second: str, e
 
 def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() -> None:
     """Its runners are told to drop what they hold, so that the next weights can come."""
-    world = World(purity_check=1.0)
+    world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
     assert not world.evaluation.done
@@ -282,7 +282,7 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
 
 def test_the_time_without_runners_is_not_the_checks() -> None:
     """A run that lacks only its check waits for its runners as long as any other."""
-    world = World(purity_check=1.0)
+    world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
     world.lose(0)

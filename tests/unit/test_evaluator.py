@@ -89,7 +89,7 @@ def result() -> EvalResult:
 @pytest.fixture
 def cue(result: EvalResult, monkeypatch: pytest.MonkeyPatch) -> Cue:
     made = Cue(result)
-    monkeypatch.setattr("rl_eval.evaluator.EvalRunnerGroup", lambda settings, policy, threaded: made)
+    monkeypatch.setattr("rl_eval.engine.EvalRunnerGroup", lambda settings, policy, threaded: made)
     return made
 
 
@@ -104,30 +104,18 @@ def _no_thread_stays() -> Iterator[None]:
 
 def settled(evaluator: Evaluator) -> None:
     """Wait until everything is delivered."""
-    with evaluator._delivery._changed:
-        assert evaluator._delivery._changed.wait_for(lambda: not evaluator.pending, LIMIT_S)
-
-
-def drained(evaluator: Evaluator) -> list[int]:
-    """Return the steps of what was not read yet."""
-    return [point.step for point in iter(evaluator.poll, None)]
+    assert evaluator.drain(LIMIT_S)
 
 
 # ------------------------------------------------------------------------------ who is refused, and who is replaced
 
 
-@pytest.mark.parametrize("busy_policy", ["skip", "error"])
-def test_one_at_a_time(cue: Cue, busy_policy: Any) -> None:
+def test_one_at_a_time(cue: Cue) -> None:
     """A second request is refused, by name; it costs no step, no version, and its weights are not looked at."""
-    with Evaluator(config(), busy_policy=busy_policy) as ev:
-        assert ev.trigger_eval("weights", 10)
+    with Evaluator(config()) as ev:
+        ev.submit("weights", 10)
         with pytest.raises(EvaluatorBusy, match="step 10 is still running, so that of step 11 was refused"):
             ev.submit("unlooked at")
-        if busy_policy == "error":
-            with pytest.raises(EvaluatorBusy):
-                ev.trigger_eval("unlooked at", 500)
-        else:
-            assert ev.trigger_eval("unlooked at", 500) is False
         cue.end(0)
         assert ev.submit().step == 11
         assert (cue.weights, ev.weights_version) == (["weights", None], 1)
@@ -135,14 +123,31 @@ def test_one_at_a_time(cue: Cue, busy_policy: Any) -> None:
 
 def test_a_queue_has_room_for_so_many(cue: Cue) -> None:
     """One runs, ``max_queue`` wait; the next is refused until one is done."""
-    with Evaluator(config(), busy_policy="queue", max_queue=2) as ev:
-        assert [ev.trigger_eval() for _ in range(5)] == [True, True, True, False, False]
+    steps: list[int] = []
+    with Evaluator(config(), busy_policy="queue", max_queue=2, on_result=lambda point: steps.append(point.step)) as ev:
+        assert [accepted(ev) for _ in range(5)] == [True, True, True, False, False]
         cue.end(0)
-        assert [ev.trigger_eval() for _ in range(2)] == [True, False]
+        assert [accepted(ev) for _ in range(2)] == [True, False]
         for position in (1, 2, 3):
             cue.end(position)
         settled(ev)
-        assert drained(ev) == [0, 1, 2, 3]
+        assert steps == [0, 1, 2, 3]
+
+
+def accepted(evaluator: Evaluator) -> bool:
+    try:
+        evaluator.submit()
+    except EvaluatorBusy:
+        return False
+    return True
+
+
+def test_weights_may_have_a_number_of_their_own(cue: Cue) -> None:
+    with Evaluator(config(), busy_policy="queue") as ev:
+        assert ev.submit("weights", version=17).weights_version == 17
+        assert ev.submit("weights").weights_version == 18
+        with pytest.raises(UsageError, match="version is 3, but no weights"):
+            ev.submit(version=3)
 
 
 def test_the_latest_replaces_the_one_that_waits_and_never_the_one_that_runs(cue: Cue) -> None:
@@ -184,7 +189,7 @@ def test_what_the_group_refuses_costs_nothing(cue: Cue) -> None:
         ev.submit("weights", 6)
         cue.refusal = WeightsError("none")
         with pytest.raises(WeightsError):
-            ev.trigger_eval("none", 9)
+            ev.submit("none", 9)
         cue.refusal = None
         assert (ev._next_step, ev.weights_version) == (7, 2)
         assert cue.cancelled == []
@@ -234,16 +239,17 @@ def test_a_request_whose_end_crosses_the_shutdown_is_closed(cue: Cue) -> None:
         ending.join(0.5)
 
     cue.before_callback = cross
-    ev.trigger_eval()
+    ev.submit()
     ending.join(LIMIT_S)
-    assert ev.wait(LIMIT_S) is None
+    settled(ev)
     assert not ev.pending
 
 
 def test_results_come_in_the_order_of_the_requests_whoever_asks(cue: Cue) -> None:
     """A request that ends before its submitter has looked away is delivered before those after it."""
-    with Evaluator(config(), busy_policy="queue") as ev:
-        other = threading.Thread(target=lambda: (ev.trigger_eval(None, 2), cue.end(1)))
+    steps: list[int] = []
+    with Evaluator(config(), busy_policy="queue", on_result=lambda point: steps.append(point.step)) as ev:
+        other = threading.Thread(target=lambda: (ev.submit(None, 2), cue.end(1)))
 
         def overtake() -> None:
             cue.end(0)
@@ -251,10 +257,10 @@ def test_results_come_in_the_order_of_the_requests_whoever_asks(cue: Cue) -> Non
             other.join(0.5)
 
         cue.before_callback = overtake
-        ev.trigger_eval(None, 1)
+        ev.submit(None, 1)
         other.join(LIMIT_S)
         settled(ev)
-        assert drained(ev) == [1, 2]
+        assert steps == [1, 2]
 
 
 class _NoError(BaseException):
@@ -279,78 +285,56 @@ def test_whatever_callbacks_raise_the_result_is_delivered(cue: Cue, where: str, 
             raise error("on_error")
 
     everywhere = where == "everywhere"
+    points: list[EvalPoint] = []
+    listeners = [raising] if everywhere or where in ("on_result", "on_error") else []
     ev = Evaluator(
         config(),
-        on_result=raising if everywhere or where in ("on_result", "on_error") else (),
+        on_result=[*listeners, points.append],
         metrics_fn=raising if everywhere or where == "metrics_fn" else None,
         loggers=[Raising()] if everywhere or where == "logger" else (),
         on_error=note,
     )
     with ev:
         for _ in range(2):
-            ev.trigger_eval()
+            ev.submit()
             cue.end(-1)
-            point = ev.wait(LIMIT_S)
-            assert point is not None
-            assert point.result is cue.result
+            settled(ev)
+    assert [point.result for point in points] == [cue.result] * 2
     assert [type(one) for one in told] == [error] * (6 if everywhere else 2)
 
 
-@pytest.mark.parametrize("where", ["on_result", "metrics_fn", "logger"])
-def test_without_on_error_a_callbacks_error_is_logged_and_ends_no_training(
-    cue: Cue, where: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """``wait`` raises nothing, since the evaluation did not fail."""
+def test_an_error_surfaces_where_it_is_documented(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """Without ``on_error`` it is logged, unless ``evaluate`` raises it; a handle raises its own besides."""
 
-    def raising(*anything: Any) -> Any:
-        raise ValueError(where)
+    def raising(point: EvalPoint) -> None:
+        raise ValueError("callback")
 
-    class Raising(Logger):
-        log = raising
-
-    options: dict[str, Any] = {where: raising} if where != "logger" else {"loggers": [Raising()]}
-    with Evaluator(config(), **options) as ev:
-        ev.trigger_eval()
-        cue.end(0)
-        assert ev.wait(LIMIT_S) is not None
-        assert ev.wait(LIMIT_S) is None
-    assert headlines(caplog) == [f"ValueError: {where}"]
-
-
-def test_an_error_surfaces_once_where_it_is_documented(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
-    """``poll`` raises that of ``trigger_eval``; a handle raises its own, which is logged too; ``evaluate`` raises."""
-    with Evaluator(config()) as ev, caplog.at_level(logging.ERROR, "rl_eval.delivery"):
-        ev.trigger_eval()
-        cue.end(0, ClusterError("first"))
-        with pytest.raises(ClusterError, match="first"):
-            ev.wait(LIMIT_S)
-        assert ev.poll() is None
-        assert caplog.messages == []
+    with Evaluator(config(), on_result=raising) as ev, caplog.at_level(logging.ERROR, "rl_eval.delivery"):
         handle = ev.submit()
-        cue.end(1, ClusterError("second"))
+        cue.end(0, ClusterError("first"))
         settled(ev)
-        with pytest.raises(ClusterError, match="second"):
+        with pytest.raises(ClusterError, match="first"):
             handle.result(LIMIT_S)
-        assert headlines(caplog) == ["ClusterError: second"]
+        ev.submit()
+        cue.end(1)
+        settled(ev)
+        assert headlines(caplog) == ["ClusterError: first", "ValueError: callback"]
         cue_ends = threading.Timer(0.05, lambda: cue.end(2, ClusterError("third")))
         cue_ends.start()
         with pytest.raises(ClusterError, match="third"):
             ev.evaluate()
         assert not ev.pending
-        assert headlines(caplog) == ["ClusterError: second"]
-        assert ev.poll() is None
+        assert len(caplog.messages) == 2
 
 
 def test_on_error_is_given_every_error(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
-    """Then ``poll`` raises none, and nothing is logged."""
+    """Then nothing is logged."""
     told: list[str] = []
     with Evaluator(config(), on_error=lambda error: told.append(str(error))) as ev:
-        ev.trigger_eval()
-        cue.end(0, ClusterError("first"))
-        assert ev.wait(LIMIT_S) is None
-        ev.submit()
-        cue.end(1, ClusterError("second"))
-        settled(ev)
+        for number, text in enumerate(["first", "second"]):
+            ev.submit()
+            cue.end(number, ClusterError(text))
+            settled(ev)
     assert told == ["first", "second"]
     assert caplog.messages == []
 
@@ -386,11 +370,12 @@ def test_a_callback_may_shut_down(cue: Cue) -> None:
         ev.shutdown()
 
     ev = Evaluator(config(), busy_policy="queue", on_result=stop)
-    ev.trigger_eval()
-    ev.trigger_eval()
+    handles = [ev.submit() for _ in range(2)]
     cue.end(0)
-    assert ev.wait(LIMIT_S) is not None
-    assert ev.wait(LIMIT_S) is None
+    assert handles[0].result(LIMIT_S) is cue.result
+    with pytest.raises(ClusterError):
+        handles[1].result(LIMIT_S)
+    settled(ev)
     with pytest.raises(UsageError, match="shut down"):
         ev.submit()
 
@@ -419,21 +404,20 @@ def test_a_second_shutdown_does_not_take_what_the_first_ended_for_an_error(cue: 
 def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:
     """The next request may come from ``on_result``; to wait there could never end."""
     told: list[BaseException] = []
+    steps: list[int] = []
 
     def chain(point: EvalPoint) -> None:
+        steps.append(point.step)
         if point.step == 0:
-            ev.trigger_eval()
-            ev.wait()
+            ev.submit()
+            cue.end(1)
+            ev.drain()
 
     with Evaluator(config(), on_result=chain, on_error=told.append) as ev:
-        ev.trigger_eval()
+        ev.submit()
         cue.end(0)
-        point = ev.wait(LIMIT_S)
-        assert point is not None
-        cue.end(1)
-        point = ev.wait(LIMIT_S)
-        assert point is not None
-        assert point.step == 1
+        settled(ev)
+    assert steps == [0, 1]
     (error,) = told
     assert isinstance(error, UsageError)
 
@@ -447,12 +431,12 @@ def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) ->
         go.wait(LIMIT_S)
 
     ev = Evaluator(config(), on_result=hang)
-    ev.trigger_eval()
+    ev.submit()
     cue.end(0)
     assert held.wait(LIMIT_S)
     ev.shutdown(0.05)
     ends = threading.Event()
-    waiting = threading.Thread(target=lambda: (ev.wait(), ends.set()))
+    waiting = threading.Thread(target=lambda: (ev.drain(), ends.set()))
     waiting.start()
     in_time = ends.wait(5.0)
     go.set()
@@ -488,17 +472,17 @@ def test_progress_that_cannot_be_told_ends_nothing(cue: Cue, monkeypatch: pytest
         asked.set()
 
     with Evaluator(config(), loggers=[_Counting()], on_error=note) as ev:
-        ev.trigger_eval()
+        ev.submit()
         assert asked.wait(LIMIT_S)
         cue.end(0)
-        assert ev.wait(LIMIT_S) is not None
+        settled(ev)
 
 
 def test_shutdown_is_idempotent_from_many_threads(cue: Cue) -> None:
-    """Loggers are closed once; what was delivered can still be read, and nothing more be asked."""
+    """Loggers are closed once, and nothing more can be asked."""
     loggers = [_Counting() for _ in range(20)]
     ev = Evaluator(config(), loggers=loggers)
-    ev.trigger_eval(None, 3)
+    ev.submit(None, 3)
     cue.end(0)
     threads = [threading.Thread(target=ev.shutdown) for _ in range(4)]
     for thread in threads:
@@ -506,69 +490,17 @@ def test_shutdown_is_idempotent_from_many_threads(cue: Cue) -> None:
     for thread in threads:
         thread.join(LIMIT_S)
     assert [logger.closed for logger in loggers] == [1] * 20
-    assert drained(ev) == [3]
-    for ask in (ev.submit, ev.evaluate, ev.trigger_eval):
+    for ask in (ev.submit, ev.evaluate):
         with pytest.raises(UsageError, match="shut down"):
             ask()
 
 
-@pytest.mark.parametrize("failing", [False, True])
-def test_of_what_callbacks_have_had_few_are_kept_for_poll(cue: Cue, failing: bool) -> None:
-    """Also when every callback raises: errors that nobody reads do not pile up, but go to the log."""
-
-    def receive(point: EvalPoint) -> None:
-        if failing:
-            raise ValueError(point.step)
-
-    with Evaluator(config(), on_result=receive) as ev:
-        for _ in range(50):
-            ev.trigger_eval()
-            cue.end(-1)
-            settled(ev)
-            assert len(ev._delivery._unread) <= 32
-        if not failing:
-            assert drained(ev) == [*range(18, 50)]
-
-
-def test_an_error_that_nobody_reads_is_logged_at_last(
-    cue: Cue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An exception never disappears."""
-    monkeypatch.setattr("rl_eval.delivery._KEPT", 1)
-    with Evaluator(config(), on_result=lambda point: None) as ev:
-        for number in range(3):
-            ev.trigger_eval()
-            cue.end(-1, ClusterError(f"number {number}"))
-            settled(ev)
-        assert headlines(caplog) == ["ClusterError: number 0", "ClusterError: number 1"]
-        with pytest.raises(ClusterError, match="number 2"):
-            ev.poll()
-
-
-def test_without_callbacks_every_result_is_kept(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else has had them; so when very many are unread, no more are made until one is."""
-    monkeypatch.setattr("rl_eval.delivery._UNREAD", 20)
-    with Evaluator(config(), busy_policy="skip") as ev:
-        for _ in range(20):
-            assert ev.trigger_eval()
-            cue.end(-1)
-        settled(ev)
-        assert not ev.trigger_eval()
-        with pytest.raises(EvaluatorBusy, match="20 results were not read: poll"):
-            ev.submit()
-        assert ev.poll() is not None
-        assert ev.trigger_eval(None, 20)
-        cue.end(-1)
-        settled(ev)
-        assert drained(ev) == list(range(1, 21))
-
-
-@pytest.mark.parametrize("policy", ["error", "skip", "queue", "latest"])
+@pytest.mark.parametrize("policy", ["skip", "queue", "latest"])
 def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
     cue: Cue, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than so many results wait for it, whatever the policy; evaluate() waits for its turn as ever."""
-    monkeypatch.setattr("rl_eval.delivery._UNREAD", 5)
+    monkeypatch.setattr("rl_eval.delivery._BACKLOG", 5)
     go, steps = threading.Event(), []
 
     def slow(point: EvalPoint) -> None:
@@ -579,7 +511,7 @@ def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
         for step in range(5):
             ev.submit(None, step)
             cue.end(-1)
-        for step in range(5, 1000):
+        for step in range(5, 20):
             with pytest.raises(EvaluatorBusy, match="5 results wait for callbacks and loggers"):
                 ev.submit(None, step)
         assert len(ev._delivery.open) == len(cue.handles) == 5
@@ -623,31 +555,25 @@ def test_a_logger_that_hangs_is_told_the_newest_step_only(cue: Cue) -> None:
 # ------------------------------------------------------------------------------ points and state
 
 
-def test_points_carry_all_metrics_with_the_prefix(cue: Cue) -> None:
+@pytest.mark.parametrize("prefix", ["held_out", ""])
+def test_points_carry_all_metrics_with_the_prefix(cue: Cue, prefix: str) -> None:
     """Those of ``metrics_fn`` too, which sees the finished episodes."""
     seen: list[Any] = []
+    points: list[EvalPoint] = []
 
     def measure(records: Any) -> dict[str, float]:
         seen.append([record.index for record in records])
         return {"longest": max(record.length for record in records)}
 
-    with Evaluator(config(), metrics_fn=measure, log_prefix="held_out") as ev:
-        ev.trigger_eval("weights", 7)
+    with Evaluator(config(), metrics_fn=measure, log_prefix=prefix, on_result=points.append) as ev:
+        ev.submit("weights", 7)
         cue.end(0)
-        point = ev.wait(LIMIT_S)
-    assert point is not None
-    longest = {"held_out/longest": float(cue.result.episodes[0].length)}
-    assert point.metrics == {f"held_out/{key}": value for key, value in cue.result.metrics.items()} | longest
+        settled(ev)
+    (point,) = points
+    start = f"{prefix}/" if prefix else ""
+    named = {f"{start}{key}": value for key, value in cue.result.metrics.items()}
+    assert point.metrics == named | {f"{start}longest": float(cue.result.episodes[0].length)}
     assert (point.step, point.weights_version, seen) == (7, 1, [[0]])
-
-
-def test_an_empty_prefix_leaves_the_names_alone(cue: Cue) -> None:
-    with Evaluator(config(), log_prefix="") as ev:
-        ev.trigger_eval()
-        cue.end(0)
-        point = ev.wait(LIMIT_S)
-    assert point is not None
-    assert point.metrics == cue.result.metrics
 
 
 def test_the_state_goes_round(cue: Cue) -> None:
@@ -665,23 +591,13 @@ def test_the_state_goes_round(cue: Cue) -> None:
 
 
 def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
-    """While one is pending, and while it is unread; not when callbacks have had it."""
     with Evaluator(config()) as ev:
         state = ev.state_dict()
-        ev.trigger_eval()
+        ev.submit()
         for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
             with pytest.raises(UsageError, match="1 evaluations are pending"):
                 call()
         cue.end(0)
-        settled(ev)
-        for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
-            with pytest.raises(UsageError, match="1 results unread"):
-                call()
-        ev.poll()
-        assert ev.state_dict()["step"] == 1
-    with Evaluator(config(), on_result=lambda point: None) as ev:
-        ev.trigger_eval()
-        cue.end(1)
         settled(ev)
         assert ev.state_dict()["step"] == 1
 
@@ -701,10 +617,20 @@ def test_what_is_no_state_is_refused_and_changes_nothing(cue: Cue, state: Any) -
 def test_what_a_shutdown_ends_is_said(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever leaves the block with a request open is told that it has no result."""
     with caplog.at_level(logging.WARNING), Evaluator(config(), busy_policy="queue") as ev:
-        ev.trigger_eval("weights", 10)
-        ev.trigger_eval("weights", 20)
+        ev.submit("weights", 10)
+        ev.submit("weights", 20)
     assert "steps 10, 20" in caplog.text
-    assert "wait() for them first" in caplog.text
+    assert "drain() first" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"detached": True}, {"client": "a"}, {"run_dir": "a"}, {"idle_timeout_s": 3.0}])
+def test_what_a_service_needs_a_name_for_is_not_ignored(cue: Cue, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is given, but there is no service without a name"):
+        Evaluator(config(), **options)
+    with pytest.raises(ConfigError, match="backend is 'thread'"):
+        Evaluator(config(), name="nobody", backend="thread")
+    with Evaluator(config()) as ev, pytest.raises(UsageError, match="only a service keeps a history"):
+        ev.history()
 
 
 @pytest.mark.parametrize(
@@ -721,7 +647,7 @@ def test_one_logger_need_not_be_a_list(cue: Cue) -> None:
     """As one callback need not be."""
     logger = _Notes()
     with Evaluator(config(), loggers=logger) as ev:
-        ev.trigger_eval("weights", 10)
+        ev.submit("weights", 10)
         cue.end(0)
         settled(ev)
     assert [point.step for point in logger.points] == [10]

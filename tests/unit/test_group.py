@@ -154,7 +154,7 @@ def test_a_continued_evaluation_counts_the_steps_and_episodes_of_this_session(tm
 
     with EvalRunnerGroup(config, threaded=False) as group:
         group.submit(num_episodes=4_000, run_dir=tmp_path / "run", on_submitted=stop_soon)
-        earlier = len(handles[0].result().records)
+        earlier = len(handles[0].result().episodes)
         assert earlier
         steps[0] = 0
         handle = group.submit(num_episodes=4_000, run_dir=tmp_path / "run")

@@ -46,7 +46,7 @@ def make_config(**evaluation):
 
 
 def returns(result):
-    return [record.episode_return for record in result.records]
+    return [record.episode_return for record in result.episodes]
 
 
 def test_held_out_episodes_are_those_of_a_longer_plan():
@@ -57,7 +57,7 @@ def test_held_out_episodes_are_those_of_a_longer_plan():
         selection, held_out = group.evaluate(), group.evaluate(num_episodes=8, first_index=12)
     assert returns(selection) + returns(held_out) == returns(whole)
     assert held_out.fingerprint == configured.fingerprint
-    assert [record.index for record in held_out.records] == list(range(8))
+    assert [record.index for record in held_out.episodes] == list(range(8))
     assert held_out.plan.first_index == 12
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_eval.plan import EpisodePlan
-from rl_eval.stats import mean_interval
+from rl_eval.stats import interval, mean_interval
 
 sys.path.append(str(Path(__file__).parents[2]))  # The benchmarks are not part of the package.
 from benchmarks import honesty
@@ -18,6 +18,12 @@ RUNS = 100
 EPISODES = 100
 SLACK = 5 * (0.05 * 0.95 / RUNS) ** 0.5
 """Five standard errors of a coverage of 95 %."""
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coverage needs many intervals, each of which may be coarse."""
+    monkeypatch.setattr(interval, "_RESAMPLES", 999)
 
 
 def worlds(*links: str) -> list[honesty.World]:

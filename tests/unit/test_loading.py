@@ -25,7 +25,7 @@ def ones(observations):
 def config(**evaluation):
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", "attempt_rates": [0.3, 0.5]})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "two_length", "attempt_rates": [0.3, 0.5]})
         .runners(num_envs_per_runner=4)
         .evaluation(num_episodes=NUM_EPISODES, seed=3, return_bounds=(0.0, 1.0), **evaluation)
         .fault_tolerance(max_attempts_per_episode=2)
@@ -96,7 +96,7 @@ def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_pat
     """Its numbers go over the finished prefix of the plan."""
     loaded = load(cut(finished[0], tmp_path / "cut", 9))
     assert loaded.status == "partial"
-    assert len(loaded.records) == 9
+    assert len(loaded.episodes) == 9
     assert f"is not finished: continue it with rl-eval run ... --run-dir {tmp_path / 'cut'}" in loaded.reason
     assert loaded.timing.env_steps == 7
 
@@ -190,7 +190,7 @@ def test_a_damaged_result_beside_the_log_is_refused(run):
 
 def test_the_determinism_check_is_read_from_the_log(tmp_path):
     """What a second run of some episodes found is committed behind them."""
-    result = evaluate(config(purity_check=0.2), ones, run_dir=tmp_path)
+    result = evaluate(config(determinism_check=0.2), ones, run_dir=tmp_path)
     assert result.determinism.passed
     assert load(tmp_path).determinism == result.determinism
 
@@ -229,4 +229,4 @@ def test_a_live_log_can_be_read(tmp_path):
             time.sleep(0.01)
         loaded = load(tmp_path)
         handle.cancel()
-    assert 0 < len(loaded.records) < 100_000
+    assert 0 < len(loaded.episodes) < 100_000

@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,8 +25,8 @@ from rl_eval.columns import episode_columns, fault_columns, read_episodes, read_
 from rl_eval.errors import ConfigError, LogError, LogMismatch
 from rl_eval.log import Batch, EvaluationLog, ownership, read_log, writer
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
-from rl_eval.log.storage import LocalStorage, RemoteStorage, open_storage
-from tests.unit.log_world import ROOT, make_batch, make_fault, make_infos, make_manifest, make_rows
+from rl_eval.log.storage import LocalStorage, open_storage
+from tests.unit.log_world import make_batch, make_fault, make_infos, make_manifest, make_rows
 
 
 @pytest.fixture
@@ -72,9 +71,11 @@ def test_what_was_written_comes_back(run_dir: Path) -> None:
     assert contents.numerics == {"isa": "AVX2"}
     assert contents.manifest == make_manifest()
     assert (contents.mismatches, contents.damaged) == ((), ())
+    kinds = [SegmentName.parse(path.name).kind for path in segments(run_dir)]
+    assert kinds == ["faults", "episodes"] * 2 + ["episodes"]  # An episode's faults are committed before it.
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(0, 5))
 def test_a_segment_holds_any_rows_and_faults(indices: list[int], num_faults: int) -> None:
     """Encoding and decoding are inverse, for none as for many."""
@@ -101,12 +102,7 @@ def test_columns_come_back_from_tools_that_change_their_types() -> None:
     columns["outcome"] = pa.array(["completed", "exploded"])
     with pytest.raises(ValueError, match="column outcome holds a value other than missing, completed, failed"):
         read_episodes(pa.table(columns))
-
-
-def test_faults_come_back_from_columns() -> None:
-    """No fault at all keeps its columns."""
     assert read_faults(pa.table(fault_columns(()))) == ()
-    assert read_faults(pa.table(fault_columns([make_fault(2)]))) == (make_fault(2),)
 
 
 def test_segments_are_tables_for_other_tools(run_dir: Path) -> None:
@@ -144,19 +140,6 @@ def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) 
     assert read_log(run_dir).faults == (make_fault(4), lost, make_fault(4, attempt=2), lost)
 
 
-def test_faults_are_committed_before_the_episodes_that_had_them(run_dir: Path) -> None:
-    """A flush numbers its faults first."""
-    write_log(run_dir, make_batch([3], (make_fault(3),)))
-    assert [SegmentName.parse(path.name).kind for path in segments(run_dir)] == ["faults", "episodes"]
-
-
-def test_importing_the_log_loads_nothing_heavy() -> None:
-    """Pyarrow comes with the first segment that is written or read."""
-    script = "import sys, rl_eval.log; print([name for name in ('pyarrow', 'ray', 'torch') if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ran.stdout.strip() == "[]"
-
-
 # ------------------------------------------------------------------------------ begin and continue
 
 
@@ -190,7 +173,6 @@ def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> Non
         '  identity.policy: "pkg:make" -> "pkg:other"',
         '  weights.digest: "0123" -> "4567"',
         '  info_keys: ["height", "x"] -> ["height"]',
-        "  identity.environment.env_kwargs: (absent) -> {}",
         "Give another --run-dir, or start beside it with --fresh",
     ]
     assert_holds(read_log(run_dir), [1])
@@ -221,7 +203,6 @@ def test_without_a_log_reading_says_so(run_dir: Path) -> None:
         (lambda path: Path("/proc/rl_eval"), "No such file"),
         (lambda path: "", "run_dir is empty"),
         (lambda path: "nosuch://bucket/run", "run_dir nosuch://bucket/run cannot be opened"),
-        (lambda path: "s3://user:secret@bucket/run?nosuch=1", r"run_dir s3://\*\*\*@bucket/run\?nosuch=\*\*\* cannot"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(
@@ -232,10 +213,6 @@ def test_a_folder_that_cannot_be_used_is_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         EvaluationLog.open(make(tmp_path))
     assert "secret" not in str(caught.value)
-
-
-def test_a_file_uri_is_a_local_folder(tmp_path: Path) -> None:
-    """Exact claims and forced writes do not depend on how the folder is spelled."""
     assert isinstance(open_storage(f"file://{tmp_path}"), LocalStorage)
 
 
@@ -398,22 +375,13 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
     assert_holds(read_log(run_dir), [1])
 
 
-def test_a_flush_that_runs_out_of_time_says_why(log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason of the last failure is in the message."""
-    fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
-    monkeypatch.setattr(writer, "RETRY_SECONDS", (60, 60))
-    log.append(make_batch([2]))
-    with pytest.raises(LogError, match=r"within 0\.3 s: the last write failed: .*No space left.*1 batches are not in"):
-        log.flush(0.3)
-
-
 def test_who_flushes_does_not_wait_for_the_next_retry(log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was told to end tries at once, however long the back-off is by then."""
+    """A process that was told to end tries at once, however long the back-off is; the last failure's reason is said."""
     fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 1)
     monkeypatch.setattr(writer, "RETRY_SECONDS", (1000, 1000))
     log.append(make_batch([2]))
-    with pytest.raises(LogError, match="Input/output error"):
-        log.flush(0.3)
+    with pytest.raises(LogError, match=r"within 0\.1 s: the last write failed: .*Input/output.*1 batches are not in"):
+        log.flush(0.1)
     log.flush(10)
     assert len(log.poll()) == 1
 
@@ -452,6 +420,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.process
 def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log gives up with the system's words, leaves no half file, and goes on when there is room again."""
     monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
@@ -479,6 +448,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
     assert_holds(read_log(run_dir), [*announced, 999])
 
 
+@pytest.mark.process
 def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is not the caller's mistake, and leaves nothing that the next driver would have to wait for."""
     monkeypatch.setattr(ownership, "BEAT_SECONDS", 1000.0)
@@ -495,6 +465,7 @@ def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.M
     assert_holds(read_log(run_dir), [1, 2])
 
 
+@pytest.mark.process
 def test_a_file_system_that_is_read_only(small_disk: Path) -> None:
     """Reading works; writing is refused at once, by name."""
     run_dir = small_disk / "run"
@@ -525,23 +496,13 @@ def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, monkeypatch: pytest.Mo
 # ------------------------------------------------------------------------------ damage
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "deleted": lambda path: path.unlink(),
-    "emptied": lambda path: path.write_bytes(b""),
-    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "one byte short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "one byte long": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "the bytes of another": lambda path: path.write_bytes(segments(path.parents[1])[0].read_bytes() + b"PAR1"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
 @pytest.mark.parametrize("position", [0, 1, 2, 3])
 def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, damage: str, position: int) -> None:
     """Reading names the file and the way out; continuing sets it aside; what remains is right."""
     write_log(run_dir, make_batch([0, 1]), make_batch([2, 3], (make_fault(3),)), make_batch([4, 5]))
     victim = segments(run_dir)[position]
-    DAMAGES[damage](victim)
+    victim.unlink() if damage == "deleted" else victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(LogError, match=r"is damaged: .*Continue the run with --run-dir") as caught:
         read_log(run_dir)
     assert victim.name[:15] in str(caught.value)
@@ -563,60 +524,38 @@ def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, 
     log.close()
 
 
-def test_every_flipped_bit_is_noticed(run_dir: Path) -> None:
-    """Wherever in a segment a bit flips, its episodes are not believed."""
-    write_log(run_dir, make_batch([0, 1]))
-    victim = segments(run_dir)[0]
-    whole = victim.read_bytes()
-    name = SegmentName.parse(victim.name)
-    for position in {*range(0, len(whole), 13), len(whole) - 1}:
-        flipped = bytearray(whole)
-        flipped[position] ^= 1 << position % 8
-        with pytest.raises(ValueError, match="do not have the hash"):
-            decode(name, bytes(flipped))
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_change_of_a_segment_is_noticed(data: st.DataObject) -> None:
+    """Wherever a bit flips, and however many bytes are missing or added: its episodes are not believed."""
+    ((_, whole),) = encode([make_batch([0, 1])], ("height", "x"), "me")
+    changed = bytearray(whole)
+    if data.draw(st.booleans()):
+        changed[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        changed = changed[: data.draw(st.integers(0, len(whole) - 1))] + data.draw(st.sampled_from([b"", whole]))
+    with pytest.raises(ValueError, match="do not have the hash"):
+        decode(name_of(whole, 1, 1, "episodes"), bytes(changed))
 
 
-def test_a_last_segment_that_is_gone_is_missed(run_dir: Path) -> None:
-    """The claim counts what was committed, so even the end of a log cannot vanish unseen."""
-    write_log(run_dir, make_batch([0]), make_batch([1]))
-    segments(run_dir)[-1].unlink()
-    with pytest.raises(LogError, match=r"000001-00000002-\.\.\.parquet is damaged: it is gone, though it was written"):
-        read_log(run_dir)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: "",
-        lambda text: "[]",
-        lambda text: text.replace("CartPole-v1", "CartPole-v0"),
-        lambda text: text.replace('"num_episodes": 1000', '"num_episodes": 1001'),
-    ],
-    ids=["half", "empty", "other", "flipped text", "flipped number"],
-)
-def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path, damage: Callable[[str], str]) -> None:
+def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path) -> None:
     """Nobody guesses what the segments are about; without segments it is simply written again."""
     write_log(run_dir, make_batch([0]))
     path = run_dir / "manifest.json"
-    path.write_text(damage(path.read_text()))
-    log = EvaluationLog.open(run_dir)
-    for call in (lambda: read_log(run_dir), lambda: log.begin(make_manifest())):
-        with pytest.raises(LogError, match=r"manifest\.json is damaged \(.*the 1 segments beside it.*--fresh"):
-            call()
-    log.close()
+    whole = path.read_text()
+    flipped = whole.replace("CartPole-v1", "CartPole-v0"), whole.replace('"num_episodes": 1000', '"num_episodes": 1001')
+    for text in (whole[: len(whole) // 2], "", "[]", *flipped, None):
+        path.unlink() if text is None else path.write_text(text)
+        log = EvaluationLog.open(run_dir)
+        problem = r"manifest\.json is (gone|damaged \(.*), so.* the 1 segments beside it.*--fresh"
+        for call in (lambda: read_log(run_dir), lambda log=log: log.begin(make_manifest())):
+            with pytest.raises(LogError, match=problem):
+                call()
+        log.close()
     segments(run_dir)[0].unlink()
-    (run_dir / "owners" / "000001").unlink()
+    shutil.rmtree(run_dir / "owners")
     write_log(run_dir, make_batch([5]))
     assert_holds(read_log(run_dir), [5])
-
-
-def test_a_manifest_that_is_gone_is_an_error(run_dir: Path) -> None:
-    """Segments without a manifest belong to nobody."""
-    write_log(run_dir, make_batch([0]))
-    (run_dir / "manifest.json").unlink()
-    with pytest.raises(LogError, match=r"manifest\.json is gone"):
-        read_log(run_dir)
 
 
 def test_a_log_of_a_later_version_is_refused_and_left_alone(run_dir: Path) -> None:
@@ -657,33 +596,8 @@ def test_left_over_temporary_files_are_ignored_and_removed(run_dir: Path) -> Non
     assert [path.exists() for path in leftovers + others] == [False, False, True, True, True]
 
 
-# ------------------------------------------------------------------------------ remote file systems
-
-
-def test_a_remote_file_system_without_atomic_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a file is written under another name and moved; the log is the same."""
-    from pyarrow import fs
-
-    from rl_eval.log import contents, storage
-
-    monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.01)
-    subtree = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    remote = RemoteStorage(subtree, "run", "hdfs://name/run")
-    for module in (contents, writer):
-        monkeypatch.setattr(module, "open_storage", lambda _: remote)
-    write_log(tmp_path, make_batch([0, 1], (make_fault(1),)))
-    (tmp_path / "run" / "segments" / temporary_name("000001-x")).touch()
-    segments(tmp_path / "run")[-1].write_bytes(b"")
-    write_log(tmp_path, make_batch([1, 0]))
-    found = read_log(tmp_path)
-    assert_holds(found, [1, 0])
-    assert found.faults == (make_fault(1),)
-    assert len(found.damaged) == 1
-    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
-
-
 def test_rows_are_read_in_the_order_of_writing(run_dir: Path) -> None:
     """Many segments, read by several threads at once, keep their order."""
-    order = np.random.default_rng(1).permutation(60).tolist()
+    order = np.random.default_rng(1).permutation(30).tolist()
     write_log(run_dir, *[make_batch([index]) for index in order])
     assert_holds(read_log(run_dir), order)

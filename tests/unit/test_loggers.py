@@ -2,27 +2,31 @@
 
 import csv
 import errno
+import functools
 import importlib.util
 import io
+import itertools
 import json
 import math
 import os
-import resource
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager
+import types
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from rich.console import Console
 
+from rl_eval.atomic_write import is_temporary, temporary_name
 from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.loggers import (
@@ -67,8 +71,8 @@ def point(step=100, returns=(1.0, 2.0, 4.0), prefix="eval", version=3, failed=0,
     return EvalPoint(step, version, result, named)
 
 
-def film(tmp_path, index=2) -> Video:
-    """Build a film of ten frames."""
+def make_video(tmp_path, index=2) -> Video:
+    """Build a video of ten frames."""
     encoder = Encoder(tmp_path / "source.mp4", 10)
     for shade in range(10):
         encoder.write(np.full((32, 48, 3), 20 * shade, np.uint8))
@@ -93,159 +97,113 @@ both = pytest.mark.parametrize(("logger", "rows"), FILES, ids=["jsonl", "csv"])
 # ------------------------------------------------------------------------------ files
 
 
-def test_a_json_line_holds_everything(tmp_path):
-    """NaN is null, as strict JSON wants it."""
-    log = JSONLinesLogger(tmp_path / "deep" / "curve.jsonl")
-    log.log(point(best=math.inf))
-    (row,) = json_rows(log.path)
-    assert (row["step"], row["weights_version"], row["status"]) == (100, 3, "complete")
-    assert row["time"] == "2025-01-01T00:00:00+00:00"
-    assert row["fingerprint"] == point().result.fingerprint
-    assert row["eval/episode_return_mean"] == point().result.mean_return
-    assert row["eval/success_rate"] is None
-    assert row["eval/best"] == "inf"
-    assert set(point().metrics) <= set(row)
+def test_a_line_holds_everything(tmp_path):
+    """NaN is null in strict JSON, and an empty cell; floats lose no bit."""
+    one = point(returns=(0.1, 0.2, 0.7), best=math.inf, worst=-math.inf)
+    for logger, rows in FILES:
+        log = logger(tmp_path / "deep" / logger.__name__)
+        log.log(one)
+        (row,) = rows(log.path)
+        as_text = str if logger is CSVLogger else lambda value: value
+        assert (row["step"], row["weights_version"], row["status"]) == (as_text(100), as_text(3), "complete")
+        assert (row["time"], row["fingerprint"]) == ("2025-01-01T00:00:00+00:00", one.result.fingerprint)
+        assert float(row["eval/episode_return_mean"]) == one.result.mean_return
+        assert row["eval/success_rate"] == ("" if logger is CSVLogger else None)
+        assert (row["eval/best"], row["eval/worst"]) == ("inf", "-inf")
+        assert list(row)[5:] == list(one.metrics)
 
 
-def test_a_csv_line_holds_everything(tmp_path):
-    """NaN is an empty cell; floats lose no bit."""
-    log = CSVLogger(tmp_path / "deep" / "curve.csv")
-    log.log(point(returns=(0.1, 0.2, 0.7), best=-math.inf))
-    (row,) = csv_rows(log.path)
-    assert (row["step"], row["weights_version"], row["status"]) == ("100", "3", "complete")
-    assert float(row["eval/episode_return_mean"]) == point(returns=(0.1, 0.2, 0.7)).result.mean_return
-    assert row["eval/success_rate"] == ""
-    assert float(row["eval/best"]) == -math.inf
+@functools.cache
+def plain_point(step, value, names):
+    return point(step, returns=(value, value + 1.0), **dict.fromkeys(names, value))
 
 
-@both
-def test_a_file_is_continued_and_has_a_step_once(tmp_path, logger, rows):
-    """After a resume, what is evaluated again replaces what stood there, where it stood."""
-    path = tmp_path / "curve"
-    with logger(path) as log:
-        for step in (10, 20, 30):
-            log.log(point(step))
-    with logger(path) as log:
-        log.log(point(20, returns=(9.0, 9.5)))
-        log.log(point(30))
-        log.log(point(40))
-    found = [(int(row["step"]), float(row["eval/episode_return_mean"])) for row in rows(path)]
-    mean = point().result.mean_return
-    assert found == [(10, mean), (20, 9.25), (30, mean), (40, mean)]
+class StepFile(RuleBasedStateMachine):
+    """A file of one of both kinds, beside a table in memory."""
 
+    @initialize(kind=st.sampled_from(FILES))
+    def begin(self, kind):
+        self.folder = tempfile.TemporaryDirectory()
+        self.logger, self.rows = kind
+        self.path = Path(self.folder.name, "curve")
+        self.log = self.logger(self.path)
+        self.table, self.columns = {}, []
 
-@both
-def test_a_point_that_is_appended_leaves_the_rest_alone(tmp_path, logger, rows):
-    """Nothing is rewritten as long as a file only grows."""
-    path = tmp_path / "curve"
-    log = logger(path)
-    log.log(point(10))
-    inode, before = path.stat().st_ino, path.read_bytes()
-    log.log(point(20))
-    assert path.stat().st_ino == inode
-    assert path.read_bytes().startswith(before)
-
-
-@both
-@settings(deadline=None, max_examples=40)
-@given(data=st.data())
-def test_a_line_that_was_cut_anywhere_is_dropped(tmp_path_factory, logger, rows, data):
-    """Whatever a kill left of the last line; the step can be written again. Only the first point changes the file."""
-    path = tmp_path_factory.mktemp("torn") / "curve"
-    log = logger(path)
-    log.log(point(10))
-    whole = path.stat().st_size
-    log.log(point(20))
-    content = path.read_bytes()
-    torn = content[: data.draw(st.integers(whole, len(content) - 1))]
-    path.write_bytes(torn)
-    again = logger(path)
-    assert path.read_bytes() == torn
-    again.log(point(20))
-    assert path.read_bytes() == content
-    assert [int(row["step"]) for row in rows(path)] == [10, 20]
-
-
-@both
-def test_a_last_line_without_an_end_is_kept(tmp_path, logger, rows, caplog):
-    """It can be read, so it is nothing to be dropped; a value may be cut, which is said."""
-    path = tmp_path / "curve"
-    logger(path).log(point(10))
-    whole = path.read_bytes()
-    path.write_bytes(whole.removesuffix(b"\n"))
-    log = logger(path)
-    assert not caplog.messages
-    log.log(point(20))
-    assert "may be" in caplog.text
-    assert path.read_bytes().startswith(whole)
-    assert [int(row["step"]) for row in rows(path)] == [10, 20]
-
-
-@both
-def test_the_first_point_is_there_whole_or_not_at_all(tmp_path, logger, rows):
-    """A kill while the file is made leaves none that looks like somebody else's; an empty one is no obstacle."""
-    path = tmp_path / "curve"
-    child = os.fork()
-    if not child:
-        write = Path.write_text
-        Path.write_text = lambda self, text, **_: (write(self, text[: len(text) // 2]), os.kill(os.getpid(), 9))
-        logger(path).log(point(10))
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert not path.exists()
-    assert len(list(tmp_path.iterdir())) == 1
-    path.touch()
-    logger(path).log(point(10))
-    assert [int(row["step"]) for row in rows(path)] == [10]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@both
-def test_a_process_that_is_killed_leaves_a_file_that_can_be_continued(tmp_path, logger, rows):
-    """SIGKILL at a random moment of writing as fast as it goes."""
-    path = tmp_path / "curve"
-    script = (
-        "import sys; sys.path.insert(0, '.')\n"
-        "from tests.unit.test_loggers import *\n"
-        f"log = {logger.__name__}({str(path)!r})\n"
-        "points = [point(step % 50, extra=1.0) if step % 7 else point(step) for step in range(2000)]\n"
-        "[log.log(p) for _ in range(1000) for p in points]\n"
+    @rule(
+        step=st.integers(0, 5),
+        value=st.sampled_from([0.1, -3.0, 1e300]),
+        names=st.sets(st.sampled_from(["goals", 'a,"b"', "new\nline", "ä"])).map(sorted).map(tuple),
+        full=st.booleans(),
     )
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
-    deadline = time.monotonic() + 120
-    while not (path.exists() and path.stat().st_size > 30_000) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    logger(path).log(point(9999))
-    found = [int(row["step"]) for row in rows(path)]
-    assert len(found) > 10
-    assert found.count(9999) == 1
-    assert len(found) == len(set(found))
+    def log_a_point(self, step, value, names, full):
+        one = plain_point(step, value, names)
+        if full:  # Of the new file half is written.
+            write = Path.write_text
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Path, "write_text", lambda path, text, **more: full_disk(write, path, text, **more))
+                with pytest.raises(OSError, match=f"No space left.*step {step} was not written") as caught:
+                    self.log.log(one)
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(self.path))
+            return
+        self.log.log(one)
+        self.table[step] = {name: one.metrics.get(f"eval/{name}") for name in (*names, "episode_return_mean")}
+        self.columns = list(dict.fromkeys([*self.columns, *one.metrics]))
+
+    @rule()
+    def resume(self):
+        self.log = self.logger(self.path)
+
+    @rule()
+    def leave_half_a_file(self):
+        (self.path.parent / temporary_name("curve")).write_text("half")
+
+    @invariant()
+    def every_step_has_one_line(self):
+        """At its first place; a column of the table is where its first point put it, at the right."""
+        rows = self.rows(self.path) if self.path.exists() else []
+        assert [int(row["step"]) for row in rows] == list(self.table)
+        for row, expected in zip(rows, self.table.values(), strict=True):
+            found = {name: row.get(f"eval/{name}") for name in expected}
+            assert {name: float(value) for name, value in found.items()} == expected
+        if rows and self.logger is CSVLogger:
+            assert {tuple(row)[5:] for row in rows} == {tuple(self.columns)}
+
+    @invariant()
+    def nothing_else_is_left(self):
+        left = {path.name for path in self.path.parent.iterdir()} - {"curve"}
+        assert all(is_temporary(name) for name in left)
+
+    def teardown(self):
+        self.folder.cleanup()
 
 
-def test_a_column_that_comes_later_is_added(tmp_path):
-    """At the right; and one that is missing leaves its cell empty."""
-    path = tmp_path / "curve.csv"
-    CSVLogger(path).log(point(10))
-    log = CSVLogger(path)
-    log.log(point(20, goals=2.0))
-    log.log(point(30))
-    log.log(point(40, goals=3.0, fouls=1.0))
-    header = path.read_text().splitlines()[0].split(",")
-    assert header[-2:] == ["eval/goals", "eval/fouls"]
-    assert [row["eval/goals"] for row in csv_rows(path)] == ["", "2.0", "", "3.0"]
-    assert [row["eval/fouls"] for row in csv_rows(path)] == ["", "", "", "1.0"]
-    assert len({row["eval/episode_return_mean"] for row in csv_rows(path)}) == 1
+def full_disk(write, path, text, **more):
+    write(path, text[: len(text) // 2], **more)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_names_with_commas_and_quotes_survive(tmp_path):
-    """They come from ``metrics_fn``."""
-    path = tmp_path / "curve.csv"
-    CSVLogger(path).log(point(10, **{'a,"b"': 1.5}))
-    CSVLogger(path).log(point(20, **{'a,"b"': 2.5}))
-    assert [row['eval/a,"b"'] for row in csv_rows(path)] == ["1.5", "2.5"]
+StepFile.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestStepFile = StepFile.TestCase
+
+
+@pytest.mark.process
+@both
+def test_a_kill_leaves_the_file_as_it_was(tmp_path, logger, rows):
+    """Half a new file beside it is removed by the next point; an empty file is no obstacle."""
+    path = tmp_path / "curve"
+    write = Path.write_text
+    for before in ([], [10]):
+        child = os.fork()
+        if not child:
+            Path.write_text = lambda self, text, **_: (write(self, text[: len(text) // 2]), os.kill(os.getpid(), 9))
+            logger(path).log(point(20))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert len(list(tmp_path.iterdir())) == 1 + path.exists()
+        assert [int(row["step"]) for row in (rows(path) if path.exists() else [])] == before
+        path.touch()
+        logger(path).log(point(10))
+        assert list(tmp_path.iterdir()) == [path]
 
 
 FOREIGN = {
@@ -271,121 +229,25 @@ FOREIGN = {
 
 
 @both
-@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_a_file_of_something_else_is_refused(tmp_path, logger, rows, content):
-    """At once, by name and with what helps; not a byte of it changes."""
-    path = tmp_path / "curve"
-    path.write_text(content, errors="surrogateescape")
-    before = path.read_bytes(), path.stat()
-    with pytest.raises(UsageError, match="no file of this logger") as caught:
-        logger(path)
-    assert str(path) in str(caught.value)
-    assert "give another path" in str(caught.value)
-    assert (path.read_bytes(), path.stat().st_mtime_ns) == (before[0], before[1].st_mtime_ns)
-
-
-@both
-@pytest.mark.parametrize("end", ["\n", ""], ids=["with an end", "without"])
-def test_a_last_line_of_somebody_else_is_refused(tmp_path, logger, rows, end):
-    """It can be read, so no kill has cut it short."""
+def test_a_file_of_something_else_is_refused(tmp_path, logger, rows):
+    """At once, or when it appears before the first point, by name and with what helps; not a byte of it changes."""
     path = tmp_path / "curve"
     logger(path).log(point(10))
-    columns = len(path.read_text().splitlines()[0].split(","))
+    ours = path.read_text()
+    columns = len(ours.splitlines()[0].split(","))
     line = '{"loss": 0.5}' if logger is JSONLinesLogger else ",".join("x" * columns)
-    with path.open("a") as file:
-        file.write(line + end)
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match="no file of this logger"):
-        logger(path)
-    assert path.read_bytes() == before
-
-
-@both
-def test_a_file_that_becomes_something_else_is_refused_by_the_first_point(tmp_path, logger, rows):
-    """A trainer makes its own while the logger waits for an evaluation."""
-    path = tmp_path / "curve"
-    log = logger(path)
-    path.write_text(FOREIGN["a trainer's table"])
-    with pytest.raises(UsageError, match="no file of this logger"):
-        log.log(point(10))
-    assert path.read_text() == FOREIGN["a trainer's table"]
-
-
-@contextmanager
-def disk_with(room, path):
-    """Let a file grow by so many bytes and no further, as on a disk that becomes full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@both
-@pytest.mark.parametrize("room", [0, 1, 100])
-def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(tmp_path, logger, rows, room):
-    """The error names file and step; the same logger goes on when there is space again."""
-    path = tmp_path / "curve"
-    log = logger(path)
-    log.log(point(10))
-    before = path.read_bytes()
-    with disk_with(room, path), pytest.raises(OSError, match="step 20 was not written") as caught:
-        log.log(point(20))
-    assert caught.value.filename == str(path)
-    assert path.read_bytes() == before
-    log.log(point(20))
-    log.log(point(30))
-    logger(path).log(point(40))
-    assert [int(row["step"]) for row in rows(path)] == [10, 20, 30, 40]
-
-
-@both
-def test_a_disk_that_takes_a_part_and_then_nothing_is_full(tmp_path, logger, rows, monkeypatch):
-    """Some file systems give no reason."""
-
-    class Full(io.FileIO):
-        def write(self, data):
-            return super().write(data[:7]) if len(data) > 100 and self.tell() == before else 0
-
-    path = tmp_path / "curve"
-    log = logger(path)
-    log.log(point(10))
-    before = path.stat().st_size
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda self, *_args, **_more: Full(self, "ab"))
-        with pytest.raises(OSError, match="No space") as caught:
-            log.log(point(20))
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
-    assert [int(row["step"]) for row in rows(path)] == [10]
-
-
-def test_a_column_that_could_not_be_added_is_added_later(tmp_path):
-    """The file stays one table."""
-    path = tmp_path / "curve.csv"
-    log = CSVLogger(path)
-    log.log(point(10))
-    with disk_with(0, path), pytest.raises(OSError, match="step 20 was not written"):
-        log.log(point(20, goals=2.0))
-    log.log(point(30, goals=3.0))
-    assert [(row["step"], row["eval/goals"]) for row in csv_rows(path)] == [("10", ""), ("30", "3.0")]
-
-
-@both
-@pytest.mark.parametrize("kind", ["a comment", "a row behind a torn one"])
-def test_a_whole_last_line_is_never_cut(tmp_path, logger, rows, kind):
-    """Only what has no end was cut short by a kill: anything else is somebody's, and refused as it is."""
-    path = tmp_path / "curve"
-    log = logger(path)
-    log.log(point(10))
-    whole = path.stat().st_size
-    log.log(point(20))
-    content = path.read_bytes()
-    path.write_bytes(content + b"# learning rate lowered\n" if kind == "a comment" else content[:-50] + content[whole:])
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match="no file of this logger"):
-        logger(path)
-    assert path.read_bytes() == before
+    behind = [ours + line, ours + line + "\n", ours + "# learning rate lowered\n", ours[:-50]]
+    for content in (*FOREIGN.values(), *behind):
+        path.unlink()
+        log = logger(path)
+        path.write_text(content, errors="surrogateescape")
+        before = path.read_bytes(), path.stat().st_mtime_ns
+        for use in (lambda: logger(path), lambda log=log: log.log(point(10))):
+            with pytest.raises(UsageError, match="no file of this logger") as caught:
+                use()
+            assert str(path) in str(caught.value)
+            assert "give another path" in str(caught.value)
+        assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
 # ------------------------------------------------------------------------------ console
@@ -416,16 +278,16 @@ def test_the_console_survives_a_result_without_numbers():
     assert "return nan [nan, nan]" in printed(point(failed=2, returns=()))
 
 
-def test_the_console_names_films(tmp_path):
+def test_the_console_names_videos(tmp_path):
     """And what is odd about them."""
     text = io.StringIO()
     log = ConsoleLogger(Console(file=text, width=30))
-    video = film(tmp_path)
+    video = make_video(tmp_path)
     log.log_video(video.save(tmp_path), point())
     log.log_video(Video(**{**vars(video), "differences": ("length",)}), point())
     assert text.getvalue().splitlines() == [
-        f"  film of episode 2: {tmp_path / video.name}",
-        "  film of episode 2 (differs from the record in length)",
+        f"  video of episode 2: {tmp_path / video.name}",
+        "  video of episode 2 (differs from the record in length)",
     ]
 
 
@@ -488,17 +350,28 @@ def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
     assert ends == [f"held_out/episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
 
 
-def test_tensorboard_gets_films_as_animated_pictures(tmp_path):
+def test_tensorboard_gets_videos_as_animated_pictures(tmp_path):
     """It shows no others."""
     with TensorBoardLogger(tmp_path) as log:
         one = point(10)
         log.log(one)
-        log.log_video(film(tmp_path), one)
+        log.log_video(make_video(tmp_path), one)
     (image,) = events(tmp_path).Images("eval/episode_2")
     assert (image.step, image.width, image.height) == (10, 48, 32)
     assert image.encoded_image_string.startswith(b"GIF89a")
 
 
+@pytest.fixture
+def seconds(monkeypatch):
+    """Let a second pass between two files of events, whose names begin with it."""
+    from tensorboard.summary.writer import event_file_writer
+
+    clock = types.SimpleNamespace(**vars(time))
+    clock.time = itertools.count(int(time.time())).__next__
+    monkeypatch.setattr(event_file_writer, "time", clock)
+
+
+@pytest.mark.usefixtures("seconds")
 def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path):
     """In the same process, and after a restart."""
     with TensorBoardLogger(tmp_path) as log:
@@ -507,13 +380,13 @@ def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path):
         log.log(point(20, returns=(7.0, 9.0)))
     mean = pytest.approx(7 / 3)
     assert scalars(tmp_path) == [(10, mean), (20, 8)]
-    time.sleep(1.1)  # Files are ordered by the second in their names.
     with TensorBoardLogger(tmp_path) as log:
         log.log(point(20, returns=(1.0, 2.0)))
         log.log(point(30))
     assert scalars(tmp_path) == [(10, mean), (20, 1.5), (30, mean)]
 
 
+@pytest.mark.usefixtures("seconds")
 def test_tensorboard_hides_nothing_of_the_training(tmp_path):
     """Training is ahead of its evaluation, and a step may be evaluated again."""
     from torch.utils.tensorboard import SummaryWriter
@@ -522,7 +395,6 @@ def test_tensorboard_hides_nothing_of_the_training(tmp_path):
         for step in range(40):
             training.add_scalar("train/loss", 1.0, step)
         training.flush()
-        time.sleep(1.1)  # Files are ordered by the second in their names.
         log.log(point(10))
         log.log(point(10))
         for step in range(40, 60):
@@ -536,7 +408,7 @@ def test_names_without_a_prefix(tmp_path):
     with TensorBoardLogger(tmp_path) as log:
         one = point(10, prefix="")
         log.log(one)
-        log.log_video(film(tmp_path), one)
+        log.log_video(make_video(tmp_path), one)
     tags = events(tmp_path).Tags()
     assert "episode_return_mean" in tags["scalars"]
     assert (tags["histograms"], tags["images"]) == (["episode_return"], ["episode_2"])
@@ -598,11 +470,11 @@ def wandb_history(folder):
 
 
 def test_wandb_writes_an_offline_run(quiet, tmp_path):
-    """With every finite metric, the histogram and the film, over the training step."""
+    """With every finite metric, the histogram and the video, over the training step."""
     one = point(10, bad=math.nan, worse=math.inf)
     with WandbLogger("curves", mode="offline", dir=str(tmp_path), name="first") as log:
         log.log(one)
-        log.log_video(film(tmp_path), one)
+        log.log_video(make_video(tmp_path), one)
         log.log(point(5))
     quiet.teardown()  # Its service writes the last of it when it ends.
     history = wandb_history(tmp_path)
@@ -614,7 +486,7 @@ def test_wandb_writes_an_offline_run(quiet, tmp_path):
     assert sum(rows[0]["eval/episode_return/values"]) == 3
     assert [row["eval/step"] for row in history if "eval/episode_2/path" in row] == [10]
     (video,) = Path(tmp_path).glob("wandb/offline-run-*/files/media/videos/eval/*.mp4")
-    assert video.read_bytes() == film(tmp_path).content
+    assert video.read_bytes() == make_video(tmp_path).content
     axes = [record.metric for record in wandb_records(tmp_path) if record.WhichOneof("record_type") == "metric"]
     assert {axis.step_metric for axis in axes if axis.name} == {"eval/step"}
     assert {*finite, "eval/episode_return", "eval/episode_2"} <= {axis.name for axis in axes}
@@ -683,12 +555,13 @@ def test_loggers_travel_before_their_first_point(make, tmp_path, monkeypatch):
     arrived.close()
 
 
+@pytest.mark.process
 def test_loggers_are_imported_when_they_are_used():
-    """None brings the packages of another."""
+    """None brings the packages of another; nor does the log bring what reads and writes its files."""
+    heavy = ("torch", "ray", "wandb", "tensorboard", "imageio_ffmpeg", "pyarrow", "obstore")
     script = (
-        "import sys, rl_eval.loggers as l; l.ConsoleLogger, l.CSVLogger, l.JSONLinesLogger, l.TensorBoardLogger, "
-        "l.WandbLogger, l.RayMetrics, l.Logger\n"
-        "print([name for name in ('torch', 'ray', 'wandb', 'tensorboard', 'imageio_ffmpeg') if name in sys.modules])"
+        "import sys, rl_eval.log, rl_eval.loggers as l; [getattr(l, name) for name in l.__all__]\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -131,7 +131,7 @@ def test_normal_numbers_are_standard_normal() -> None:
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_even_the_extreme_draws_are_inside_the_open_interval(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever 64 bits come out, the uniform number is neither 0 nor 1, and the normal number is finite."""
-    monkeypatch.setattr(noise_module, "_mix", lambda z: np.full_like(z, bits))
+    monkeypatch.setattr(noise_module, "mix", lambda z: np.full_like(z, bits))
     assert 0.0 < noise_of((1, 1)).uniform(1)[0, 0] < 1.0
     assert np.isfinite(noise_of((1, 1)).normal(1)).all()
 

@@ -60,7 +60,7 @@ def module(tmp_path, monkeypatch):
 def config(**env_kwargs):
     return (
         EvalConfig()
-        .environment("rl_eval.testing:flaky", env_kwargs={"env": "two_length", **env_kwargs})
+        .environment("rl_eval.testing:faulty", env_kwargs={"env": "two_length", **env_kwargs})
         .policy("replay_toys:ones")
         .runners(num_envs_per_runner=4)
         .evaluation(num_episodes=12, seed=3)
@@ -135,7 +135,7 @@ def test_settings_of_ray_and_of_deadlines_are_left_out(module):
 def test_the_attempt_that_counted_runs_again(module):
     """Those before it failed, and may have killed or hung their runner."""
     result = evaluate(config(attempt_rates=[0.9]), run_dir="run")
-    index = next(record.index for record in result.records if record.attempts == 2)
+    index = next(record.index for record in result.episodes if record.attempts == 2)
     replayed = replay("run", index)
     assert replayed.identical
     assert replayed.again.attempts == 2
@@ -146,7 +146,7 @@ def test_a_failed_episode_fails_again(module):
     """With the same error."""
     strict = config(attempt_rates=[0.9, 0.9]).fault_tolerance(max_attempts_per_episode=2)
     result = evaluate(strict, run_dir="run")
-    index = next(record.index for record in result.records if record.outcome == "failed")
+    index = next(record.index for record in result.episodes if record.outcome == "failed")
     replayed = replay("run", index)
     assert replayed.identical
     assert replayed.again.outcome == "failed"

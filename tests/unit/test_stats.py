@@ -130,17 +130,11 @@ def test_bca_interval_leans_towards_the_tail() -> None:
 
 
 def test_equal_records_give_equal_intervals() -> None:
-    """Resampling is seeded by the package, whatever the global generator does."""
-    np.random.seed(1)  # noqa: NPY002
+    """Resampling is seeded by the package: it neither depends on the global generator nor moves it."""
     first = mean_interval(SKEWED)
-    np.random.seed(2)  # noqa: NPY002
-    assert mean_interval(SKEWED.copy()) == first
-
-
-def test_interval_leaves_the_global_generator_alone() -> None:
-    """A trainer's random stream does not notice an evaluation."""
+    np.random.random(3)  # noqa: NPY002
     before = np.random.get_state(legacy=False)  # noqa: NPY002
-    mean_interval(SKEWED)
+    assert mean_interval(SKEWED.copy()) == first
     paired_difference(SKEWED, SKEWED[::-1])
     after = np.random.get_state(legacy=False)  # noqa: NPY002
     np.testing.assert_equal(before, after)
@@ -167,8 +161,9 @@ def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats
     return float(np.mean([truth in mean_interval(draw(), confidence) for _ in range(repeats)]))
 
 
-def test_bca_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """Known mean, skewed values: about 95 % (and about 80 %) of intervals hold it."""
+def test_bca_interval_covers_the_truth_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known mean, skewed values: about 95 % (and about 80 %) of intervals hold it, coarse as they are here."""
+    monkeypatch.setattr(interval, "_RESAMPLES", 1_999)
     rng = np.random.default_rng(3)
     assert 0.91 <= _coverage(lambda: rng.exponential(1.0, 60), 1.0, 300, 0.95) <= 0.98
     assert 0.74 <= _coverage(lambda: rng.exponential(1.0, 60), 1.0, 300, 0.80) <= 0.86
@@ -219,8 +214,7 @@ def test_no_interval_says_why(values: list[float], note: str) -> None:
     assert found.note == note
 
 
-@pytest.mark.parametrize("size", [2, 3, 10, 57, 400, 3_000])
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("size", "confidence"), [(2, 0.95), (3, 0.8), (10, 0.99), (57, 0.95), (400, 0.8)])
 def test_the_bootstrap_agrees_with_scipy(size: int, confidence: float) -> None:
     """Same resamples, same interval as scipy's BCa."""
     sample = np.random.default_rng(size).exponential(size=size)

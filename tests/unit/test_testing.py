@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from rl_eval import EnvContext, EvalConfig, EvalResult, evaluate
-from rl_eval.testing import FaultyEnv, InjectedFault, TwoLengthEnv, faulty, flaky, impure, two_length
+from rl_eval.testing import FaultyEnv, InjectedFault, TwoLengthEnv, faulty, impure, two_length
 from rl_eval.testing.kinds import PHASES, SPOILS, STRIKES
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +177,40 @@ def test_with_a_folder_each_episode_is_struck_once(tmp_path: Path, phase: str) -
         play(second, index=index)
     assert sorted(path.name for path in folder.iterdir()) == [f"raise-{phase}-1", f"raise-{phase}-2"]
     assert {path.read_text() for path in folder.iterdir()} == {str(os.getpid())}
+
+
+def test_every_episode_can_be_faulty_and_only_the_first_after_some_fails(tmp_path: Path) -> None:
+    """``episodes=None`` needs no announced episode, ``after`` lets some pass, and a folder makes it once over all."""
+    env, other = (make(kind="raise", phase="reset", episodes=None, after=2, folder=str(tmp_path)) for _ in range(2))
+    env.reset(seed=0)
+    play(env, index=4)
+    with pytest.raises(InjectedFault):
+        env.reset(seed=1)
+    for seed in range(5):
+        other.reset(seed=seed)
+    assert [path.name for path in tmp_path.iterdir()] == ["raise-reset"]
+
+
+def test_drawn_faults_come_at_the_same_places_anywhere_and_at_the_given_rate() -> None:
+    """A draw depends on episode and attempt alone; an evaluator that announces nothing gets other draws each time."""
+
+    def fails(env: gym.Env[Any, Any], index: int, attempt: int) -> bool:
+        try:
+            play(env, index, attempt)
+        except InjectedFault:
+            return True
+        return False
+
+    first, second = (make(attempt_rates=[0.5, 0.25], within_steps=5) for _ in range(2))
+    places = [[fails(first, index, attempt) for index in range(200)] for attempt in (1, 2, 3)]
+    assert [fails(second, index, 1) for index in reversed(range(200))] == places[0][::-1]
+    assert 70 < sum(places[0]) < 130
+    assert 25 < sum(places[1]) < 80
+    assert not any(places[2])
+    silent = make(step_rate=1.0)
+    silent.reset(seed=0)
+    with pytest.raises(InjectedFault):
+        silent.step(np.int64(0))
 
 
 def test_a_constructor_fails_always_or_once(tmp_path: Path) -> None:
@@ -440,14 +474,14 @@ def test_a_config_file_can_say_it(tmp_path: Path) -> None:
 def test_an_environment_inside_is_told_its_episode_too() -> None:
     """Test environments can be put into one another."""
     context = EnvContext(
-        {"env": "rl_eval.testing:flaky", "env_kwargs": {"attempt_rates": [1.0], "within_steps": 3}}, 0, 0, 1
+        {"env": "rl_eval.testing:faulty", "env_kwargs": {"attempt_rates": [1.0], "within_steps": 3}}, 0, 0, 1
     )
     env = faulty(context)
     with pytest.raises(InjectedFault, match="of episode 5, attempt 1"):
         play(env, index=5)
 
 
-@pytest.mark.parametrize("factory", [faulty, flaky, impure, two_length])
+@pytest.mark.parametrize("factory", [faulty, impure, two_length])
 def test_a_factory_takes_a_context(factory: Any) -> None:
     """With nothing in it, too."""
     env = factory(EnvContext({}, 0, 0, 1))

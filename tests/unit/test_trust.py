@@ -130,7 +130,8 @@ def test_a_result_without_a_signature_is_a_strangers(own):
         replay(result, 3)
 
 
-@pytest.mark.parametrize(("answer", "ran"), [("y", True), ("n", False), ("", False)])
+@pytest.mark.process
+@pytest.mark.parametrize(("answer", "ran"), [("y", True), ("", False)])
 def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
     """The names are shown before the question; anything but yes is no."""
     master, slave = pty.openpty()
@@ -149,6 +150,7 @@ def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
     assert Path("ran").exists() == ran
 
 
+@pytest.mark.process
 def test_nothing_beside_a_foreign_result_is_imported_to_read_it(stranger):
     """Modules of the names of those that reading needs lie in the current folder, and are not looked at."""
     (stranger / "pyarrow.py").write_text("from pathlib import Path; Path('ran').touch()")

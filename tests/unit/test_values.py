@@ -71,7 +71,7 @@ def _leaves(observations: Any) -> list[Any]:
 def the_fault(result: EvalResult) -> Fault:
     """Return the fault of the first episode; all episodes failed."""
     assert result.num_failed == len(result.plan)
-    return result.records[0].faults[0]
+    return result.episodes[0].faults[0]
 
 
 # ------------------------------------------------------------------------------ rewards and flags
@@ -136,7 +136,7 @@ def test_scalars_of_every_make_are_rewards(name: str, runner: str, lanes: int) -
     """Numbers of Python, numpy and torch are read as what they are, without a word."""
     result = run(runner, lanes, reward=NUMBERS[name])
     assert (result.status, result.notes) == ("complete", [])
-    assert [record.episode_return for record in result.records] == [float(STEPS)] * 6
+    assert [record.episode_return for record in result.episodes] == [float(STEPS)] * 6
 
 
 @ACROSS
@@ -146,7 +146,7 @@ def test_scalars_of_every_make_are_flags(name: str, field: str, runner: str, lan
     """An episode ends where its flag, of whatever make, is true, and the record says which flag it was."""
     result = run(runner, lanes, **{"terminated": False, field: FLAGS[name]})
     assert (result.status, result.notes) == ("complete", [])
-    assert {(r.length, r.terminated, r.truncated) for r in result.records} == {
+    assert {(r.length, r.terminated, r.truncated) for r in result.episodes} == {
         (STEPS, field == "terminated", field == "truncated")
     }
 
@@ -165,8 +165,8 @@ def test_an_array_of_one_value_is_that_value_with_one_note(field: str, value: An
     """Legacy environments go on, and the result says once what they return."""
     result = run(runner, lanes, **{field: value})
     assert result.status == "complete"
-    assert {record.length for record in result.records} == {STEPS}
-    assert {record.episode_return for record in result.records} == {float(STEPS)}
+    assert {record.length for record in result.episodes} == {STEPS}
+    assert {record.episode_return for record in result.episodes} == {float(STEPS)}
     (note,) = result.notes
     assert field in note
     assert "array" in note
@@ -266,7 +266,7 @@ def test_any_mapping_is_an_info() -> None:
     info = MappingProxyType({"success": True, "speed": np.float32(2)})
     result = run(info=info, reset_info=info, info_keys=("speed",))
     assert (result.status, result.notes, result.success_rate) == ("complete", [], 1.0)
-    assert result.records[0].info == {"speed": 2.0}
+    assert result.episodes[0].info == {"speed": 2.0}
 
 
 # ------------------------------------------------------------------------------ what info reports
@@ -279,7 +279,7 @@ def test_a_success_that_is_no_flag_is_one_note(key: str, value: Any, runner: str
     """It fails no episode and is no success; one note names key and value."""
     result = run(runner, lanes, info={key: value})
     assert result.status == "complete"
-    assert {(record.success_once, record.success_at_end) for record in result.records} == {(None, None)}
+    assert {(record.success_once, record.success_at_end) for record in result.episodes} == {(None, None)}
     (note,) = result.notes
     assert f"info[{key!r}]" in note
     assert "episode " in note
@@ -289,7 +289,7 @@ def test_a_success_that_is_no_flag_is_one_note(key: str, value: Any, runner: str
 def test_a_step_without_a_success_leaves_those_before(runner: str, lanes: int) -> None:
     """Only the step whose success cannot be read reports none."""
     result = run(runner, lanes, info=lambda ended: {"success": "yes" if ended else True})
-    assert {(record.success_once, record.success_at_end) for record in result.records} == {(True, True)}
+    assert {(record.success_once, record.success_at_end) for record in result.episodes} == {(True, True)}
     assert len(result.notes) == 1
 
 

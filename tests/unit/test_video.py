@@ -1,4 +1,4 @@
-"""Films: which episodes are chosen, what is on them, and that neither the evaluation nor the trainer notices."""
+"""Videos: which episodes are chosen, what they show, and that neither the evaluation nor the trainer notices."""
 
 import importlib.util
 import itertools
@@ -16,20 +16,18 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config import EvalConfig
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
-from rl_eval.errors import ConfigError, EnvError, UsageError, WeightsError
+from rl_eval.episode import Fault
+from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
 from rl_eval.group import EvalRunnerGroup, evaluate
-from rl_eval.plan import EpisodePlan
-from rl_eval.result import EvalResult, Timing
 from rl_eval.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
 from rl_eval.video.encoder import Encoder, gif
 from rl_eval.video.recording import filming
 from tests.unit.cli_world import call
+
+pytestmark = pytest.mark.process
 
 TOYS = '''
 from collections import Counter
@@ -142,7 +140,7 @@ def config(env="video_toys:painted", **env_kwargs):
 
 
 def decoded(path) -> list[np.ndarray]:
-    """Return the frames of a film, as ffmpeg reads them back."""
+    """Return the frames of a video, as ffmpeg reads them back."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", path, "-fps_mode", "passthrough"]
     kind = ["-f", "image2pipe", "-c:v", "ppm", "-"]
     content = subprocess.run([*command, *kind], capture_output=True, check=True).stdout
@@ -156,17 +154,17 @@ def decoded(path) -> list[np.ndarray]:
     return frames
 
 
-def filmed(source, select="first", folder="films", **options) -> list[Video]:
+def recorded(source, select="first", folder="videos", **options) -> list[Video]:
     return record_videos(source, select, folder, **options)
 
 
-# ------------------------------------------------------------------------------ what is on a film
+# ------------------------------------------------------------------------------ what is on a video
 
 
-def test_a_film_has_the_frame_of_the_reset_and_one_per_step(toys):
+def test_a_video_has_the_frame_of_the_reset_and_one_per_step(toys):
     """In their order: each is five shades lighter than the one before."""
     result = evaluate(config())
-    for video in filmed(result, "first:3"):
+    for video in recorded(result, "first:3"):
         frames = decoded(video.path)
         assert video.identical
         assert len(frames) == video.frames == result.table.record(video.index).length + 1
@@ -175,16 +173,16 @@ def test_a_film_has_the_frame_of_the_reset_and_one_per_step(toys):
 
 
 def test_the_name_tells_episode_seed_and_return(toys):
-    """So that a folder of films can be read."""
+    """So that a folder of videos can be read."""
     result = evaluate(config())
     record = result.table.record(5)
-    (video,) = (video for video in filmed(result, "first:6") if video.index == 5)
-    assert video.path == Path("films", f"episode_5_seed_{record.seed}_return_{record.episode_return:.6g}.mp4")
+    (video,) = (video for video in recorded(result, "first:6") if video.index == 5)
+    assert video.path == Path("videos", f"episode_5_seed_{record.seed}_return_{record.episode_return:.6g}.mp4")
     assert video.path.read_bytes() == video.content
-    assert sorted(Path("films").iterdir()) == sorted(other.path for other in filmed(result, "first:6"))
+    assert sorted(Path("videos").iterdir()) == sorted(other.path for other in recorded(result, "first:6"))
 
 
-def test_a_film_of_cartpole(tmp_path):
+def test_a_video_of_cartpole(tmp_path):
     """A real renderer: 600 x 400 pixels, and no two neighbouring frames alike."""
     settings = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
     torch.manual_seed(0)
@@ -202,13 +200,13 @@ def test_a_film_of_cartpole(tmp_path):
 def test_recurrent_and_sampling_policies_come_out_again(toys, deterministic):
     """State and noise of the episode are those of the run."""
     gru = config().policy("rl_eval.testing:make_gru", deterministic=deterministic)
-    for video in filmed(evaluate(gru), "every:3"):
+    for video in recorded(evaluate(gru), "every:3"):
         assert video.identical
 
 
 def test_odd_sizes_are_padded_and_not_scaled(toys):
     """Players want even ones."""
-    (video,) = filmed(evaluate(config("video_toys:Odd")))
+    (video,) = recorded(evaluate(config("video_toys:Odd")))
     assert (video.height, video.width) == (33, 47)
     frame = decoded(video.path)[-1]
     assert frame.shape == (34, 48, 3)
@@ -219,7 +217,7 @@ def test_odd_sizes_are_padded_and_not_scaled(toys):
 @pytest.mark.parametrize(("asked", "expected"), [(None, 20), (7, 7)])
 def test_frames_per_second(toys, asked, expected):
     """Those of the environment's metadata, unless others are asked for."""
-    (video,) = filmed(evaluate(config()), fps=asked)
+    (video,) = recorded(evaluate(config()), fps=asked)
     assert video.fps == expected
     assert imageio_ffmpeg.count_frames_and_secs(str(video.path)) == (
         video.frames,
@@ -230,24 +228,24 @@ def test_frames_per_second(toys, asked, expected):
 def test_without_metadata_it_is_thirty(toys, monkeypatch):
     """As most environments have it."""
     monkeypatch.setattr(toys.Painted, "metadata", {"render_modes": ["rgb_array"]})
-    assert filmed(evaluate(config()))[0].fps == 30
+    assert recorded(evaluate(config()))[0].fps == 30
 
 
 def test_a_long_episode_is_cut_and_still_compared(toys):
     """The frames end, the episode does not."""
     result = evaluate(config())
-    (video,) = filmed(result, "first", max_frames=3)
+    (video,) = recorded(result, "first", max_frames=3)
     assert video.cut
     assert video.frames == len(decoded(video.path)) == 3
     assert video.identical
     assert video.length == result.table.record(0).length > 3
-    (whole,) = filmed(result, "first", max_frames=video.length + 1)
+    (whole,) = recorded(result, "first", max_frames=video.length + 1)
     assert not whole.cut
 
 
 def test_frames_do_not_pile_up(tmp_path):
     """Six hundred frames of 0.7 MB go through, and a few are in memory."""
-    encoder = Encoder(tmp_path / "film.mp4", 30)
+    encoder = Encoder(tmp_path / "video.mp4", 30)
     frame = np.zeros((480, 480, 3), np.uint8)
     tracemalloc.start()
     for _ in range(600):
@@ -256,23 +254,23 @@ def test_frames_do_not_pile_up(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20 * frame.nbytes
-    assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "film.mp4"))[0] == 600
+    assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "video.mp4"))[0] == 600
 
 
 def test_a_difference_is_told(toys):
-    """The environment has changed since; the film shows what it does now."""
+    """The environment has changed since; the video shows what it does now."""
     result = evaluate(config())
     toys.SHIFT = 1.0
-    (video,) = filmed(result)
+    (video,) = recorded(result)
     assert not video.identical
     assert video.differences == ("episode_return",)
     assert video.episode_return == pytest.approx(result.table.record(0).episode_return + video.length)
 
 
-def test_a_failed_episode_is_filmed_up_to_its_fault(toys):
+def test_a_failed_episode_is_recorded_up_to_its_fault(toys):
     """At the attempt that was its last."""
     result = evaluate(config(fails=[4, 7]))
-    videos = filmed(result, "failed")
+    videos = recorded(result, "failed")
     assert [video.index for video in videos] == [4, 7]
     for video in videos:
         assert video.identical
@@ -282,30 +280,30 @@ def test_a_failed_episode_is_filmed_up_to_its_fault(toys):
         assert video.name == f"episode_{video.index}_seed_{video.seed}_failed.mp4"
 
 
-def test_an_animation_for_pages_that_play_no_film(toys):
-    """Its first frame is the film's."""
-    (video,) = filmed(evaluate(config()))
+def test_an_animation_for_pages_that_play_no_video(toys):
+    """Its first frame is the video's."""
+    (video,) = recorded(evaluate(config()))
     content = gif(video.content, fps=20)
     assert content.startswith(b"GIF89a")
-    Path("film.gif").write_bytes(content)
-    assert len(decoded("film.gif")) == video.frames
+    Path("video.gif").write_bytes(content)
+    assert len(decoded("video.gif")) == video.frames
 
 
 # ------------------------------------------------------------------------------ who notices
 
 
 def test_the_evaluation_renders_nothing_and_is_the_same(toys):
-    """Its environments are built without a render mode, with films or without, and step as often."""
-    unchecked = config().evaluation(purity_check=0)
+    """Its environments are built without a render mode, with videos or without, and step as often."""
+    unchecked = config().evaluation(determinism_check=0)
     with EvalRunnerGroup(unchecked) as group:
         plain = group.evaluate()
         steps = toys.EVENTS["step", None]
-        videos = record_with_group(group, plain, VideoSettings("every:2", "films"), 10)
+        videos = record_with_group(group, plain, VideoSettings("every:2", "videos"), 10)
         counters = group.get_metrics()
         again = group.evaluate()
     assert again.fingerprint == plain.fingerprint == evaluate(unchecked).fingerprint
     assert len(videos) == 6
-    assert {video.path.parent for video in videos} == {Path("films/step_10")}
+    assert {video.path.parent for video in videos} == {Path("videos/step_10")}
     assert toys.EVENTS["render", None] == 0
     assert toys.EVENTS["render", "rgb_array"] == sum(video.frames for video in videos)
     assert counters["env_steps"] == steps == plain.timing.env_steps == again.timing.env_steps
@@ -313,7 +311,7 @@ def test_the_evaluation_renders_nothing_and_is_the_same(toys):
     assert toys.EVENTS["built", None] == toys.EVENTS["closed", None] == 8
 
 
-def test_a_film_with_the_weights_of_its_evaluation(toys):
+def test_a_video_with_the_weights_of_its_evaluation(toys):
     """The runner's policy is shared, and its weights are those that were sent."""
     torch.manual_seed(0)
     net = torch.nn.Linear(1, 2)
@@ -321,32 +319,32 @@ def test_a_film_with_the_weights_of_its_evaluation(toys):
         torch.nn.init.constant_(net.bias, 1.0)
         group.sync_weights(net, 7)
         result = group.evaluate()
-        (video,) = record_with_group(group, result, VideoSettings("worst", "films"), 1)
+        (video,) = record_with_group(group, result, VideoSettings("worst", "videos"), 1)
         assert video.identical
         group.sync_weights(net, 8)
         with pytest.raises(WeightsError, match="weights version 7, and the runner has version 8 by now"):
-            record_with_group(group, result, VideoSettings("worst", "films"), 1)
+            record_with_group(group, result, VideoSettings("worst", "videos"), 1)
 
 
-def test_films_are_made_before_the_next_weights_arrive(toys):
-    """Also when those are waiting already; what there is no film of is told in its place."""
+def test_videos_are_made_before_the_next_weights_arrive(toys):
+    """Also when those are waiting already; what there is no video of is told in its place."""
     net = torch.nn.Linear(1, 2)
     told: queue.SimpleQueue = queue.SimpleQueue()
-    films = filming(VideoSettings("first,failed", "films"), told.put)
+    videos = filming(VideoSettings("first,failed", "videos"), told.put)
     with EvalRunnerGroup(config(fails=[4], broken_at=None), net) as group:
-        first = group.submit(weights=net, version=1, follow_up=films)
+        first = group.submit(weights=net, version=1, follow_up=videos)
         torch.nn.init.constant_(net.bias, 5.0)
-        second = group.submit(weights=net, version=2, follow_up=films)
+        second = group.submit(weights=net, version=2, follow_up=videos)
         for handle in (first, second):
             videos = [future.result() for future in told.get(timeout=60)]
             assert [video.index for video in videos] == [0, 4]
             assert all(video.identical for video in videos)
             assert videos[0].episode_return == handle.result().table.record(0).episode_return
-    assert not Path("films").exists()
+    assert not Path("videos").exists()
 
 
 def test_generators_and_modes_of_the_process_are_left_alone(toys):
-    """Those of a trainer that films in its own process."""
+    """Those of a trainer that records in its own process."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Dropout(0.5)).train()
     result = evaluate(config(), net)
@@ -356,16 +354,16 @@ def test_generators_and_modes_of_the_process_are_left_alone(toys):
         return generators, net.training, torch.is_grad_enabled(), torch.get_num_threads()
 
     before = state()
-    assert filmed(result, "first", policy=net)[0].identical
+    assert recorded(result, "first", policy=net)[0].identical
     assert state() == before
 
 
 def test_what_was_submitted_before_runs_first(toys):
-    """Filming is a turn of its own: it never lies inside an evaluation."""
+    """Recording is a turn of its own: it never lies inside an evaluation."""
     with EvalRunnerGroup(config()) as group:
         first = group.evaluate()
         handles = [group.submit() for _ in range(3)]
-        record_with_group(group, first, VideoSettings("first", "films"), 0)
+        record_with_group(group, first, VideoSettings("first", "videos"), 0)
         assert all(handle.done() for handle in handles)
 
 
@@ -374,16 +372,16 @@ def test_what_was_submitted_before_runs_first(toys):
 
 @pytest.mark.parametrize("env", ["video_toys:deaf", "video_toys:Blind"])
 def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
-    """Of the film; the evaluation is as it was, and so is the next."""
+    """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
         result = group.evaluate()
         with pytest.raises(ConfigError, match=r"cannot be filmed, as it does not render rgb_array: .* has to pass"):
-            record_with_group(group, result, VideoSettings("first:3", "films"), 1)
+            record_with_group(group, result, VideoSettings("first:3", "videos"), 1)
         errors: list[Exception] = []
-        assert record_with_group(group, result, VideoSettings("first:3", "films"), 1, errors.append) == []
+        assert record_with_group(group, result, VideoSettings("first:3", "videos"), 1, errors.append) == []
         assert [type(error) for error in errors] == [ConfigError]
         assert group.evaluate().fingerprint == result.fingerprint
-    assert not Path("films").exists()
+    assert not Path("videos").exists()
 
 
 def test_gymnasium_environments_without_pictures(toys):
@@ -392,14 +390,14 @@ def test_gymnasium_environments_without_pictures(toys):
     try:
         result = evaluate(config("Unseen-v0"))
         with pytest.raises(ConfigError, match="cannot be filmed"):
-            filmed(result)
+            recorded(result)
     finally:
         del gym.registry["Unseen-v0"]
 
 
-def test_a_factory_that_renders_anyway_is_filmed(toys):
+def test_a_factory_that_renders_anyway_is_recorded(toys):
     """It refuses the mode in its context."""
-    (video,) = filmed(evaluate(config("video_toys:strict")))
+    (video,) = recorded(evaluate(config("video_toys:strict")))
     assert video.identical
     assert video.frames == video.length + 1
 
@@ -414,12 +412,12 @@ def test_a_factory_that_renders_anyway_is_filmed(toys):
         ),
     ],
 )
-def test_a_renderer_that_fails_costs_the_film_alone(toys, kwargs, message):
+def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
     """The others are tried; the runner works on."""
     with EvalRunnerGroup(config(**kwargs)) as group:
         result = group.evaluate()
         errors: list[Exception] = []
-        assert record_with_group(group, result, VideoSettings("first:2", "films"), 1, errors.append) == []
+        assert record_with_group(group, result, VideoSettings("first:2", "videos"), 1, errors.append) == []
         assert [type(error) for error in errors] == [EnvError, EnvError]
         with pytest.raises(EnvError, match=message):
             raise errors[0]
@@ -431,14 +429,24 @@ def test_an_encoder_that_fails_is_told(toys, monkeypatch):
     """With its own words."""
     monkeypatch.setattr("rl_eval.video.encoder._EVEN", "no_such_filter")
     with pytest.raises(EnvError, match=r"cannot be filmed: .*ffmpeg ended with code \d+: .*no_such_filter"):
-        filmed(evaluate(config()))
+        recorded(evaluate(config()))
+
+
+def test_an_encoder_that_hangs_is_killed(tmp_path, monkeypatch):
+    """It reads nothing, so its pipe is full after some frames; or it does not end."""
+    (tmp_path / "ffmpeg").write_text("#!/bin/sh\nexec sleep 3600\n")
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "ffmpeg"))
+    for size, act in ((480, Encoder.write), (4, lambda encoder, frame: (encoder.write(frame), encoder.close()))):
+        with pytest.raises(ClusterError, match=r"ended by signal 9, as it is after 0\.2 s"):
+            act(Encoder(tmp_path / "video.mp4", 30, patience_s=0.2), np.zeros((size, size, 3), np.uint8))
 
 
 @pytest.mark.parametrize("frame", [None, np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), [np.zeros(3)]])
 def test_what_is_no_frame_is_refused(tmp_path, frame):
     """With its shape and type."""
     with pytest.raises(EnvError, match="not a uint8 array of shape"):
-        Encoder(tmp_path / "film.mp4", 30).write(frame)
+        Encoder(tmp_path / "video.mp4", 30).write(frame)
 
 
 def test_an_episode_that_killed_its_runner_is_not_asked_for_again(toys):
@@ -450,128 +458,28 @@ def test_an_episode_that_killed_its_runner_is_not_asked_for_again(toys):
         EvalRunnerGroup(config(fails=[4])) as group,
         pytest.raises(EnvError, match="episode 4 ended or blocked a runner"),
     ):
-        record_with_group(group, result, VideoSettings("failed", "films"), 1)
+        record_with_group(group, result, VideoSettings("failed", "videos"), 1)
 
 
 def test_without_the_encoder_the_extra_is_named(toys, monkeypatch):
     """Before anything runs."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else find(name))
-    for fails in (VideoSettings, lambda: filmed("nowhere"), lambda: Encoder(Path("film.mp4"), 30)):
+    for fails in (VideoSettings, lambda: recorded("nowhere"), lambda: Encoder(Path("video.mp4"), 30)):
         with pytest.raises(ConfigError, match=r"pip install 'rl-eval\[video\]'"):
             fails()
-
-
-# ------------------------------------------------------------------------------ which are chosen
-
-
-def made(returns, outcomes=None) -> EvalResult:
-    """Build a result; outcomes are completed unless they are given."""
-    plan, table = EpisodePlan(len(returns), 0), EpisodeTable(len(returns))
-    rows = np.zeros(len(returns), ROW)
-    rows["index"], rows["seed"], rows["episode_return"] = np.arange(len(returns)), plan.seeds, returns
-    rows["outcome"] = Outcome.COMPLETED if outcomes is None else outcomes
-    rows["episode_return"][rows["outcome"] == Outcome.FAILED] = np.nan
-    table.fill(rows[rows["outcome"] != Outcome.MISSING])
-    status = "complete" if (rows["outcome"] == Outcome.COMPLETED).all() else "partial"
-    return EvalResult(
-        table=table, plan=plan, status=status, reason="", timing=Timing.of_totals({}, 0), provenance={"config": {}}
-    )
-
-
-@pytest.mark.parametrize(
-    ("select", "expected"),
-    [
-        ("first", [0]),
-        ("first:3", [0, 1, 2]),
-        ("every:4", [0, 4]),
-        ("best", [2]),
-        ("best:3", [2, 5, 0]),
-        ("worst:2", [1, 3]),
-        ("failed", [4, 6]),
-        ("failed:1", [4]),
-        ("first:99", [0, 1, 2, 3, 4, 5, 6]),
-        ("best, worst ,first:2,failed", [2, 1, 0, 4, 6]),
-        (["worst", "best"], [1, 2]),
-    ],
-)
-def test_the_words(select, expected):
-    """Equal returns: the lower index first."""
-    failed = [Outcome.FAILED if index in (4, 6) else Outcome.COMPLETED for index in range(7)]
-    assert select_episodes(made([3, 1, 9, 1, 0, 9, 0], failed), select, 99) == expected
-    assert select_episodes(made([3, 1, 9, 1, 0, 9, 0], failed), select, 2) == expected[:2]
-
-
-@pytest.mark.parametrize(
-    ("select", "message"),
-    [
-        ("bset", "'bset': did you mean 'best'"),
-        ("", "known: best, every, failed, first, worst"),
-        ([], "is empty"),
-        ("every", "say every how many"),
-        ("first:0", "'first:0': give a whole number from 1 on"),
-        ("first:-1", "'first:-1'"),
-        ("best:two", "'best:two'"),
-        ("best:", "'best:'"),
-    ],
-)
-def test_wrong_words_are_refused(select, message):
-    """When the settings are made, not when the first evaluation ends."""
-    with pytest.raises(ConfigError, match=message):
-        VideoSettings(select)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"max_videos": 0}, {"max_frames": 0}, {"fps": 0}, {"fps": float("nan")}, {"timeout_s": -1}]
-)
-def test_wrong_numbers_are_refused(wrong):
-    """By their name."""
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        VideoSettings(**wrong)
-
-
-returns_and_outcomes = st.lists(
-    st.tuples(st.sampled_from([-1.5, 0.0, 0.0, 2.0, 1e9]), st.sampled_from(list(Outcome))), min_size=1, max_size=30
-)
-words = st.lists(
-    st.tuples(st.sampled_from(["first", "every", "best", "worst", "failed"]), st.integers(1, 9)), min_size=1, max_size=5
-)
-
-
-@given(returns_and_outcomes, words, st.integers(1, 12))
-def test_any_selection_of_any_result(episodes, chosen, cap):
-    """Never twice, never one without a record, never more than allowed, and what the words say."""
-    result = made(*zip(*episodes, strict=True))
-    outcomes = result.table.rows["outcome"]
-    indices = select_episodes(result, [f"{kind}:{number}" for kind, number in chosen], cap)
-    assert len(indices) == len(set(indices)) <= cap
-    assert all(outcomes[index] != Outcome.MISSING for index in indices)
-    assert indices == select_episodes(result, ",".join(f"{kind}:{number}" for kind, number in chosen), cap)
-    assert indices == select_episodes(result, [f"{kind}:{number}" for kind, number in chosen], 999)[:cap]
-    counted = [float(value) for value in result.counted_rows["episode_return"]]
-    for kind, number in chosen:
-        alone = select_episodes(result, f"{kind}:{number}", 999)
-        found = [float(result.table.rows["episode_return"][index]) for index in alone]
-        if kind in ("best", "worst"):
-            assert found == sorted(counted, reverse=kind == "best")[:number]
-            assert all(result.counted[index] for index in alone)
-        elif kind == "failed":
-            assert alone == [index for index in range(len(outcomes)) if outcomes[index] == Outcome.FAILED][:number]
-        else:
-            asked = range(0, len(outcomes), number) if kind == "every" else range(min(number, len(outcomes)))
-            assert alone == [index for index in asked if outcomes[index] != Outcome.MISSING]
 
 
 # ------------------------------------------------------------------------------ from a folder
 
 
 def test_from_a_log_and_from_a_saved_result(toys):
-    """With the same films."""
+    """With the same videos."""
     result = evaluate(config(), run_dir="run")
     result.save("out")
-    films = [filmed(source, "best,worst", folder) for source, folder in [("run", "a"), ("out", "b"), (result, "c")]]
-    assert Counter(tuple(video.name for video in made) for made in films).most_common(1)[0][1] == 3
-    assert all(video.identical for made in films for video in made)
+    runs = [recorded(source, "best,worst", folder) for source, folder in [("run", "a"), ("out", "b"), (result, "c")]]
+    assert Counter(tuple(video.name for video in made) for made in runs).most_common(1)[0][1] == 3
+    assert all(video.identical for made in runs for video in made)
 
 
 def test_live_objects_are_given_again(toys):
@@ -579,38 +487,38 @@ def test_live_objects_are_given_again(toys):
     live = config().environment(lambda context: toys.painted(context))  # noqa: PLW0108
     evaluate(live, run_dir="run")
     with pytest.raises(ConfigError, match="configured with a live object"):
-        filmed("run")
-    assert filmed("run", config=live)[0].identical
+        recorded("run")
+    assert recorded("run", config=live)[0].identical
 
 
 def test_a_selection_without_an_episode_is_an_error(toys):
     """And leaves no folder."""
     with pytest.raises(UsageError, match="no episode of the result is selected by 'failed'"):
-        filmed(evaluate(config()), "failed")
-    assert not Path("films").exists()
+        recorded(evaluate(config()), "failed")
+    assert not Path("videos").exists()
 
 
 # ------------------------------------------------------------------------------ the command
 
 
-def test_the_command_films_and_lists(toys):
+def test_the_command_records_and_lists(toys):
     """With code 0 if all came out as recorded."""
     result = evaluate(config(fails=[2]), run_dir="run")
-    outcome = call("video", "run", "--select", "best,failed", "--output", "films", "--max-frames", 4, "--fps", 5)
+    outcome = call("video", "run", "--select", "best,failed", "--output", "videos", "--max-frames", 4, "--fps", 5)
     assert outcome.exit_code == 0, outcome.output
-    names = sorted(path.name for path in Path("films").iterdir())
+    names = sorted(path.name for path in Path("videos").iterdir())
     assert len(names) == 2
     assert names[0].split("_")[1] == "2"
     assert all(name in outcome.stdout for name in names)
     best = select_episodes(result, "best", 1)[0]
-    assert f"the film of episode {best} ends after 4 frames" in " ".join(outcome.stdout.split())
+    assert f"the video of episode {best} ends after 4 frames" in " ".join(outcome.stdout.split())
 
 
 def test_a_different_episode_is_1_for_the_command(toys):
     """And named."""
     evaluate(config(), run_dir="run")
     toys.SHIFT = 1.0
-    outcome = call("video", "run", "--select", "first", "--output", "films")
+    outcome = call("video", "run", "--select", "first", "--output", "videos")
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "episode 0 did not come out as recorded: episode_return differ" in " ".join(outcome.stdout.split())
 
@@ -626,6 +534,6 @@ def test_a_different_episode_is_1_for_the_command(toys):
 def test_wrong_usage_is_2_for_the_command(toys, args, message):
     """In one line."""
     evaluate(config(), run_dir="run")
-    outcome = call("video", "run", "--output", "films", *args)
+    outcome = call("video", "run", "--output", "videos", *args)
     assert outcome.exit_code == ExitCode.USAGE
     assert message in outcome.stderr

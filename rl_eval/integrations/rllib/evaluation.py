@@ -1,4 +1,4 @@
-"""How rl_eval evaluates inside ``Algorithm.train()``: as RLlib's custom evaluation function."""
+"""RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -18,8 +18,12 @@ from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib.algorithm import versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
-from rl_eval.integrations.rllib.session import EvaluationSession, open_session, session_of
+from rl_eval.integrations.rllib.session import EvaluationSession, Receivers, open_session, session_of
+from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
+
+if TYPE_CHECKING:
+    from rl_eval.video import VideoSettings
 
 __all__ = ["EvaluationFunction", "evaluation_function"]
 
@@ -31,6 +35,9 @@ def evaluation_function(
     *,
     parallel: bool = False,
     on_result: OnResult | Iterable[OnResult] = (),
+    on_error: Callable[[BaseException], object] | None = None,
+    loggers: Iterable[Logger] = (),
+    videos: VideoSettings | None = None,
     final_timeout_s: float = 600.0,
 ) -> EvaluationFunction:
     """Return what ``AlgorithmConfig.evaluation(custom_evaluation_function=...)`` takes.
@@ -43,7 +50,12 @@ def evaluation_function(
             one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
             before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
             ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included; what it raises is logged.
+        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included.
+        on_error: Called with what an evaluation, a callback or a logger raised; training goes on. Without it an
+            evaluation that could not run ends the training, and what a callback or a logger raised is logged.
+        loggers: Where results are logged besides; closed by ``Algorithm.stop()``. Like the callbacks they are pickled
+            with the config where RLlib pickles that.
+        videos: Which episodes to record after each evaluation, and where.
         final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
 
     Raises:
@@ -61,7 +73,7 @@ def evaluation_function(
                 f"policy.{key} is {policy[key]!r}, but what is evaluated is the Algorithm's: leave it out"
             )
     called = (on_result,) if callable(on_result) else tuple(on_result)
-    return EvaluationFunction(config, parallel, called, final_timeout_s)
+    return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
 
 
 @final
@@ -71,7 +83,7 @@ class EvaluationFunction:
 
     config: EvalConfig | None
     parallel: bool
-    on_result: tuple[OnResult, ...]
+    receivers: Receivers
     final_timeout_s: float
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
@@ -97,7 +109,7 @@ class EvaluationFunction:
 
     def _open(self, algorithm: Algorithm) -> EvaluationSession:
         config = eval_config_of(algorithm.config) if self.config is None else self.config
-        session = open_session(algorithm, config, self.on_result)
+        session = open_session(algorithm, config, self.receivers)
         algorithm.callbacks.append(_Forget())
         _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
         return session

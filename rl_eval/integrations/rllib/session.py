@@ -1,29 +1,45 @@
-"""What lives as long as one Algorithm that evaluates with rl_eval: warm runners, what they run, what they found."""
+"""Evaluations of one Algorithm: an :class:`rl_eval.Evaluator` that lives as long as it, and what it has found."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Final, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, finalize, ref
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rl_eval.config import EvalConfig
-from rl_eval.group import EvalRunnerGroup
+from rl_eval.evaluator import Evaluator
 from rl_eval.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, portable, versioned_weights
+from rl_eval.loggers import Logger
 from rl_eval.point import EvalPoint
 from rl_eval.settings import EvalSettings
 
-__all__ = ["EvaluationSession", "open_session", "session_of"]
+if TYPE_CHECKING:
+    from rl_eval.video import VideoSettings
+
+__all__ = ["EvaluationSession", "Receivers", "open_session", "session_of"]
 
 _KEPT: Final = 100
 
-_logger = logging.getLogger(__name__)
-
 _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Receivers:
+    """Where the results of evaluations go, as :class:`rl_eval.Evaluator` takes it."""
+
+    on_result: tuple[Callable[[EvalPoint], object], ...] = ()
+    on_error: Callable[[BaseException], object] | None = None
+    loggers: tuple[Logger, ...] = ()
+    videos: VideoSettings | None = None
+
+    def __deepcopy__(self, memo: object) -> Receivers:
+        """Stay the caller's loggers and callbacks where RLlib copies its config."""
+        return self
 
 
 @final
@@ -35,31 +51,33 @@ class EvaluationSession:
     Args:
         algorithm: Evaluated on each call; only weakly referenced.
         config: What to evaluate and how; its policy is the Algorithm's.
-        on_result: Called with each :class:`EvalPoint`; what one raises is logged, and training goes on.
+        receivers: Where results go. With ``on_error`` an evaluation that could not run raises nowhere else.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        config: EvalConfig | EvalSettings,
-        on_result: Sequence[Callable[[EvalPoint], object]],
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> None:
         self._algorithm = ref(algorithm)
-        self._group = EvalRunnerGroup(config, portable(algorithm))
-        self._on_result = tuple(on_result)
-        self._running: tuple[int, EvalHandle] | None = None
+        self._raises = receivers.on_error is None
+        self._handle: EvalHandle | None = None
         self.points: list[EvalPoint] = []
         """The last 100 finished evaluations, in order; ``on_result`` has them all."""
         self.num_episodes = 0
         """Finished episodes of all evaluations."""
         self.reported: EvalPoint | None = None
-        """The one that RLlib was told about last."""
+        """The one that was reported to RLlib last."""
         self.num_skipped = 0
         """Evaluations that were due while another was running."""
         self.env_steps = 0
         """Environment steps of all of them."""
         self.stopped = False
-        finalize(algorithm, self._group.stop)
+        self._evaluator = Evaluator(
+            config,
+            portable(algorithm),
+            on_result=[self._take_in, *receivers.on_result],
+            on_error=receivers.on_error,
+            loggers=receivers.loggers,
+            videos=receivers.videos,
+        )
+        finalize(algorithm, self._evaluator.shutdown)
 
     @property
     def last(self) -> EvalPoint | None:
@@ -69,46 +87,34 @@ class EvaluationSession:
     @property
     def busy(self) -> bool:
         """Whether an evaluation is running."""
-        return self._running is not None
+        return self._handle is not None
 
     def submit(self, weights: VersionedWeights) -> None:
         """Start an evaluation; one that is running is waited for."""
         self.wait()
         algorithm = self._algorithm()
         step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)  # type: ignore[union-attr]
-        self._running = int(step), self._group.submit(weights=weights.tensors, version=weights.weights_seq_no)
+        self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
 
     def poll(self) -> EvalPoint | None:
         """Return the running evaluation if it is finished; None if it is not, or there is none."""
-        return self.wait() if self._running is not None and self._running[1].done() else None
+        return None if self._evaluator.pending else self.wait()
 
     def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
         """Wait for the running evaluation and return it; None if there is none.
 
         Raises:
             TimeoutError: It takes longer than ``timeout_s`` seconds; it goes on.
-            EvalError: It could not run.
+            EvalError: It could not run, and there is no ``on_error``.
         """
-        if self._running is None:
+        if self._handle is None:
             return None
-        step, handle = self._running
-        try:
-            result = handle.result(timeout_s)
-        except TimeoutError:
-            raise
-        except BaseException:
-            self._running = None
-            raise
-        self._running = None
-        self.env_steps += result.timing.env_steps
-        self.num_episodes += len(result.records)
-        metrics = {f"eval/{key}": value for key, value in result.metrics.items()}
-        point = EvalPoint(step, handle.weights_version, result, metrics)
-        self.points.append(point)
-        del self.points[:-_KEPT]
-        for notify in self._on_result:
-            _tell(notify, point)
-        return point
+        if not self._evaluator.drain(timeout_s):
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on")
+        error, self._handle = self._handle.exception(), None
+        if error is not None and self._raises:
+            raise error
+        return None if error is not None else self.last
 
     def evaluate_final(self, timeout_s: float | None = None) -> EvalPoint | None:
         """Finish what runs, and evaluate the present weights unless they were the last that were.
@@ -131,21 +137,18 @@ class EvaluationSession:
     def stop(self) -> None:
         """End the runners; points stay."""
         self.stopped = True
-        self._group.stop()
+        self._evaluator.shutdown()
+
+    def _take_in(self, point: EvalPoint) -> None:
+        self.env_steps += point.result.timing.env_steps
+        self.num_episodes += len(point.result.episodes)
+        self.points.append(point)
+        del self.points[:-_KEPT]
 
 
-def _tell(notify: Callable[[EvalPoint], object], point: EvalPoint) -> None:
-    try:
-        notify(point)
-    except Exception:
-        _logger.exception("on_result raised for the evaluation of step %s; training goes on", point.step)
-
-
-def open_session(
-    algorithm: Algorithm, config: EvalConfig | EvalSettings, on_result: Sequence[Callable[[EvalPoint], object]]
-) -> EvaluationSession:
+def open_session(algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> EvaluationSession:
     """Start the runners of an Algorithm's evaluations."""
-    session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, on_result)
+    session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, receivers)
     return session
 
 

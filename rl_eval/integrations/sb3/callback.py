@@ -234,7 +234,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return go_on
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
-        if not len(result.records) and result.stopped_early:
+        if not len(result.episodes) and result.stopped_early:
             return True  # Cancelled before it began, as an Evaluator does whose busy_policy is "latest".
         self.results.append((done.step, result))
         del self.results[:-_KEPT]

@@ -1,4 +1,4 @@
-"""Decides how the calls of ``torchrl.collectors.Evaluator`` are answered by :class:`rl_eval.Evaluator`.
+"""Drop-in for ``torchrl.collectors.Evaluator`` on top of :class:`rl_eval.Evaluator`.
 
 The signature and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's:
 true returns over complete episodes that were chosen before they ran. What has no meaning here is an error that names
@@ -7,10 +7,12 @@ it.
 
 from __future__ import annotations
 
-import copy
+import logging
 import math
+import threading
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -18,41 +20,37 @@ import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from rl_eval.config import EvalConfig
-from rl_eval.errors import ConfigError, EvalError, EvaluatorBusy, WeightsError, nearest
+from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, UsageError
 from rl_eval.evaluator import Evaluator as _Evaluator
+from rl_eval.integrations.torchrl.arguments import (
+    BACKENDS,
+    ArgumentError,
+    check,
+    copy_of,
+    is_env,
+    mode_of,
+    own_policy,
+    plain_key,
+    refuse,
+    runner_settings,
+    with_rules,
+)
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
-from rl_eval.integrations.torchrl.policy import Key, portable
-from rl_eval.integrations.torchrl.scope import Rules, forget_scope, statistics_of
+from rl_eval.integrations.torchrl.policy import Key
+from rl_eval.integrations.torchrl.scope import forget_scope
 
 if TYPE_CHECKING:
+    from rl_eval.handle import EvalHandle
     from rl_eval.loggers import Logger
     from rl_eval.point import EvalPoint
     from rl_eval.result import EpisodeSequence, EvalResult
     from rl_eval.video import VideoSettings
 
-__all__ = [
-    "ArgumentError",
-    "EvaluationFailed",
-    "EvaluationPending",
-    "Evaluator",
-    "plain_key",
-    "runner_settings",
-    "with_rules",
-]
+__all__ = ["EvaluationFailed", "EvaluationPending", "Evaluator"]
 
-_BACKENDS: Final = {"thread": "thread", "process": "ray", "ray": "ray"}
-_BUSY: Final = ("skip", "error", "queue")
-_MODES: Final = ("deterministic", "mode", "mean", "median", "random")
-_RAY_KWARGS: Final = {
-    "num_cpus": "num_cpus_per_runner",
-    "resources": "custom_resources_per_runner",
-    "label_selector": "label_selector",
-    "runtime_env": "runtime_env",
-}
+_MAX_UNREAD: Final = 1000
 
-
-class ArgumentError(ConfigError, ValueError):
-    """An argument is wrong, or cannot be honoured; it is named. Also a ``ValueError``, as in TorchRL."""
+_logger = logging.getLogger(__name__)
 
 
 class EvaluationPending(EvaluatorBusy, RuntimeError):
@@ -95,8 +93,8 @@ class Evaluator:
         num_envs: Environments that step together; by default 8 or ``num_trajectories`` if less, and 1 with ``init_fn``,
             since simulators that need one are often alone in their process.
         num_runners: Actors that share the work, on ``process`` and ``ray``.
-        on_error: Called with what an evaluation or a callback raised; without it, ``poll`` and ``wait`` raise the error
-            of an evaluation, and that of a callback is logged.
+        on_error: Called with what an evaluation or a callback raised; without it the error is logged, and ``poll`` and
+            ``wait`` raise that of an evaluation.
         loggers: Where results are logged besides.
         videos: Which episodes to record after each evaluation, and where.
 
@@ -136,26 +134,33 @@ class Evaluator:
         loggers: Iterable[Logger] = (),
         videos: VideoSettings | None = None,
     ) -> None:
-        _refuse(
+        refuse(
             "there is no collector here: episodes run one by one in num_envs environments",
             frames_per_batch=frames_per_batch,
             collector_cls=collector_cls,
             collector_kwargs=collector_kwargs,
         )
-        _refuse("weights are sent once per request, to all runners", weight_sync_schemes=weight_sync_schemes)
-        _check(env, policy, policy_factory, backend, busy_policy, init_fn, num_gpus, ray_kwargs)
-        self._prefix, self._metrics_fn = log_prefix, metrics_fn
+        refuse("weights are sent once per request, to all runners", weight_sync_schemes=weight_sync_schemes)
+        check(env, policy, policy_factory, backend, busy_policy, init_fn, num_gpus, ray_kwargs)
+        self._prefix, self._metrics_fn, self._busy_policy = log_prefix, metrics_fn, busy_policy
         self._on_result, self._on_error = on_result, on_error
         self._outcomes: weakref.WeakKeyDictionary[EvalResult, dict[str, Any] | Exception] = weakref.WeakKeyDictionary()
+        self._changed = threading.Condition()
+        """Guards the next, and is notified when something was delivered."""
+        self._triggered: deque[EvalHandle] = deque()
+        """What ``trigger_eval`` has started and nobody has read, in order."""
+        self._delivering: threading.Thread | None = None
+        """The thread that calls back, while it does."""
+        self._stopped = False
         self._token = uuid.uuid4().hex
-        live_env = None if callable(env) and not _is_env(env) else env
-        mode = _mode_of(exploration_type)
+        live_env = None if callable(env) and not is_env(env) else env
+        mode = mode_of(exploration_type)
         config = (
             EvalConfig()
             .environment(
                 EnvMaker(
                     None if live_env is not None else env,
-                    _copy_of(live_env),
+                    copy_of(live_env),
                     self._token,
                     plain_key("reward_keys", reward_keys, "reward"),
                     plain_key("done_keys", done_keys, "done"),
@@ -164,7 +169,7 @@ class Evaluator:
             .policy(
                 "rl_eval.integrations.torchrl.making:make_policy",
                 policy_kwargs={
-                    "maker": PolicyMaker(_own(policy), policy_factory, self._token, mode, str(device or "cpu"))
+                    "maker": PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(device or "cpu"))
                 },
                 deterministic=mode != "random",
                 device=str(device or "cpu"),
@@ -172,14 +177,14 @@ class Evaluator:
             .evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)
             .runners(num_envs_per_runner=num_envs or (1 if init_fn is not None else min(8, num_trajectories)))
         )
-        if _BACKENDS[backend] == "ray":
+        if BACKENDS[backend] == "ray":
             config.runners(**runner_settings(num_runners, num_gpus, init_fn, ray_kwargs))
         self._evaluator = _Evaluator(
             config,
-            backend=_BACKENDS[backend],  # type: ignore[arg-type]
-            busy_policy=busy_policy,  # type: ignore[arg-type]
-            on_result=self._hear,
-            on_error=on_error,
+            backend=BACKENDS[backend],  # type: ignore[arg-type]
+            busy_policy="queue" if busy_policy == "queue" else "skip",
+            on_result=self._take_in,
+            on_error=self._take_in_error,
             log_prefix=log_prefix,
             loggers=loggers,
             videos=videos,
@@ -202,7 +207,7 @@ class Evaluator:
             WeightsError: The weights do not fit.
         """
         result = self._evaluator.evaluate(with_rules(weights, weights_dict), step)
-        # The evaluator has called _hear() before it returned.
+        # The evaluator has called _take_in() before it returned.
         outcome = self._outcomes.pop(result)
         if isinstance(outcome, Exception):
             raise outcome
@@ -211,15 +216,23 @@ class Evaluator:
     def trigger_eval(
         self, weights: Any = None, step: int | None = None, *, weights_dict: Mapping[str, Any] | None = None
     ) -> bool:
-        """Start an evaluation and tell whether it was accepted; see :meth:`evaluate`.
+        """Start an evaluation; return whether it was accepted. See :meth:`evaluate`.
 
         Raises:
-            EvaluationPending: It was refused, and ``busy_policy`` is ``error``.
+            EvaluationPending: It was refused, and ``busy_policy`` is ``error``; or a thousand results are unread.
         """
         try:
-            return self._evaluator.trigger_eval(with_rules(weights, weights_dict), step)
+            if len(self._triggered) >= _MAX_UNREAD and self._on_result is None:
+                raise EvaluationPending(f"{_MAX_UNREAD} results were not read: poll() or wait() for them")
+            with self._changed:
+                self._triggered.append(self._evaluator.submit(with_rules(weights, weights_dict), step))
+                while self._on_result is not None and len(self._triggered) > _MAX_UNREAD:
+                    self._triggered.popleft()
         except EvaluatorBusy as error:
-            raise EvaluationPending(str(error)) from error
+            if self._busy_policy == "error":
+                raise EvaluationPending(str(error)) from error
+            return False
+        return True
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
         """Return the oldest unread result of :meth:`trigger_eval`, or None.
@@ -228,11 +241,17 @@ class Evaluator:
             EvaluationFailed: Too many of its episodes failed; without ``on_error`` only.
             Exception: What the evaluation raised; without ``on_error`` only.
         """
-        return self._take(self._evaluator.poll(timeout))
+        return self._read(timeout)
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result; return None if none is pending, or not in time; see :meth:`poll`."""
-        return self._take(self._evaluator.wait(timeout))
+        """Wait for the next result; return None if none is pending, or not in time; see :meth:`poll`.
+
+        Raises:
+            UsageError: It is called in a callback, which results are waiting for.
+        """
+        if threading.current_thread() is self._delivering:
+            raise UsageError("wait() in a callback would wait for that callback: use poll(), or on_result")
+        return self._read(timeout)
 
     @property
     def pending(self) -> bool:
@@ -241,7 +260,10 @@ class Evaluator:
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """End what runs and everything that was started; may be called again."""
+        self._stopped = True
         self._evaluator.shutdown(timeout)
+        with self._changed:
+            self._changed.notify_all()
         forget_scope(self._token)
 
     def state_dict(self) -> dict[str, Any]:
@@ -265,7 +287,7 @@ class Evaluator:
         self._evaluator.load_state_dict(state_dict)
 
     def _check_idle(self, what: str) -> None:
-        unread = 0 if self._on_result is not None else len(self._outcomes)
+        unread = 0 if self._on_result is not None else len(self._triggered)
         if self.pending or unread:
             raise EvaluationPending(
                 f"the state cannot be {what} while an evaluation is pending, or its result unread ({unread} are): "
@@ -286,26 +308,54 @@ class Evaluator:
 
     # ------------------------------------------------------------------ results
 
-    def _hear(self, point: EvalPoint) -> None:
+    def _take_in(self, point: EvalPoint) -> None:
         """Turn a result into TorchRL's metrics, and give them to the callback."""
+        former, self._delivering = self._delivering, threading.current_thread()
         try:
-            outcome: dict[str, Any] | Exception = self._metrics(point)
-        except Exception as error:
-            outcome = error
-        self._outcomes[point.result] = outcome
-        if isinstance(outcome, dict):
-            if self._on_result is not None:
-                self._on_result(_as_tensordict(outcome))
-        elif self._on_error is not None:
-            self._on_error(outcome)
+            outcome = self._outcomes[point.result] = self._outcome_of(point)
+            if isinstance(outcome, dict):
+                if self._on_result is not None:
+                    self._on_result(_as_tensordict(outcome))
+            elif self._on_error is not None:
+                self._on_error(outcome)
+        finally:
+            self._delivering = former
+            with self._changed:
+                self._changed.notify_all()
 
-    def _take(self, point: EvalPoint | None) -> dict[str, Any] | None:
-        outcome = None if point is None else self._outcomes.pop(point.result)
-        if isinstance(outcome, Exception):
-            if self._on_error is None:
+    def _outcome_of(self, point: EvalPoint) -> dict[str, Any] | Exception:
+        try:
+            return self._metrics(point)
+        except Exception as error:
+            return error
+
+    def _take_in_error(self, error: BaseException) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        if self._on_error is not None:
+            self._on_error(error)
+        elif not any(handle.exception() is error for handle in self._triggered):  # Which poll() raises.
+            _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
+
+    def _read(self, timeout: float | None) -> dict[str, Any] | None:
+        """Take the oldest result of ``trigger_eval``, once it was delivered."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._triggered or self._delivered(self._triggered[0]), timeout)
+            if not self._triggered or not self._delivered(self._triggered[0]):
+                return None
+            handle = self._triggered.popleft()
+        error = handle.exception()
+        outcome = self._outcomes.pop(handle.result(), None) if error is None else error
+        if isinstance(outcome, BaseException):
+            if self._on_error is None and not (self._stopped and isinstance(outcome, ClusterError)):
                 raise outcome
             return None
         return outcome
+
+    def _delivered(self, handle: EvalHandle) -> bool:
+        if not handle.done():
+            return False
+        return handle.exception() is not None or handle.result() in self._outcomes
 
     def _metrics(self, point: EvalPoint) -> dict[str, Any]:
         """Name the numbers as TorchRL does, and add ours.
@@ -328,143 +378,6 @@ class Evaluator:
         }
         custom = {} if self._metrics_fn is None else _measure(self._metrics_fn, result.episodes)
         return {f"{self._prefix}/{name}": value for name, value in {**numbers, **named, **custom}.items()}
-
-
-def with_rules(
-    weights: Any, weights_dict: Mapping[str, Any] | None = None, max_steps: int | None = None, mode: str | None = None
-) -> dict[str, Any] | None:
-    """Return what to send for a request; None when everything stays as it is.
-
-    Args:
-        weights: The policy's, unless ``weights_dict`` has them.
-        weights_dict: Models by name.
-        max_steps: Step limit of the episodes.
-        mode: How actions are taken.
-
-    Raises:
-        WeightsError: A name is none that could be sent, or a transform has no statistics.
-    """
-    models = dict(weights_dict or {})
-    policy = models.pop("policy", weights)
-    if unknown := [name for name in models if not name.startswith("env.")]:
-        raise WeightsError(
-            f"weights_dict has {unknown}: known are 'policy', and transforms of the environment, as 'env.transform[0]'"
-        )
-    statistics = {name.removeprefix("env."): statistics_of(name, model) for name, model in models.items()}
-    if policy is None and not statistics and max_steps is None and mode is None:
-        return None
-    sent = {} if policy is None else {"policy": policy}
-    rules = Rules(None if policy is None else _count_tensors(policy), statistics, max_steps, mode)
-    return {**sent, "_extra_state": rules}
-
-
-def plain_key(name: str, key: Key, default: str) -> Key | None:
-    """Return a key of TorchRL's step data as the environment's specs have it; None for the default one.
-
-    Raises:
-        ArgumentError: It is no key of what a step returns.
-    """
-    path = (key,) if isinstance(key, str) else tuple(key)
-    if path in {("next", default), (default,)}:
-        return None
-    if path[0] != "next" or len(path) < 2:
-        raise ArgumentError(f"{name} is {key!r}: give the key that a step writes, such as ('next', {default!r})")
-    return path[1:] if len(path) > 2 else path[1]
-
-
-def runner_settings(
-    num_runners: int, num_gpus: float, init_fn: Callable[[], object] | None, ray_kwargs: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Translate Ray's options of an actor into those of runners.
-
-    Raises:
-        ArgumentError: One has no counterpart, or is given twice.
-    """
-    given = dict(ray_kwargs or {})
-    if "num_gpus" in given:
-        raise ArgumentError("ray_kwargs has 'num_gpus': give it as the argument num_gpus, once")
-    if unknown := sorted(set(given) - set(_RAY_KWARGS)):
-        raise ArgumentError(f"ray_kwargs has {unknown}, which runners have not: {nearest(unknown[0], _RAY_KWARGS)}")
-    settings = {_RAY_KWARGS[name]: value for name, value in given.items()}
-    if init_fn is not None:
-        settings["init_fn"] = init_fn
-    return {"num_runners": num_runners, "num_gpus_per_runner": num_gpus, **settings}
-
-
-def _check(
-    env: Any,
-    policy: Any,
-    policy_factory: Any,
-    backend: str,
-    busy_policy: str,
-    init_fn: Any,
-    num_gpus: float,
-    ray_kwargs: Any,
-) -> None:
-    if backend not in _BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}: {nearest(str(backend), _BACKENDS)}")
-    if busy_policy not in _BUSY:
-        raise ArgumentError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
-    if (policy is None) == (policy_factory is None):
-        raise ArgumentError("give one of policy and policy_factory, and not both")
-    if backend == "thread":
-        for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
-            if value:
-                raise ArgumentError(
-                    f'{name} is {value!r}, but backend="thread" starts no process: use "process" or "ray"'
-                )
-    elif not callable(env) or _is_env(env):
-        raise ArgumentError(
-            f'env is a {type(env).__name__}, but backend="{backend}" builds it in another process: give a callable'
-        )
-
-
-def _refuse(why: str, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is {value!r}, which cannot be honoured: {why}. Leave it out")
-
-
-def _is_env(value: Any) -> bool:
-    import gymnasium as gym
-    from torchrl.envs import EnvBase
-
-    return isinstance(value, (EnvBase, gym.Env))
-
-
-def _copy_of(env: Any) -> Any:
-    """Copy a live environment, which stays the caller's."""
-    try:
-        return copy.deepcopy(env)
-    except Exception as error:
-        raise ArgumentError(
-            f"env is an environment that cannot be copied ({error}): give a callable that builds one"
-        ) from error
-
-
-def _own(policy: Any) -> Any:
-    return portable(policy) if isinstance(policy, torch.nn.Module) else policy
-
-
-def _mode_of(exploration_type: Any) -> str:
-    name = str(getattr(exploration_type, "name", exploration_type)).lower()
-    if name not in _MODES:
-        raise ArgumentError(f"exploration_type is {exploration_type!r}: {nearest(name, _MODES)}")
-    return name
-
-
-def _count_tensors(weights: Any) -> int:
-    if isinstance(weights, torch.nn.Module):
-        parameters, buffers = (
-            weights.named_parameters(remove_duplicate=False),
-            weights.named_buffers(remove_duplicate=False),
-        )
-        return sum(1 for _ in parameters) + sum(1 for _ in buffers)
-    if isinstance(weights, torch.Tensor):
-        return 1
-    if isinstance(weights, Mapping) or hasattr(weights, "flatten_keys"):
-        return sum(_count_tensors(value) for name, value in weights.items() if not str(name).endswith("_extra_state"))
-    return 0
 
 
 def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes: EpisodeSequence) -> dict[str, Any]:

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.config import EvalConfig
 from rl_eval.evaluator import Evaluator
-from rl_eval.integrations.torchrl.evaluator import (
-    ArgumentError,
-    EvaluationFailed,
-    plain_key,
-    runner_settings,
-    with_rules,
-)
+from rl_eval.integrations.torchrl.arguments import ArgumentError, plain_key, runner_settings, with_rules
+from rl_eval.integrations.torchrl.evaluator import EvaluationFailed
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
 from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.integrations.torchrl.scope import forget_scope

@@ -1,0 +1,87 @@
+"""The story of an episode: what a result holds about it, in order, finished or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rl_eval.determinism import Determinism, FirstDifference
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.errors import UsageError
+from rl_eval.plan import EpisodePlan
+from rl_eval.result import EvalResult, Timing
+from rl_eval.story import story
+
+PLAN = EpisodePlan(4, 7)
+
+
+def fault(index: int, attempt: int, runner: int, *, charged: bool = True) -> Fault:
+    return Fault(
+        index=index, seed=PLAN[index].seed, attempt=attempt, culprit="env", phase="step", step=12, error_type="Boom",
+        message="it broke", traceback="Traceback", runner=runner, node="here", seconds=0.5, charged=charged,
+    )  # fmt: skip
+
+
+def result(determinism: Determinism | None = None, mismatches: tuple[int, ...] = ()) -> EvalResult:
+    """Episode 0 completed at its second attempt, 1 failed, 2 never ran, 3 completed at once."""
+    rows = np.zeros(3, ROW)
+    rows["index"], rows["attempts"], rows["runner"] = [0, 1, 3], [2, 2, 1], [1, -1, 0]
+    rows["seed"] = PLAN.seeds[[0, 1, 3]]
+    rows["outcome"] = [Outcome.COMPLETED, Outcome.FAILED, Outcome.COMPLETED]
+    rows["episode_return"], rows["length"], rows["terminated"] = [2.5, np.nan, 1.0], [20, 0, 9], True
+    rows["success_at_end"], rows["step_seconds"] = [1, -1, -1], 0.25
+    table = EpisodeTable(4, ["score"])
+    faults = [fault(0, 1, 0, charged=False), fault(0, 1, 1), fault(1, 1, 0), fault(1, 2, 0)]
+    table.fill(rows, np.array([[4.0], [np.nan], [np.nan]]), faults)
+    return EvalResult(
+        table=table, plan=PLAN, status="partial", reason="1 of 4 episodes did not run: cancelled",
+        timing=Timing.of_totals({}, 2), provenance={"config": {}}, audit_mismatches=mismatches,
+        determinism=determinism or Determinism(),
+    )  # fmt: skip
+
+
+def test_the_faults_and_the_end_in_order() -> None:
+    planned, lost, broke, end = story(result(), 0)
+    assert planned.text == f"episode 0 of 4, seed {PLAN[0].seed}"
+    assert [(event.attempt, event.runner, event.seconds) for event in (lost, broke, end)] == [
+        (1, 0, 0.5), (1, 1, 0.5), (2, 1, 0.25),
+    ]  # fmt: skip
+    assert broke.text == "env failed in step after 12 steps: Boom: it broke"
+    assert lost.text == f"{broke.text}; not charged: the attempt is given again"
+    assert lost.fault == fault(0, 1, 0, charged=False)
+    assert end.text == "return 2.5 in 20 steps, terminated, success, score 4, weights version 0"
+
+
+def test_every_way_to_end() -> None:
+    """A failed row that no runner reported names none; what did not run says why; what is not counted says so."""
+    *_, failed = story(result(), 1)
+    assert (failed.kind, failed.text, failed.attempt, failed.runner) == ("failed", "out of attempts after 2", 2, None)
+    _, missing = story(result(), 2)
+    assert (missing.kind, missing.text) == ("unfinished", "1 of 4 episodes did not run: cancelled")
+    _, late = story(result(), 3)
+    assert late.text.endswith(", not counted, as an episode before it did not finish")
+
+
+def test_what_a_second_run_showed() -> None:
+    found = Determinism(
+        checked=2, mismatched=(0, 3), failed=(1,), failure="Boom: twice", first=FirstDifference(0, 7, "reward", "")
+    )
+    checked = result(found, (3,))
+    texts = [[event.text for event in story(checked, index) if event.kind == "check"] for index in range(4)]
+    assert texts == [
+        [
+            "run again by the determinism check: came out differently, first in the reward of step 7 of episode 0",
+        ],
+        ["run again by the determinism check: did not complete: Boom: twice"],
+        [],
+        ["ran twice, with different outcomes", "run again by the determinism check: came out differently"],
+    ]
+    assert story(result(replace(found, mismatched=(0,))), 0)[-1].text == texts[0][0]
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_an_episode_that_is_not_in_the_plan(index: int) -> None:
+    with pytest.raises(UsageError, match=f"there is no episode {index}: the plan has 4"):
+        story(result(), index)
