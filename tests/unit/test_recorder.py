@@ -137,6 +137,7 @@ def installed(temporary: Path, largest_file: int = -1) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.process
 def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_path: Path) -> None:
     """What others have put into the shared temporary folder, under whatever name, is not followed."""
     foreign = tmp_path / "foreign"
@@ -152,12 +153,14 @@ def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_pa
     assert not list(foreign.iterdir())
 
 
+@pytest.mark.process
 def test_the_space_of_a_recording_is_reserved(tmp_path: Path) -> None:
     """A store to a page that a full disk cannot hold would kill the runner later on, without a word."""
     recorder = Path(installed(tmp_path).stdout.strip())
     assert recorder.stat().st_blocks * 512 >= FlightRecorder.size(10_000)
 
 
+@pytest.mark.process
 def test_a_recording_that_has_no_room_is_an_error_at_the_start(tmp_path: Path) -> None:
     failed = installed(tmp_path, largest_file=4096)
     assert failed.returncode == 1

@@ -216,6 +216,7 @@ def test_the_identity_tells_secrets_apart_without_holding_them() -> None:
         assert other.build().identity() != identity
 
 
+@pytest.mark.process
 def test_a_digest_is_the_same_in_every_process_and_kept_by_a_second_redaction() -> None:
     value = {"api_key": "abc", "url": "https://a:b@c"}
     found = digest_secrets(value, "environment", "env_kwargs")

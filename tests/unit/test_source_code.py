@@ -177,6 +177,7 @@ print(json.dumps(code_of(EvalConfig().environment(Env).build())["files"]))
 """
 
 
+@pytest.mark.process
 def test_of_the_script_itself_only_the_source_of_the_object_counts(tmp_path: Path) -> None:
     """A script also says how many runners there are, which must not keep it from being continued."""
 
