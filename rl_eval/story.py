@@ -77,8 +77,8 @@ def _end(result: EvalResult, index: int) -> Event:
 def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
     yield f"return {record.episode_return!r} in {record.length:,} steps"
     yield "terminated" if record.terminated else f"truncated by {record.truncated_by or 'nobody'}"
-    if record.success is not None:
-        yield "success" if record.success else "no success"
+    if record.success_at_end is not None:
+        yield "success" if record.success_at_end else "no success"
     yield from (f"{key} {value:g}" for key, value in record.info.items() if not math.isnan(value))
     yield f"weights version {record.weights_version}"
     if not result.counted[record.index]:

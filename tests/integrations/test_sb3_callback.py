@@ -412,6 +412,7 @@ def die_at(number: int) -> None:
         setattr(owner, name, deadly(getattr(owner, name)))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("former", ["none", "ours", "SB3's"])
 def test_a_kill_at_any_moment_leaves_a_model_with_its_own_statistics(tmp_path, former):
     """Before every single change of the folder; the next training cleans up, and goes on."""

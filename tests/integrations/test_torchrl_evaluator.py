@@ -176,7 +176,6 @@ def test_unread_results_are_not_lost_by_saving_or_loading(made: Any) -> None:
     evaluator.trigger_eval()
     while evaluator.pending:
         time.sleep(0.01)
-    time.sleep(0.3)
     with pytest.raises(Exception, match="unread"):
         evaluator.state_dict()
     with pytest.raises(Exception, match="unread"):

@@ -457,6 +457,7 @@ def test_discrete_actions_in_both_encodings(encoding: bool) -> None:
     assert [record.episode_return for record in result.episodes] == rollouts(make, policy, result)
 
 
+@pytest.mark.process
 def test_a_plain_module_needs_tensordict_alone() -> None:
     """torchrl is not imported for a TensorDictModule in a gymnasium environment."""
     script = """

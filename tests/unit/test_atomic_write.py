@@ -112,6 +112,7 @@ def test_temporary_names_keep_the_suffix_and_fit_the_file_system(tmp_path: Path)
     assert Path(temporary_name("model.zip")).suffix == ".zip"
 
 
+@pytest.mark.process
 def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
     other = [
         ".hidden",

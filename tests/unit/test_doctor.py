@@ -585,6 +585,7 @@ def toys(tmp_path, monkeypatch):
     sys.modules.pop("process_toys", None)
 
 
+@pytest.mark.process
 def test_two_processes_play_equal_episodes(toys):
     finding = toys("Toy")
     assert (finding.level, finding.text) == (
@@ -592,12 +593,14 @@ def test_two_processes_play_equal_episodes(toys):
     )  # fmt: skip
 
 
+@pytest.mark.process
 def test_what_depends_on_the_process_is_a_problem(toys):
     finding = toys("Hashes")
     assert finding.level == "problem"
     assert finding.text.startswith("two processes play different episodes: they differ in the reward in step 1")
 
 
+@pytest.mark.process
 def test_what_the_other_process_cannot_do_is_said(toys):
     assert toys("Exits").text == "not compared between processes: RuntimeError: it ended with exit status 7"
     lock = threading.Lock()
@@ -783,6 +786,7 @@ def call(*args):
     return CliRunner().invoke(app, ["doctor", *args])
 
 
+@pytest.mark.process
 def test_doctor_is_0_without_problems(folder):
     outcome = call("toy.yaml")
     assert outcome.exit_code == 0, outcome.output
@@ -813,6 +817,7 @@ def test_doctor_does_not_try_a_policy_without_an_environment(folder):
     assert "not checked, since a policy is built for an environment" in outcome.stdout
 
 
+@pytest.mark.process
 def test_quiet_prints_problems_only(folder):
     outcome = call("toy.yaml", "--quiet")
     assert (outcome.exit_code, outcome.stdout) == (0, "")

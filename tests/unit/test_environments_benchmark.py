@@ -48,6 +48,7 @@ def evaluated(name):
     return {"label": name, "status": "ok", **environment.environment({**PARAMS, "id": name})}
 
 
+@pytest.mark.process
 def test_a_function_of_its_seed_is_the_same_everywhere():
     (row,) = environments.measure(only="^CartPole", quick=True, timeout_s=120.0, progress=lambda text: None)
     assert environments.verdict(row) == "same", row

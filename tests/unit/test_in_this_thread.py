@@ -246,6 +246,7 @@ def test_without_the_note_an_interrupt_counts_as_ctrl_c() -> None:
     assert KeyboardInterrupt in found[0]
 
 
+@pytest.mark.process
 def test_what_had_finished_before_ctrl_c_is_in_the_log(tmp_path: Path) -> None:
     """In a process of its own, as at a prompt."""
     code = """

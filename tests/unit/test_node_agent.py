@@ -98,6 +98,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("phase", "hang"),
     [
@@ -126,6 +127,7 @@ def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
     assert not Path(hung.residence.recorder).exists()
 
 
+@pytest.mark.process
 def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """SIGSTOP is not the fault of the episode: it is told apart from a hang."""
     stopped = runner("recorder.enter(STEP, 1)\ntell()\nos.kill(os.getpid(), 19)")
@@ -133,6 +135,7 @@ def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str
     assert agent.autopsy(1, stopped.residence).cause == "stopped"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("phase", ["recorder.enter(ACT)", "recorder.idle()"])
 def test_a_process_that_is_stopped_between_steps_is_ended_too(
     runner: Callable[[str], Runner], agent: NodeAgent, phase: str
@@ -143,6 +146,7 @@ def test_a_process_that_is_stopped_between_steps_is_ended_too(
     assert agent.autopsy(1, stopped.residence).cause == "stopped"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("death", ["ctypes.string_at(0)", "os.abort()"])
 def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: NodeAgent, death: str) -> None:
     """SIGSEGV and SIGABRT are written down with a stack before the process dies."""
@@ -154,6 +158,7 @@ def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: 
     assert "guilty" in found.stack
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], agent: NodeAgent, death: str) -> None:
     """Exit and kill leave no word, but the recorder says what was going on."""
@@ -167,6 +172,7 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
 
 
 # Long enough for a machine that is busy itself.
+@pytest.mark.process
 @pytest.mark.parametrize("deadlines", [Deadlines(reset_s=2.0, step_s=2.0, runner_s=2.0)])
 def test_a_busy_runner_is_left_alone(runner: Callable[[str], Runner]) -> None:
     """Steps that are each within the limit, and idleness, are no hang, however long they last together."""
@@ -184,6 +190,7 @@ os._exit(42)
     assert busy.process.wait(LIMIT_S) == 42
 
 
+@pytest.mark.process
 def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """A driver that gives a runner up learns what it was doing."""
     silent = runner("def idling():\n    tell()\n    time.sleep(600)\nrecorder.idle()\nidling()")
@@ -194,6 +201,7 @@ def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner]
     assert "idling" in found.stack
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("session", ["False", "True"])
 def test_what_a_dead_runner_had_started_is_ended(
     runner: Callable[[str], Runner], agent: NodeAgent, session: str
@@ -217,6 +225,7 @@ os.kill(os.getpid(), 9)
     assert eventually(lambda: group_gone(dead.residence.pid))
 
 
+@pytest.mark.process
 def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_path: Path) -> None:
     """A pid that was given away since is told apart by its start time."""
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -230,6 +239,7 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
         bystander.wait()
 
 
+@pytest.mark.process
 def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """After stop no watched process lives, not even a stopped one."""
     alive, stopped = runner("tell()\ntime.sleep(600)"), runner("tell()\nos.kill(os.getpid(), 19)")
@@ -287,6 +297,7 @@ agent.vigil()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("death", ["kill", "stop"])
 def test_children_are_ended_even_when_the_agent_died_first(death: str) -> None:
     """A killed driver takes agent and runners along; what runners had started, and one that is stopped, go too."""

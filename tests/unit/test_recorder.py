@@ -80,12 +80,14 @@ residence = install("group-{pid}", "7", 2, "node")
 recorder = flight_recorder(2)
 recorder.begin(1, 37, 1234, 2)
 recorder.enter(RESET, 1)
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sh", "-c", "echo; sleep 60"], stdout=subprocess.PIPE)
+child.stdout.readline()  # Now it has its environment.
 print(residence.recorder, residence.stack, residence.mark, residence.born, child.pid, flush=True)
 time.sleep(60)
 """
 
 
+@pytest.mark.process
 def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> None:
     """After kill -9 the file says what it was doing; its children carry its mark, and its group."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -135,6 +137,7 @@ def installed(temporary: Path, largest_file: int = -1) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.process
 def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_path: Path) -> None:
     """What others have put into the shared temporary folder, under whatever name, is not followed."""
     foreign = tmp_path / "foreign"
@@ -150,12 +153,14 @@ def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_pa
     assert not list(foreign.iterdir())
 
 
+@pytest.mark.process
 def test_the_space_of_a_recording_is_reserved(tmp_path: Path) -> None:
     """A store to a page that a full disk cannot hold would kill the runner later on, without a word."""
     recorder = Path(installed(tmp_path).stdout.strip())
     assert recorder.stat().st_blocks * 512 >= FlightRecorder.size(10_000)
 
 
+@pytest.mark.process
 def test_a_recording_that_has_no_room_is_an_error_at_the_start(tmp_path: Path) -> None:
     failed = installed(tmp_path, largest_file=4096)
     assert failed.returncode == 1

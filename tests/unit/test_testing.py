@@ -295,6 +295,7 @@ def child(**fault: Any) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", DEADLY)
 def test_a_deadly_fault_ends_the_process(kind: str, tmp_path: Path) -> None:
     """With the status or by the signal that it is named after, and not before its step; once, given a folder."""
@@ -309,6 +310,7 @@ def test_a_deadly_fault_ends_the_process(kind: str, tmp_path: Path) -> None:
         assert "went on" in process.communicate(timeout=60)[0]
 
 
+@pytest.mark.process
 def test_a_stopped_process_is_stopped_and_can_go_on() -> None:
     """SIGSTOP leaves the process there, without an end; SIGCONT wakes it."""
     with child(kind="sigstop") as process:
@@ -322,6 +324,7 @@ def test_a_stopped_process_is_stopped_and_can_go_on() -> None:
             process.kill()
 
 
+@pytest.mark.process
 def test_a_balloon_bursts_within_its_limit() -> None:
     """Most of the limit is really taken, no more, and the process's own limit is back afterwards."""
     with child(kind="balloon", limit_mib=128) as process:
@@ -382,6 +385,7 @@ def alive(pid: int) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("new_session", [False, True])
 def test_a_child_lives_as_long_as_its_environment(tmp_path: Path, new_session: bool) -> None:
     """One per environment, in the session asked for; ``close`` ends it, twice if need be."""
@@ -397,6 +401,7 @@ def test_a_child_lives_as_long_as_its_environment(tmp_path: Path, new_session: b
     assert not any(map(alive, pids))
 
 
+@pytest.mark.process
 def test_a_child_outlives_a_process_that_dies(tmp_path: Path) -> None:
     """As simulators' servers do: whoever cleans up after the dead must find it."""
     with child(kind="spawn", seconds=60, folder=str(tmp_path)) as process:
@@ -490,6 +495,7 @@ def test_a_factory_takes_a_context(factory: Any) -> None:
     env.close()
 
 
+@pytest.mark.process
 def test_importing_it_brings_no_test_framework() -> None:
     """Environments are built in runners, where neither pytest nor torch need be there at once."""
     script = "import sys, rl_eval.testing; print([m for m in ('pytest', 'torch', 'ray') if m in sys.modules])"
