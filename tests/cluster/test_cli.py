@@ -10,7 +10,7 @@ import pytest
 
 import rl_eval
 from rl_eval.log import read_log
-from tests.unit.cli_world import call_alone, make_folder, start
+from tests.unit.cli_world import call, make_folder, start
 
 pytestmark = pytest.mark.ray
 
@@ -37,13 +37,15 @@ def descendants(mark):
     return [command for command in found if not any(name in command for name in RAYS_OWN)]
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, number):
     """What was in the log is not run again, and the result is that of an undisturbed run."""
     mark = str(folder)
     monkeypatch.setenv(MARK, mark)
     args = ["run", "toy.yaml", "--run-dir", "runs", "--num-episodes", 200]
-    slow = ["--set", "environment.env_kwargs={pause_s: 0.005}"]
+    slow = ["--set", f"environment.env_kwargs={{pause_s: 0.005, slow: {folder}/slow}}"]
+    Path("slow").touch()
     process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while not list(Path("runs/segments").glob("*-episodes-*")):
         assert process.poll() is None, process.communicate()[1]
@@ -59,9 +61,10 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
         time.sleep(0.2)
     before = len(read_log("runs").rows)
     assert 0 < before < 200
-    outcome = call_alone(*args, *slow, "--num-envs-per-runner", 32)
-    assert outcome.returncode == 0, outcome.stderr
+    Path("slow").unlink()
+    outcome = call(*args, *slow)
+    assert outcome.exit_code == 0, outcome.output
     assert f"continuing runs: {before} of 200 episodes were finished\n" in outcome.stderr
-    assert call_alone(*args, *slow, "--run-dir", "undisturbed", "--num-envs-per-runner", 32).returncode == 0
+    assert call(*args, "--run-dir", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
     assert read_log("runs").mismatches == ()

@@ -54,6 +54,9 @@ CONFIG = {
 }
 
 
+pytestmark = pytest.mark.ray
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_folder(tmp_path, monkeypatch)

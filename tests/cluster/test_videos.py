@@ -1,4 +1,4 @@
-"""Films made by runners in processes of their own, and calls to one runner that end badly."""
+"""Videos made by runners in processes of their own, and calls to one runner that end badly."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -25,8 +26,21 @@ def frames_of(path: Path) -> int:
     return int(imageio_ffmpeg.count_frames_and_secs(str(path))[0])
 
 
-def test_films_of_runners_and_the_evaluations_around_them(tmp_path):
-    """The evaluation after the films has the fingerprint and the steps of one without, from the same processes."""
+@pytest.fixture(scope="module")
+def group(ray_cluster) -> Iterator[EvalRunnerGroup]:
+    """One runner, which every test leaves able to work."""
+    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=8)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def before(group):
+    """Result of the runner that came first."""
+    return group.evaluate()
+
+
+def test_videos_of_runners_and_the_evaluations_around_them(tmp_path):
+    """The evaluation after the videos has the fingerprint and the steps of one without, from the same processes."""
     config = cartpole(attempt_rates=[0.3]).environment("CartPole-v1", env_kwargs={}).runners(num_runners=2)
     with EvalRunnerGroup(config) as group:
         before = group.evaluate()
@@ -52,7 +66,8 @@ def can_render_mujoco() -> bool:
     return asked.returncode == 0
 
 
-def test_a_film_of_mujoco_with_sampled_actions_and_a_frozen_normalizer(tmp_path):
+@pytest.mark.slow
+def test_a_video_of_mujoco_with_sampled_actions_and_a_frozen_normalizer(tmp_path):
     """They come out again, in a sibling of the runner."""
     if not can_render_mujoco():
         pytest.skip("EGL renders nothing here")
@@ -65,38 +80,31 @@ def test_a_film_of_mujoco_with_sampled_actions_and_a_frozen_normalizer(tmp_path)
     assert [frames_of(video.path) for video in videos] == [video.length + 1 for video in videos]
 
 
-def test_errors_cross_the_process_boundary_by_their_class(tmp_path):
+def test_errors_cross_the_process_boundary_by_their_class(group, before, tmp_path):
     """A factory that does not know ``render_mode`` refuses it; the group works on."""
-    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=4)) as group:
-        result = group.evaluate()
-        with pytest.raises(ConfigError, match="cannot be filmed, as it does not render rgb_array"):
-            record_with_group(group, result, VideoSettings("first", tmp_path), 1)
-        assert group.evaluate().fingerprint == result.fingerprint
+    with pytest.raises(ConfigError, match="cannot be filmed, as it does not render rgb_array"):
+        record_with_group(group, before, VideoSettings("first", tmp_path), 1)
+    assert group.evaluate().fingerprint == before.fingerprint
 
 
-def test_a_runner_that_dies_in_the_call_is_told_and_replaced(tmp_path):
+def test_a_runner_that_dies_in_the_call_is_told_and_replaced(group, before):
     """The call is not sent again; the next evaluation is whole."""
-    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=8)) as group:
-        before = group.evaluate()
-        with pytest.raises(ClusterError, match="runner 0 was lost during the call"):
-            group.apply_to_one(lambda runner: os.kill(os.getpid(), signal.SIGKILL))
-        assert group.evaluate().fingerprint == before.fingerprint
+    with pytest.raises(ClusterError, match="runner 0 was lost during the call"):
+        group.apply_to_one(lambda runner: os.kill(os.getpid(), signal.SIGKILL))
+    assert group.evaluate().fingerprint == before.fingerprint
 
 
-def test_a_call_that_never_returns_is_given_up(tmp_path):
+def test_a_call_that_never_returns_is_given_up(group, before):
     """Its runner is replaced."""
-    with EvalRunnerGroup(cartpole().runners(num_runners=1).evaluation(num_episodes=8)) as group:
-        before = group.evaluate()
-        (pid,) = group.foreach_runner(lambda runner: runner.pid())
-        with pytest.raises(ClusterError, match="runner 0 did not return from a call within"):
-            group.apply_to_one(lambda runner: time.sleep(3600), timeout_s=0.5)
-        assert group.evaluate().fingerprint == before.fingerprint
-        assert group.foreach_runner(lambda runner: runner.pid()) != [pid]
+    (pid,) = group.foreach_runner(lambda runner: runner.pid())
+    with pytest.raises(ClusterError, match="runner 0 did not return from a call within"):
+        group.apply_to_one(lambda runner: time.sleep(3600), timeout_s=0.5)
+    assert group.evaluate().fingerprint == before.fingerprint
+    assert group.foreach_runner(lambda runner: runner.pid()) != [pid]
 
 
-def test_a_function_that_cannot_travel_is_refused():
+def test_a_function_that_cannot_travel_is_refused(group):
     """In the caller's thread."""
-    with EvalRunnerGroup(cartpole().runners(num_runners=1)) as group:
-        lock = threading.Lock()
-        with pytest.raises(ConfigError, match="the function cannot be sent"):
-            group.apply_to_one(lambda runner: lock)
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="the function cannot be sent"):
+        group.apply_to_one(lambda runner: lock)

@@ -1,4 +1,4 @@
-"""Whether Python and the packages are those that rl_eval is tested with; looks at versions, imports nothing."""
+"""Check of the machine: versions of Python and the packages, and the address of Ray; imports nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Final
 
-from rl_eval.cli.checks.finding import Finding, note, ok, problem, warning
+from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.settings import EvalSettings
 
 __all__ = ["check_address", "check_machine"]
@@ -27,20 +27,15 @@ _TESTED: Final = {
 
 
 def check_machine() -> Iterator[Finding]:
-    """Look at the versions of Python and the packages."""
+    """Look at the versions of Python and the packages; other ones than the tested are worth a line, and no warning."""
     versions = {name: _version(name) for name in _TESTED}
     installed = {name: version for name, version in versions.items() if version is not None}
-    if tested := [f"{name} {version}" for name, version in installed.items() if _is_tested(name, version)]:
-        yield ok(", ".join(tested))
+    if installed:
+        yield ok(", ".join(f"{name} {version}" for name, version in installed.items()))
     for name in versions.keys() - installed.keys():
         yield problem(f"{name} is not installed", f"pip install {name}")
-    if others := [
-        f"{name} {version} ({_TESTED[name]})" for name, version in installed.items() if not _is_tested(name, version)
-    ]:
-        yield warning(
-            f"other versions than those that rl_eval is tested with (in parentheses): {', '.join(others)}",
-            "if something fails, try those",
-        )
+    if others := [f"{name} {_TESTED[name]}" for name, version in installed.items() if not _is_tested(name, version)]:
+        yield note(f"tested with {', '.join(others)}")
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
