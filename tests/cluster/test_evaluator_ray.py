@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import evaluator_world
 import pytest
 from evaluator_world import LIMIT_S, config
-from machines import eventually, local_cluster
+from machines import eventually
 
 from rl_eval import Evaluator
 from rl_eval.errors import ConfigError
@@ -24,13 +23,7 @@ LATE = ("torch", "gymnasium", "evaluator_world", "evaluator_modules")
 """What a runner imports for its policy and its environment."""
 
 
-pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(HERE)}}):
-        yield
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def noting(folder: Path) -> Any:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import evaluator_world
 import pytest
-import ray
 import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
-from machines import eventually, local_cluster
+from machines import eventually
 from tensordict import TensorDict
 from torch import nn
 
@@ -32,23 +30,13 @@ HERE = ("inline", "thread")
 ELSEWHERE = ("ray", "service")
 
 
-@pytest.fixture(scope="session")
-def _cluster() -> Iterator[None]:
-    """A cluster whose workers find the modules of the tests."""
-    if ray.is_initialized():
-        yield
-    else:
-        with local_cluster(runtime_env={"env_vars": {"PYTHONPATH": str(Path(evaluator_world.__file__).parent)}}):
-            yield
-
-
 def _subjects(here: Sequence[str], *marks: Any) -> list[Any]:
     return [*here, *(pytest.param(name, marks=[pytest.mark.ray, *marks]) for name in ELSEWHERE)]
 
 
 def _subject(request: pytest.FixtureRequest) -> Any:
     if request.param in ELSEWHERE:
-        request.getfixturevalue("_cluster")
+        request.getfixturevalue("ray_cluster")
     return request.param
 
 
