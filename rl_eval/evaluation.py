@@ -95,7 +95,7 @@ class Evaluation(Job):
         self._settings = settings
         self._plan = plan
         self._weights: WeightsSnapshot | None = None
-        self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
+        self._ledger = Ledger(len(plan), settings.runners.runner_class.columns(settings), log)
         self._cancelled = self._cancelled_while_waiting = ""
         self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush, snapshot=self._snapshot)
         self._fleet: Fleet | None = None

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import abc
 import math
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -34,7 +33,7 @@ from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
-from rl_eval.settings import EvalSettings
+from rl_eval.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
 __all__ = ["EvalRunner"]
@@ -102,22 +101,22 @@ class EvalRunner(abc.ABC):
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
+    default_lanes: ClassVar[int] = DEFAULT_LANES
+    max_lanes: ClassVar[int | None] = None
+    needs_processes: ClassVar[bool] = False
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        """Return the names of the ``info`` scalars to keep."""
+        return settings.evaluation.info_keys
+
     # ------------------------------------------------------------------ to override
 
     @abc.abstractmethod
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """Add leases to the queue, step lanes for about ``budget_s`` seconds, and report.
-
-        Unfinished lanes go on in the next call. The budget is checked after every reset and step.
-
-        Args:
-            leases: Episodes to add.
-            budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
-            reclaim: Indices to give back, as far as they have not started.
-            abort: Drop queue and live lanes first.
-        """
+        """See :meth:`rl_eval.runners.Runner.run`. The budget is checked after every reset and step."""
 
     def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
         """Build the environment of a lane."""
@@ -153,31 +152,26 @@ class EvalRunner(abc.ABC):
         self._inference.numerics = {}
         return snapshot.version
 
-    def get_weights_version(self) -> int:
-        """Return the version of the weights that the policy has; 0 before any were set."""
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that the policy has; 0 before any were set."""
         return self._weights_version
 
-    def get_metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
         return dict(self._lifetime)
 
-    def get_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return observation space and action space."""
+    @property
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation space and action space."""
         return self._observation_space, self._action_space
 
-    def assert_healthy(self) -> None:
-        """Raise if the runner cannot work."""
-        assert self._policy is not None
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts, with the weights that it has."""
+        return self._policy
 
-    def ping(self) -> str:
-        """Return ``"pong"``."""
-        return "pong"
-
-    def pid(self) -> int:
-        """Return the id of the process that the runner lives in."""
-        return os.getpid()
-
-    def apply(self, function: Callable[[EvalRunner], Result]) -> Result:
+    def apply(self, function: Callable[[Any], Result]) -> Result:
         """Call a function with this runner, where it lives."""
         return function(self)
 

@@ -22,7 +22,7 @@ from rl_eval.atomic_write import write_bytes
 from rl_eval.episode import Lease, Outcome, different_columns
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.replaying import run_lease
-from rl_eval.runners import EvalRunner
+from rl_eval.runners import EvalRunner, Runner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
 
@@ -82,7 +82,7 @@ class Video:
 
 
 def record_episode(
-    runner: EvalRunner,
+    runner: Runner,
     recorded: npt.NDArray[np.void],
     *,
     fps: float | None = None,
@@ -104,7 +104,9 @@ def record_episode(
         WeightsError: The runner has another version of the weights than the record.
     """
     row = recorded[0]
-    if (version := runner.get_weights_version()) != row["weights_version"]:
+    if not isinstance(runner, EvalRunner):
+        raise ConfigError(f"episodes of {type(runner).__name__} cannot be filmed: it is no rl_eval.EvalRunner")
+    if (version := runner.weights_version) != row["weights_version"]:
         raise WeightsError(
             f"episode {row['index']} was run with weights version {row['weights_version']}, and the runner has version "
             f"{version} by now: film an evaluation before the next weights are sent"
@@ -219,7 +221,7 @@ def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float) -> E
         section = settings.environment.model_copy(update={"env_kwargs": kwargs})
         rendering = settings.model_copy(update={"environment": section})
         try:
-            sibling = type(runner)(rendering, runner.runner_index, runner._policy)
+            sibling = type(runner)(rendering, runner.runner_index, runner.policy)
         except (ConfigError, EnvError) as error:
             problems.append(f"{way}, it cannot be built: {error}")
             continue
