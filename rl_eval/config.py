@@ -119,6 +119,7 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
+        observers: tuple[Any, ...] | list[Any] = _UNSET,
         purity_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
         """Choose the episodes; see :class:`EvaluationSection`."""
@@ -131,6 +132,7 @@ class EvalConfig:
             gamma=gamma,
             info_keys=info_keys,
             return_bounds=return_bounds,
+            observers=observers,
             purity_check=purity_check,
         )
 

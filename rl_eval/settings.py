@@ -133,6 +133,9 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
+    observers: tuple[Any, ...] = ()
+    """Factories of :class:`~rl_eval.runners.EpisodeObserver`, callables that take an environment or ``"module:attr"``:
+    what their observers return at the end of an episode is in ``result.artifacts``."""
     purity_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Determinism check: the share of the episodes that are run once more in fresh environments, and compared. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""

@@ -9,10 +9,11 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.importing import import_attribute
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
+from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
-__all__ = ["EvalRunner", "Runner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
+__all__ = ["EpisodeObserver", "EvalRunner", "Runner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
 
 _BUILT_IN: Final[dict[str, type[EvalRunner]]] = {"vector": VectorEvalRunner, "single_agent": SingleAgentEvalRunner}
 _MEMBERS: Final = (

@@ -13,6 +13,7 @@ import math
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen
+from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen, record_of
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.interrupts import survivable
 from rl_eval.policies import adapt_policy
@@ -31,6 +32,7 @@ from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.observers import ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.settings import DEFAULT_LANES, EvalSettings
@@ -61,7 +63,10 @@ class EvalRunner(abc.ABC):
         self._node = socket.gethostname()
         self._info_keys = settings.evaluation.info_keys
         self._values = ValueReader(self._info_keys, self._note)
-        self._lanes = [Lane(index, len(self._info_keys)) for index in range(settings.runners.lanes)]
+        self._observers = observer_factories(settings.evaluation.observers)
+        observe = self._observe if self._observers else None
+        self._lanes = [Lane(index, len(self._info_keys), observe) for index in range(settings.runners.lanes)]
+        self._artifacts: dict[int, dict[str, Any]] = {}
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
         self._infos: list[list[float]] = []
@@ -268,13 +273,15 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            self._write_observation(lane.index, read_reset(lane.reset(seed=lane.lease.seed)))
+            observation = read_reset(lane.reset(seed=lane.lease.seed))
+            self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - lane.started
         self._totals["reset_seconds"] += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
+        lane.begin_observing(observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -389,9 +396,10 @@ class EvalRunner(abc.ABC):
         assert lane.lease is not None
         if lane.trace is not None and outcome is Outcome.COMPLETED:
             self._traces[lane.lease.index] = lane.trace.trace
-        self._rows.append(
-            lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
-        )
+        row = lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
+        self._rows.append(row)
+        if lane.observed is not None and not lane.lease.fresh and outcome is Outcome.COMPLETED:
+            self._collect(lane, row)
         if self._info_keys:
             self._infos.append(lane.info)
         self._totals["step_seconds"] += lane.step_seconds
@@ -399,11 +407,27 @@ class EvalRunner(abc.ABC):
         self._lifetime["episodes"] += 1
         self._free(lane)
 
+    def _observe(self, slot: int, env: Any) -> ObservedSlot:
+        """Build the observers of an environment."""
+        outputs = partial(self._inference_outputs, slot)
+        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note)
+
+    def _inference_outputs(self, slot: int) -> Any:
+        return self._inference.outputs(slot)
+
+    def _collect(self, lane: Lane, row: tuple[Any, ...]) -> None:
+        """Keep what observers return for a completed episode."""
+        assert lane.observed is not None
+        info = dict(zip(self._info_keys, lane.info, strict=True))
+        record = record_of(np.array([row], ROW)[0], info)
+        if artifacts := lane.observed.end(record):
+            self._artifacts[record.index] = artifacts
+
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
         lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
-        if lane.trace is not None:
-            lane.stop_trace()
+        if lane.trace is not None or lane.observed is not None:
+            lane.unwrap()
         lane.lease = None
         lane.unreported = True
         self._spent += lane.outworn
@@ -447,7 +471,9 @@ class EvalRunner(abc.ABC):
             construct_seconds=self._construct_seconds,
             notes=(*self._inference.notes, *self._notes),
             built_weights=self._built_weights,
+            artifacts=self._artifacts,
         )
+        self._artifacts = {}
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}

@@ -106,6 +106,11 @@ class Inference:
         self._steps += self.live
         return self._reader.split(actions), errors
 
+    def outputs(self, lane: int) -> Any:
+        """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
+        computed = getattr(self._policy, "outputs", None)
+        return None if computed is None or self._chunk != self._rows else take_rows(computed, lane)
+
     def _act_by_chunks(self, chunk: int) -> Any:
         """One forward pass per chunk that has a live lane; state changes only if all succeed."""
         if chunk == self._rows:

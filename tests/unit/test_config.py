@@ -56,6 +56,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
         "return_bounds": [-1.5, 2.0],
+        "observers": ["my_pkg:watch"],
         "purity_check": 0.02,
     },
     "fault_tolerance": {
@@ -617,6 +618,7 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "first_index",
         "info_keys",
         "return_bounds",
+        "observers",
         "purity_check",
         "weights",
         "weights_key",
