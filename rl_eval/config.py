@@ -63,6 +63,7 @@ class EvalConfig:
         deterministic: bool = _UNSET,
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
+        inference: Literal["exact", "batched"] = _UNSET,
         allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
         """Choose the policy; see :class:`PolicySection`."""
@@ -75,6 +76,7 @@ class EvalConfig:
             deterministic=deterministic,
             actions=actions,
             device=device,
+            inference=inference,
             allow_nondeterministic=allow_nondeterministic,
         )
 

@@ -71,6 +71,9 @@ class PolicySection(_Section):
     """For Box spaces: clip into the bounds, map [-1, 1] onto them, or pass actions as they are."""
     device: str = "cpu"
     """Torch device of the policy."""
+    inference: Literal["exact", "batched"] = "exact"
+    """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
+    ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
 

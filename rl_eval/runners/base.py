@@ -102,6 +102,7 @@ class EvalRunner(abc.ABC):
             deterministic=settings.policy.deterministic,
             actions=settings.policy.actions,
             allow_nondeterministic=settings.policy.allow_nondeterministic,
+            mode=settings.policy.inference,
         )
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation

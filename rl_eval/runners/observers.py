@@ -119,13 +119,21 @@ class ObservedSlot:
         def observed(action: Any) -> Any:
             result = step(action)
             self._steps += 1
-            # Whether a result keeps the contract is for the runner to say.
-            if type(result) is tuple and len(result) == 5:
-                following, *rest = result
-                self._call("on_step", lambda observer: observer.on_step(following, action, *rest, self._outputs()))
+            if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
+                self._observe_step(action, *result)
             return result
 
         return observed
+
+    def _observe_step(
+        self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> None:
+        self._call(
+            "on_step",
+            lambda observer: observer.on_step(
+                observation, action, reward, terminated, truncated, info, self._outputs()
+            ),
+        )
 
     def end(self, record: EpisodeRecord) -> dict[str, Any]:
         """Return the artifacts of a completed episode, by the names of their observers."""

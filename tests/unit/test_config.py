@@ -33,6 +33,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "deterministic": False,
         "actions": "unsquash",
         "device": "cuda:0",
+        "inference": "batched",
         "allow_nondeterministic": True,
     },
     "runners": {
@@ -624,5 +625,6 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "weights_key",
         "device",
         "allow_nondeterministic",
+        "inference",
     }
     assert (before == after) == (section in LAYOUT or key in elsewhere)
