@@ -86,6 +86,7 @@ class EvalConfig:
         deterministic: bool = _UNSET,
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
+        inference: Literal["exact", "batched"] = _UNSET,
         allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
         """Set the policy."""
@@ -121,6 +122,7 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
+        observers: tuple[Any, ...] | list[Any] = _UNSET,
         determinism_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
         """Set the episodes."""

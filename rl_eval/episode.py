@@ -38,6 +38,7 @@ __all__ = [
     "different_columns",
     "failed_row",
     "first_seen",
+    "record_of",
     "row_of",
     "without_place",
 ]
@@ -262,6 +263,8 @@ class RunReport:
     """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
+    artifacts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What observers returned for the finished episodes, by index and observer."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
 
@@ -377,14 +380,17 @@ class EpisodeTable:
         row = self.rows[index]
         if row["outcome"] == Outcome.MISSING:
             raise IndexError(f"episode {index} has no record: it did not finish")
-        return EpisodeRecord(
-            **{name: column.value(row[name]) for name, column in COLUMNS.items()},
-            faults=tuple(self.faults.get(int(row["index"]), ())),
-            info=dict(zip(self.info_keys, self.infos[index].tolist(), strict=True)),
-        )
+        info = dict(zip(self.info_keys, self.infos[index].tolist(), strict=True))
+        return record_of(row, info, self.faults.get(int(row["index"]), ()))
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
         return (self.record(int(index)) for index in np.flatnonzero(self.filled))
+
+
+def record_of(row: np.void, info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
+    """Build the record of one row, a scalar of :data:`ROW`."""
+    values = {name: column.value(row[name]) for name, column in COLUMNS.items()}
+    return EpisodeRecord(**values, faults=tuple(faults), info=info)
 
 
 def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

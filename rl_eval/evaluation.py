@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from rl_eval.backends.requests import Run
 from rl_eval.blame import assign_blame
 from rl_eval.determinism import Determinism
 from rl_eval.determinism_phase import DeterminismPhase
@@ -94,7 +95,8 @@ class Evaluation(Job):
         self._settings = settings
         self._plan = plan
         self._weights: WeightsSnapshot | None = None
-        self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
+        self._artifacts: dict[int, dict[str, Any]] = {}
+        self._ledger = Ledger(len(plan), settings.runners.runner_class.columns(settings), log)
         self._cancelled = self._cancelled_while_waiting = ""
         self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush, snapshot=self._snapshot)
         self._fleet: Fleet | None = None
@@ -313,7 +315,7 @@ class Evaluation(Job):
         while member.calls[self.tag] < _CALLS_IN_FLIGHT and holds(member.incarnation):
             leases = tuple(self._leases.pop(member.incarnation, ()))
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
-            self._fleet.call(member, "run", leases, self._fleet.slice_s, reclaim, tag=self.tag, now=now)
+            self._fleet.call(member, Run(leases, self._fleet.slice_s, reclaim), tag=self.tag, now=now)
 
     def _abandon(self, now: float) -> None:
         """Have everything dropped: episodes that live on would report into the next evaluation."""
@@ -325,7 +327,7 @@ class Evaluation(Job):
     def _abort(self, runner: int, now: float) -> None:
         assert self._fleet is not None
         if member := self._fleet.members.get(runner):
-            self._fleet.call(member, "run", (), 0.0, (), True, tag=self.tag, now=now)
+            self._fleet.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
     def _check_complete(self, now: float) -> None:
         """When every episode has its record, end, or run a few of them again."""
@@ -352,6 +354,9 @@ class Evaluation(Job):
 
     def _note_completed(self, report: RunReport, counted: tuple[int, ...]) -> None:
         rows = report.rows[list(counted)]
+        if report.artifacts:
+            kept = report.artifacts.keys() & rows["index"].tolist()
+            self._artifacts |= {index: dict(report.artifacts[index]) for index in kept}
         self._recheck.recorded(report, rows)
         if self._fail_fast is not None and (rows["outcome"] == Outcome.COMPLETED).any():
             self._fail_fast.completed()
@@ -443,6 +448,7 @@ class Evaluation(Job):
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             determinism=determinism,
+            artifacts=dict(self._artifacts),
         )
 
     def _runner_notes(self) -> list[str]:
