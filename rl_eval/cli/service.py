@@ -58,6 +58,8 @@ def list_(
         services = list_services(namespace)
         for (space, name), status in services.items():
             print_page(_silent_page(space, name) if status is None else _page(status))
+            if status is not None:
+                typer.echo(f"folder {status.run_dir}")
             typer.echo()
         if not services:
             typer.echo(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
@@ -113,7 +115,6 @@ def _page(status: ServiceStatus) -> Page:
                 Line("age", _duration(status.age_s), until if status.detached else f"{until}, or with its driver"),
                 Line("runners", str(status.num_runners), "up"),
                 Line("running", status.running or "nothing", ""),
-                Line("folder", status.run_dir, ""),
                 Line("queue", str(status.num_waiting), f"waiting, {status.num_finished:,} finished"),
             ],
             clients,

@@ -128,6 +128,7 @@ class EvalService:
         for former in self._folder.glob("service_*.pkl"):
             former.unlink()
         write_bytes(self._start_file, payload)
+        self._start_file.chmod(0o600)
 
     def _begin(self, payload: bytes) -> None:
         import cloudpickle
@@ -135,6 +136,7 @@ class EvalService:
         from rl_eval.group import EvalRunnerGroup
 
         settings, policy, videos, max_queue = cloudpickle.loads(payload)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # Settings may hold secrets.
         self._journal = Journal(self._folder / "requests")
         group = EvalRunnerGroup(settings, policy)
         for request in self._journal.unfinished():

@@ -11,7 +11,7 @@ from service_world import echo
 from rl_eval import Evaluator
 from rl_eval.service.directory import end_service
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MEGABYTES = 8
 """Small objects travel with the message, whoever owns them."""
@@ -36,9 +36,8 @@ def test_what_a_client_sent_outlives_the_clients_node(tmp_path: Path) -> None:
             gate.touch()
             running.result(60)
             with Evaluator.from_name("eval", client="away") as back:
-                points = [back.wait(60) for _ in range(2)]
-            assert [(point.step, point.weights_version) for point in points if point] == [(2, 1), (3, 2)]
-            assert [point.result.mean_return for point in points if point] == [20.0, 30.0]
+                assert [(handle.step, handle.weights_version) for handle in back.resumed] == [(2, 1), (3, 2)]
+                assert [handle.result(60).mean_return for handle in back.resumed] == [20.0, 30.0]
             end_service("eval", "rl_eval")
 
 

@@ -163,6 +163,12 @@ def test_what_was_delivered_does_not_come_again(world):
     assert world.tickets("somebody else") == []
 
 
+def test_settings_are_for_the_user_alone(world):
+    """They may hold secrets."""
+    assert world.folder.stat().st_mode & 0o077 == 0
+    assert world.service._start_file.stat().st_mode & 0o077 == 0
+
+
 def test_a_folder_has_one_service(world):
     other = EvalService("two", "here", str(world.folder), "other", True, 600.0)
     with pytest.raises(ConfigError, match="another evaluation service uses"):
