@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
+from rl_eval.backends.requests import SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.fleet import Fleet, Member
 from rl_eval.interrupts import ctrl_c_noted
@@ -200,7 +201,7 @@ class Driver:
             self._lose(member, reply.error or RunnerLost("runner lost"), now, reply.autopsy)
         elif reply.error is not None:
             self._failed(member, reply, now)
-        elif reply.call.method == "start":
+        elif isinstance(reply.call.request, Start):
             self._fleet.start_answered(member, now)
             for job in list(self._active.values()):
                 job.joined(member, now)
@@ -221,14 +222,14 @@ class Driver:
         assert reply.error is not None
         if job := self._active.get(reply.call.tag):
             job.fail(reply.error)
-        elif reply.call.method == "start" and self._fleet.ever_ready:
+        elif isinstance(reply.call.request, Start) and self._fleet.ever_ready:
             self._lose(member, reply.error, now)
-        elif reply.call.method in ("start", "set_weights") and (
+        elif isinstance(reply.call.request, Start | SetWeights) and (
             syncs := [job for job in self._active.values() if isinstance(job, WeightsSync)]
         ):
             # The weights that a starting runner got first are those of the broadcast under way.
             syncs[0].fail(reply.error)
-        elif reply.call.method in ("start", "set_weights"):
+        elif isinstance(reply.call.request, Start | SetWeights):
             self._die(reply.error)
 
     def _lose(self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from rl_eval.backends.requests import Run
 from rl_eval.blame import assign_blame
 from rl_eval.determinism import Determinism
 from rl_eval.determinism_phase import DeterminismPhase
@@ -313,7 +314,7 @@ class Evaluation(Job):
         while member.calls[self.tag] < _CALLS_IN_FLIGHT and holds(member.incarnation):
             leases = tuple(self._leases.pop(member.incarnation, ()))
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
-            self._fleet.call(member, "run", leases, self._fleet.slice_s, reclaim, tag=self.tag, now=now)
+            self._fleet.call(member, Run(leases, self._fleet.slice_s, reclaim), tag=self.tag, now=now)
 
     def _abandon(self, now: float) -> None:
         """Have everything dropped: episodes that live on would report into the next evaluation."""
@@ -325,7 +326,7 @@ class Evaluation(Job):
     def _abort(self, runner: int, now: float) -> None:
         assert self._fleet is not None
         if member := self._fleet.members.get(runner):
-            self._fleet.call(member, "run", (), 0.0, (), True, tag=self.tag, now=now)
+            self._fleet.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
     def _check_complete(self, now: float) -> None:
         """When every episode has its record, end, or run a few of them again."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from rl_eval.backends import Backend, Reply
+from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
 from rl_eval.errors import RunnerLost, RunnerStartError
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
@@ -31,7 +32,7 @@ class PublishedWeights(NamedTuple):
     """Weights that every runner can fetch."""
 
     handle: Any
-    """What to pass to ``set_weights``."""
+    """What a :class:`SetWeights` has of them."""
     snapshot: WeightsSnapshot
 
 
@@ -47,10 +48,10 @@ class Member:
     """Whether it was given up, and is only waited for to be found dead."""
     heard: float = 0.0
     """When it last answered, or was called while idle."""
-    pending: deque[str] = field(default_factory=deque)
-    """Methods of its unanswered calls, the one that it works on first."""
+    pending: deque[RunnerRequest] = field(default_factory=deque)
+    """Unanswered requests, the one that it works on first."""
     probed: bool = False
-    """Whether it has answered a ``run`` with the weights that it has: the first one also probes the policy."""
+    """Whether it has answered a :class:`Run` with the weights that it has: the first one also probes the policy."""
     calls: Counter[int] = field(default_factory=Counter)
     """Unanswered calls by tag."""
 
@@ -129,7 +130,7 @@ class Fleet:
             return self._backend.starting([member.incarnation for member in list(self.members.values())])
         if any(member.probed for member in ready):
             return "running"
-        return "sending weights" if all("set_weights" in member.pending for member in ready) else "probing the policy"
+        return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
 
     def absence(self) -> str:
         """Say why there are fewer runners than were asked for."""
@@ -142,14 +143,14 @@ class Fleet:
 
     # ------------------------------------------------------------------ calls
 
-    def call(self, member: Member, method: str, *args: Any, tag: int, now: float) -> None:
-        """Call a runner."""
+    def call(self, member: Member, request: RunnerRequest, *, tag: int, now: float) -> None:
+        """Send a request to a runner."""
         if not member.calls:
             member.heard = now
         member.calls[tag] += 1
-        member.pending.append(method)
-        member.probed = member.probed and method != "set_weights"
-        self._backend.call(member.incarnation, method, *args, tag=tag)
+        member.pending.append(request)
+        member.probed = member.probed and not isinstance(request, SetWeights)
+        self._backend.call(member.incarnation, request, tag=tag)
 
     def answered(self, reply: Reply, now: float) -> Member | None:
         """Note a reply; return its member, unless that is no longer one."""
@@ -157,17 +158,17 @@ class Fleet:
         if member is None:
             return None
         member.heard = now
-        if reply.call.method != "start" and not reply.lost:
+        if not isinstance(reply.call.request, Start) and not reply.lost:
             member.calls[reply.call.tag] -= 1
             member.calls += Counter()
-            member.probed = member.pending.popleft() == "run" or member.probed
+            member.probed = isinstance(member.pending.popleft(), Run) or member.probed
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
         """A runner is up: send it the weights, behind which all other calls queue."""
         member.ready = self.ever_ready = True
         if self.weights is not None:
-            self.call(member, "set_weights", self.weights.handle, tag=0, now=now)
+            self.call(member, SetWeights(self.weights.handle), tag=0, now=now)
 
     # ------------------------------------------------------------------ losses
 
@@ -239,7 +240,7 @@ class Fleet:
         # Agents on the nodes see to single steps and resets.
         limit_s = faults.runner_timeout_s or faults.episode_timeout_s
         # What a caller applies to the runners may take its time.
-        working = bool(member.pending) and member.pending[0] != "apply"
+        working = bool(member.pending) and not isinstance(member.pending[0], Apply)
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard
@@ -256,3 +257,7 @@ class Fleet:
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
         self._backend.kill(member.incarnation)
+
+
+def _gets_weights(member: Member) -> bool:
+    return any(isinstance(request, SetWeights) for request in member.pending)

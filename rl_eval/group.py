@@ -221,7 +221,7 @@ class EvalRunnerGroup:
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(self._driver.next_tag(), "apply", function)
+        job = Apply(self._driver.next_tag(), function)
         return self._wait(job, job.future)
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -237,7 +237,7 @@ class EvalRunnerGroup:
         """
         if self.settings.runners.num_runners:
             pickled(function, "the function")
-        job: Ask[Result] = Ask(self._driver.next_tag(), timeout_s, "apply", function)
+        job: Ask[Result] = Ask(self._driver.next_tag(), timeout_s, function)
         return self._wait(job, job.future)
 
     @property

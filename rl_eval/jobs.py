@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
+from rl_eval.backends import requests
+from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
 from rl_eval.fleet import Fleet, Member, PublishedWeights
 from rl_eval.recorder import Autopsy
@@ -128,10 +130,9 @@ class Do(_Awaited[None]):
 class _Broadcast(_Awaited[list[Any]]):
     """Calls every member that is up, waiting for the first if none is, and collects what they return."""
 
-    def __init__(self, tag: int, method: str, args: tuple[Any, ...]) -> None:
+    def __init__(self, tag: int, request: RunnerRequest) -> None:
         super().__init__(tag)
-        self._method = method
-        self._args = args
+        self._request = request
         self._waiting: dict[int, int] = {}
         self._values: dict[int, Any] = {}
         self._sent = False
@@ -170,7 +171,7 @@ class _Broadcast(_Awaited[list[Any]]):
     def _send(self, fleet: Fleet, member: Member, now: float) -> None:
         self._sent = True
         self._waiting[member.incarnation] = member.index
-        fleet.call(member, self._method, *self._args, tag=self.tag, now=now)
+        fleet.call(member, self._request, tag=self.tag, now=now)
 
     def _settle(self) -> None:
         if self._values and not self._waiting and not self.done:
@@ -184,7 +185,7 @@ class WeightsSync(_Broadcast):
     exclusive = True
 
     def __init__(self, tag: int, weights: PublishedWeights) -> None:
-        super().__init__(tag, "set_weights", (weights.handle,))
+        super().__init__(tag, requests.SetWeights(weights.handle))
         self._weights = weights
         self._former: PublishedWeights | None = None
         self.forsaken = False
@@ -204,7 +205,7 @@ class WeightsSync(_Broadcast):
         """A member that comes up has been sent the weights already; have it say so."""
         if self._fleet is not None and not self._values:
             self._waiting[member.incarnation] = member.index
-            self._fleet.call(member, "get_weights_version", tag=self.tag, now=now)
+            self._fleet.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
         """Fall back to the former weights, also where the new ones have arrived."""
@@ -212,7 +213,7 @@ class WeightsSync(_Broadcast):
             former = self._fleet.weights = self._former
             for member in self._fleet.ready():
                 if former is not None:
-                    self._fleet.call(member, "set_weights", former.handle, tag=0, now=time.monotonic())
+                    self._fleet.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
         super().fail(error)
 
 
@@ -222,8 +223,8 @@ class Apply(_Broadcast):
 
     exclusive = False
 
-    def __init__(self, tag: int, method: str, *args: Any) -> None:
-        super().__init__(tag, method, args)
+    def __init__(self, tag: int, function: Callable[[EvalRunner], Any]) -> None:
+        super().__init__(tag, requests.Apply(function))
 
 
 @final
@@ -235,11 +236,10 @@ class Ask(_Awaited[Result]):
 
     exclusive = True
 
-    def __init__(self, tag: int, timeout_s: float, method: str, *args: Any) -> None:
+    def __init__(self, tag: int, timeout_s: float, function: Callable[[EvalRunner], Result]) -> None:
         super().__init__(tag)
         self._timeout_s = timeout_s
-        self._method = method
-        self._args = args
+        self._request = requests.Apply(function)
         self._fleet: Fleet | None = None
         self._member: Member | None = None
         self._deadline = 0.0
@@ -254,7 +254,7 @@ class Ask(_Awaited[Result]):
         """See :class:`Job`."""
         if self._fleet is not None and self._member is None:
             self._member, self._deadline = member, now + self._timeout_s
-            self._fleet.call(member, self._method, *self._args, tag=self.tag, now=now)
+            self._fleet.call(member, self._request, tag=self.tag, now=now)
 
     def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
         """See :class:`Job`."""
@@ -297,7 +297,7 @@ class FollowUp:
             asks: list[Job] = []
             futures: list[Future[Any]] = []
             for function in self.choose(result):
-                ask: Ask[Any] = Ask(next_tag(), self.timeout_s, "apply", function)
+                ask: Ask[Any] = Ask(next_tag(), self.timeout_s, function)
                 asks.append(ask)
                 futures.append(ask.future)
         except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.errors import ConfigError, RunnerLost
 from rl_eval.recorder import Autopsy
 
@@ -35,11 +36,11 @@ def pickled(value: Any, what: str = "the environment or the policy") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One method call on one runner."""
+    """One request to one runner."""
 
     runner: int
     """Incarnation."""
-    method: str
+    request: Request
     tag: int
     """The caller's mark, returned with the reply."""
 
@@ -60,10 +61,10 @@ class Backend(Protocol):
     """Holds runners by incarnation number. Calls on one runner run in order; replies come through ``wait``."""
 
     def spawn(self, runner: int, index: int) -> None:
-        """Begin to start a runner at a position of the group; a reply to ``start`` follows."""
+        """Begin to start a runner at a position of the group; a reply to :class:`Start` follows."""
 
-    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
-        """Queue a method call."""
+    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
+        """Queue a request."""
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         """Make a large value available to all runners; return a handle to pass, and the value as stored."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import cloudpickle
 
 from rl_eval.backends import Call, Reply, pickled
+from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.settings import EvalSettings
@@ -28,17 +30,17 @@ class InlineBackend:
         self._settings = settings
         self._policy = pickled(policy)
         self._runners: dict[int, EvalRunner] = {}
-        self._indices: dict[int, int] = {}
-        self._calls: deque[tuple[Call, tuple[Any, ...]]] = deque()
+        self._calls: deque[Call] = deque()
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
-        self._indices[runner] = index
-        self.call(runner, "start")
+        self._calls.append(Call(runner, Start(index), 0))
 
-    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """See :class:`Backend`."""
-        self._calls.append((Call(runner, method, tag), args))
+        if isinstance(request, Run) and request.abort:
+            self._calls = deque(_given_back(call) if call.runner == runner else call for call in self._calls)
+        self._calls.append(Call(runner, request, tag))
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         """See :class:`Backend`."""
@@ -48,12 +50,9 @@ class InlineBackend:
         """See :class:`Backend`."""
         if not self._calls:
             return []
-        call, args = self._calls.popleft()
+        call = self._calls.popleft()
         try:
-            if call.method == "start":
-                self._start(call.runner)
-                return [Reply(call)]
-            return [Reply(call, getattr(self._runners[call.runner], call.method)(*args))]
+            return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
             return [Reply(call, error=error)]
 
@@ -64,7 +63,7 @@ class InlineBackend:
 
     def kill(self, runner: int) -> None:
         """See :class:`Backend`."""
-        self._calls = deque(item for item in self._calls if item[0].runner != runner)
+        self._calls = deque(call for call in self._calls if call.runner != runner)
         if killed := self._runners.pop(runner, None):
             killed.stop()
 
@@ -93,6 +92,20 @@ class InlineBackend:
             self.kill(runner)
         self._calls.clear()
 
-    def _start(self, runner: int) -> None:
-        cls = runner_class(self._settings.runners.runner)
-        self._runners[runner] = cls(self._settings, self._indices[runner], cloudpickle.loads(self._policy))
+    def _answer(self, runner: int, request: Request) -> Any:
+        match request:
+            case Start(index):
+                cls = runner_class(self._settings.runners.runner)
+                self._runners[runner] = cls(self._settings, index, cloudpickle.loads(self._policy))
+                return None
+            case _:
+                return answer(self._runners[runner], request)
+
+
+def _given_back(call: Call) -> Call:
+    """Return a call that waits behind an abort: its episodes are handed back, and none is played for nothing."""
+    run = call.request
+    if not isinstance(run, Run):
+        return call
+    reclaim = (*run.reclaim, *(lease.index for lease in run.leases))
+    return replace(call, request=replace(run, budget_s=0.0, reclaim=reclaim, abort=True))

@@ -24,6 +24,7 @@ from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import connect, gist, process_kept, runtime_env_of
 from rl_eval.backends.node_agent import Deadlines
+from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.errors import ClusterError, ConfigError, RunnerLost
 from rl_eval.settings import EvalSettings, RunnersSection
@@ -92,17 +93,17 @@ class RayBackend:
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
-        actor = self._actor_class.remote(self._payload, self._init_fn, index, self._group, str(runner), self._lanes)
+        start = Start(index)
+        actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
         self._agents.expect(runner, actor.settle.remote())
-        self._calls[actor.start.remote()] = Call(runner, "start", 0)
+        self._calls[actor.start.remote(start)] = Call(runner, start, 0)
 
-    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
+    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """See :class:`Backend`."""
         if self._stopped or runner in self._dying or runner not in self._actors:
             return
-        ref = self._actors[runner].call.remote(method, *args)
-        self._calls[ref] = Call(runner, method, tag)
+        self._calls[_sent(self._actors[runner], request)] = Call(runner, request, tag)
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         """See :class:`Backend`."""
@@ -139,7 +140,7 @@ class RayBackend:
 
     def condemn(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
-        if reply := self._lost(Call(runner, "condemn", 0), why):
+        if reply := self._lost(Call(runner, Stop(), 0), why):
             self._forlorn.append(reply)
 
     def shortage(self) -> str:
@@ -173,7 +174,7 @@ class RayBackend:
         if self._stopped:
             return
         self._stopped = True
-        closing = [actor.call.remote("stop") for actor in self._actors.values()]
+        closing = [_sent(actor, Stop()) for actor in self._actors.values()]
         if closing:
             # Environments that close in time are closed; whatever hangs is killed with its process.
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)
@@ -239,6 +240,14 @@ class RayBackend:
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
+
+
+def _sent(actor: Any, request: RunnerRequest) -> Any:
+    """Send a request; return the reference of its answer."""
+    if isinstance(request, SetWeights):
+        # Ray fetches what is an argument itself, and nothing that is inside of one.
+        return actor.set_weights.remote(request.weights)
+    return actor.answer.remote(request)
 
 
 def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,14 @@ with :meth:`RunnerActor.start`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, answer
 from rl_eval.interrupts import expect_no_ctrl_c
 from rl_eval.recorder import Residence, install
+
+if TYPE_CHECKING:
+    from rl_eval.runners import EvalRunner
 
 __all__ = ["RunnerActor"]
 
@@ -20,20 +24,18 @@ class RunnerActor:
     Args:
         payload: Pickled ``(settings, policy)``.
         init_fn: Pickled function, or path of one, to call before anything else of the user's; None pickled for none.
-        runner_index: Position of the runner in its group.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Lanes of the runner.
     """
 
-    def __init__(self, payload: bytes, init_fn: bytes, runner_index: int, group: str, name: str, lanes: int) -> None:
+    def __init__(self, payload: bytes, init_fn: bytes, group: str, name: str, lanes: int) -> None:
         self._payload = payload
         self._init_fn = init_fn
-        self._runner_index = runner_index
         self._recording = group, name, lanes
         self._trouble: Exception | None = None
         """Why nothing is recorded, if so."""
-        self._runner: Any = None
+        self._runner: EvalRunner | None = None
 
     def settle(self) -> Residence:
         """Begin to record, before anything of the user's is loaded; tell where this process lives."""
@@ -46,7 +48,7 @@ class RunnerActor:
             self._trouble = error
             raise
 
-    def start(self) -> None:
+    def start(self, request: Start) -> None:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
 
@@ -64,11 +66,16 @@ class RunnerActor:
 
         from rl_eval.runners import runner_class
 
-        self._runner = runner_class(settings.runners.runner)(settings, self._runner_index, policy)
+        self._runner = runner_class(settings.runners.runner)(settings, request.index, policy)
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the runner."""
-        return getattr(self._runner, method)(*args)
+    def set_weights(self, weights: Any) -> Any:
+        """Answer a :class:`SetWeights`, whose weights travel beside it."""
+        return self.answer(SetWeights(weights))
+
+    def answer(self, request: RunnerRequest) -> Any:
+        """Answer a request."""
+        assert self._runner is not None
+        return answer(self._runner, request)
 
 
 def _initialize(init_fn: Any) -> None:

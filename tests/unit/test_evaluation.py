@@ -10,6 +10,7 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
+from rl_eval.backends.requests import Run, RunnerRequest
 from rl_eval.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.evaluation import Evaluation
@@ -27,13 +28,14 @@ class FakeBackend:
     busy = False
 
     def __init__(self) -> None:
-        self.called: list[tuple[Any, ...]] = []
+        self.called: list[tuple[int, Run]] = []
 
     def spawn(self, runner: int, index: int) -> None:
         pass
 
-    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
-        self.called.append((runner, method, *args))
+    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
+        if isinstance(request, Run):
+            self.called.append((runner, request))
 
     def kill(self, runner: int) -> None:
         pass
@@ -70,9 +72,9 @@ class World:
 
     def given(self, member: Member) -> list[int]:
         """Return the episodes that a runner was given since the last time."""
-        mine = [call for call in self.backend.called if call[0] == member.incarnation and call[1] == "run"]
+        mine = [call for call in self.backend.called if call[0] == member.incarnation]
         self.backend.called = [call for call in self.backend.called if call not in mine]
-        return [lease.index for call in mine for lease in call[2]]
+        return [lease.index for _, run in mine for lease in run.leases]
 
     def finish(self, index: int) -> list[int]:
         """Have a runner finish what it was given; return which episodes that was."""
@@ -132,11 +134,11 @@ def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
     world = World(purity_check=1.0)
     world.finish(0)
     world.finish(1)
-    busy = {call[0] for call in world.backend.called if call[1] == "run" and call[2]}
+    busy = {runner for runner, run in world.backend.called if run.leases}
     assert busy
     world.evaluation.handle.cancel()
     world.evaluation.tick(3.0)
-    aborted = {call[0] for call in world.backend.called if call[1] == "run" and True in call[3:]}
+    aborted = {runner for runner, run in world.backend.called if run.abort}
     assert aborted >= busy
     assert world.evaluation.handle.result().status == "complete"
 
@@ -169,7 +171,7 @@ def test_progress_says_what_the_evaluation_is_busy_with() -> None:
         world.fleet.start_answered(member, 1.0)
         world.evaluation.joined(member, 1.0)
     phases.append(world.evaluation.progress().phase)
-    world.fleet.answered(Reply(Call(world.member(0).incarnation, "run", 1)), 2.0)
+    world.fleet.answered(Reply(Call(world.member(0).incarnation, Run(), 1)), 2.0)
     phases.append(world.evaluation.progress().phase)
     world.finish(0)
     world.finish(1)
@@ -276,7 +278,7 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     world.evaluation.tick(1e6)
     assert world.evaluation.done
     assert world.evaluation.handle.result().determinism.passed is None
-    aborted = {call[0] for call in world.backend.called if call[1] == "run" and True in call[3:]}
+    aborted = {runner for runner, run in world.backend.called if run.abort}
     assert aborted == {member.incarnation for member in world.fleet.members.values()}
 
 

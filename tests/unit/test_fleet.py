@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from rl_eval.backends import Call, Reply
+from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
 from rl_eval.fleet import Fleet, Member, PublishedWeights
 from rl_eval.weights import snapshot_weights
 
+RUN, APPLY = Run(), Apply(repr)
 LOST = RunnerLost("runner process lost")
 
 
@@ -30,8 +32,8 @@ class FakeBackend:
     def spawn(self, runner: int, index: int) -> None:
         self.spawned.append((runner, index))
 
-    def call(self, runner: int, method: str, *args: Any, tag: int = 0) -> None:
-        self.called.append((runner, method, *args, tag))
+    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
+        self.called.append((runner, request, tag))
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         return value, value
@@ -84,15 +86,15 @@ class World:
 
     def started(self, *indices: int) -> World:
         for index in indices:
-            self.answer(index, "start", tag=0)
+            self.answer(index, Start(index), tag=0)
             self.fleet.start_answered(self.member(index), self.now)
         return self
 
-    def answer(self, index: int, method: str = "run", tag: int = 1) -> Member | None:
-        return self.fleet.answered(Reply(Call(self.member(index).incarnation, method, tag)), self.now)
+    def answer(self, index: int, request: Request = RUN, tag: int = 1) -> Member | None:
+        return self.fleet.answered(Reply(Call(self.member(index).incarnation, request, tag)), self.now)
 
-    def call(self, index: int, method: str = "run", tag: int = 1) -> None:
-        self.fleet.call(self.member(index), method, tag=tag, now=self.now)
+    def call(self, index: int, request: RunnerRequest = RUN, tag: int = 1) -> None:
+        self.fleet.call(self.member(index), request, tag=tag, now=self.now)
 
     def lose(self, index: int) -> None:
         self.fleet.lose(self.member(index), LOST, self.now)
@@ -211,12 +213,12 @@ def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
     assert world.backend.called == []
     world.fleet.weights = published("handle 1")
     world.started(1)
-    assert world.backend.called == [(1, "set_weights", "handle 1", 0)]
+    assert world.backend.called == [(1, SetWeights("handle 1"), 0)]
     world.fleet.weights = published("handle 2")
     world.lose(1)
     world.until_spawn()
     world.started(1)
-    assert world.backend.called[-1] == (2, "set_weights", "handle 2", 0)
+    assert world.backend.called[-1] == (2, SetWeights("handle 2"), 0)
 
 
 # ------------------------------------------------------------------------------ losses
@@ -235,7 +237,7 @@ def test_a_lost_runner_is_killed_and_replaced() -> None:
     assert world.fleet.restarts == 1
     assert world.member(1) is not old
     assert not world.member(1).ready
-    assert world.fleet.answered(Reply(Call(old.incarnation, "run", 1)), world.now) is None
+    assert world.fleet.answered(Reply(Call(old.incarnation, RUN, 1)), world.now) is None
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
@@ -400,13 +402,13 @@ def test_calls_are_counted_by_tag() -> None:
     assert not member.probed
     world.call(0, tag=1)
     world.call(0, tag=1)
-    world.call(0, "apply", tag=2)
+    world.call(0, APPLY, tag=2)
     assert dict(member.calls) == {1: 2, 2: 1}
     assert world.answer(0, tag=1) is member
-    world.answer(0, "apply", tag=2)
+    world.answer(0, APPLY, tag=2)
     assert dict(member.calls) == {1: 1}
     assert member.probed
-    assert world.backend.called == [(0, "run", 1), (0, "run", 1), (0, "apply", 2)]
+    assert world.backend.called == [(0, RUN, 1), (0, RUN, 1), (0, APPLY, 2)]
 
 
 def test_many_runners_lost_at_once_are_all_replaced() -> None:
@@ -441,7 +443,7 @@ def test_the_phase_is_that_of_the_runner_which_is_ahead() -> None:
     world.fleet.weights = PublishedWeights("handle", snapshot_weights({"w": torch.zeros(1)}, 1))
     world.started(0)
     assert world.fleet.phase == "sending weights"
-    world.answer(0, "set_weights", tag=0)
+    world.answer(0, SetWeights("handle"), tag=0)
     assert world.fleet.phase == "probing the policy"
     world.call(0)
     world.answer(0)

@@ -141,6 +141,24 @@ def test_whoever_submits_may_watch_before_the_work_begins() -> None:
     assert "seen enough" in returned.result().reason
 
 
+def test_what_was_queued_before_an_abort_is_not_played_afterwards() -> None:
+    """Two calls are always in flight; after a cancellation the next evaluation finds an idle runner."""
+    handles: list[Any] = []
+    steps: list[str] = []
+
+    def act(place: str) -> None:
+        steps.append(place)
+        if place == "step" and handles:
+            handles.pop().cancel("enough")
+
+    endless = config(act).evaluation(num_episodes=1_000_000, purity_check=0)
+    with EvalRunnerGroup(endless, threaded=False) as group:
+        group.submit(on_submitted=handles.append)
+        steps.clear()
+        assert group.evaluate(num_episodes=1).status == "complete"
+    assert steps == ["reset", "step", "step", "step"]
+
+
 # Whose interrupt
 
 
