@@ -134,6 +134,10 @@ class Schedule:
         """Whether something waits for runners that have not joined; :class:`FleetSized` ends the wait."""
         return self._awaited and bool(self._retries or self._runners.failing)
 
+    def knows(self, runner: int) -> bool:
+        """Whether the runner has joined and is neither lost nor excluded."""
+        return runner in self._runners
+
     def holds(self, runner: int) -> bool:
         """Whether the runner holds any lease."""
         return runner in self._runners and bool(self._runners[runner].held)
@@ -223,7 +227,8 @@ class Schedule:
             commands += self._exclude(one)
         # Others may run what has come back, and what waited for the first attempt of this runner.
         shared = returned or failed or broken or (self._runners.failing and first)
-        return commands + self._feed(self._runners.hungry() if shared else [runner])
+        others = self._runners.hungry() if shared else []
+        return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
 
     def _cancel(self) -> list[Command]:
         self._cancelled = True

@@ -613,7 +613,9 @@ class World:
     def _open(self) -> None:
         expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
         self.referee = Referee(self.module, self.num_episodes, self.nature.seed, expected, self.done, self.attempts)
-        self.referee.steady = not (self.nature.fault_percent or self.nature.lethal_percent or self.nature.guilty_percent)
+        self.referee.steady = not (
+            self.nature.fault_percent or self.nature.lethal_percent or self.nature.guilty_percent
+        )
         self.sessions.append(self.referee)
         self.runners: dict[int, SimulatedRunner] = {}
         self.ghosts: list[SimulatedRunner] = []
