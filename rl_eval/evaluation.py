@@ -126,6 +126,8 @@ class Evaluation(Job):
         self._losses_before = 0
         self._losses: list[str] = []
         self._exclusions: list[str] = []
+        self._excluded: set[int] = set()
+        """Positions on which nothing has completed since a runner there was excluded."""
         self._impatient = 0.0
         """When episodes will have waited for long enough for more runners; 0 while none do."""
         self._reading: Future[tuple[Manifest, LogContents] | None] | None = None
@@ -260,6 +262,7 @@ class Evaluation(Job):
         if counted:
             assert self._fleet is not None
             self._fleet.progressed(member)
+            self._excluded.discard(member.index)
         self._note_completed(report, counted)
         self._note_failures(report.faults)
         self._obey(commands, report, now)
@@ -272,10 +275,7 @@ class Evaluation(Job):
         if self.done:
             return
         if self._fleet is None:
-            if reason := self._cancelled or self._cancelled_while_waiting:
-                if self._sync is not None:
-                    self._sync.forsaken = True
-                self._finish(reason, now)
+            self._tick_while_waiting(now)
             return
         self._take_log(now)
         if self.done or self._reading is not None:
@@ -285,22 +285,33 @@ class Evaluation(Job):
         except EvalError as error:
             self.fail(error)
             return
-        if self._finishing:
+        reason = self._cancelled or self._failure
+        if self._finishing or (self._then is not None and not reason):
             self._go_on_committing(now)
-        elif reason := self._cancelled or self._failure:
+        elif reason:
             self._abandon(now)
             self._finish(reason, now)
-        elif self._then is not None:
-            self._go_on_committing(now)
-        elif self._recheck.expired(now, len(self._fleet.ready())):
+        else:
+            self._watch(self._fleet, now)
+
+    def _tick_while_waiting(self, now: float) -> None:
+        """End if it was cancelled before its turn came."""
+        if reason := self._cancelled or self._cancelled_while_waiting:
+            if self._sync is not None:
+                self._sync.forsaken = True
+            self._finish(reason, now)
+
+    def _watch(self, fleet: Fleet, now: float) -> None:
+        """See whether runners are missing, or the check takes too long."""
+        if self._recheck.expired(now, len(fleet.ready())):
             self._abandon(now)
             self._recheck.stop("it took many times as long as the first run")
             self._finish("", now)
-        elif self._fleet.hopeless:
-            self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
+        elif fleet.hopeless:
+            self._finish(f"no runner is left, the last was lost because: {fleet.last_loss}", now)
         elif self._is_impatient(now):
             self._obey(self._schedule.handle(FleetSized(self._schedule.runners)), None, now)
-        elif (expected := self._fleet.expected()) != self._fleet_size:
+        elif (expected := fleet.expected()) != self._fleet_size:
             self._fleet_size, self._asked = expected, max(self._asked, expected)
             self._obey(self._schedule.handle(FleetSized(expected)), None, now)
 
@@ -394,6 +405,7 @@ class Evaluation(Job):
             why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
         text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
         self._exclusions.append(text)
+        self._excluded.add(member.index)
         self._ledger.note(text)
         self._leases.pop(runner, None)
         self._reclaims.pop(runner, None)
@@ -506,6 +518,8 @@ class Evaluation(Job):
         self._ended, self._finishing = now, True
         self._recheck.stop(reason)
         determinism = self._recheck.finding
+        for position in self._excluded:  # What took its place has failed too, if not yet often enough.
+            self._ledger.uncharge_all(position)
         if not reason:
             self._ledger.add_determinism(determinism)
         self._when_committed(lambda _: self._conclude(reason, determinism), now)

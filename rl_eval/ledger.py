@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.determinism import Determinism
-from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport, without_place
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport, without_place
 from rl_eval.log import Batch, version_notes
 from rl_eval.redaction import redact_text
 
@@ -199,6 +199,12 @@ class Ledger:
         for rows in self._late:
             found.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
         return tuple(sorted(found))
+
+    def uncharge_all(self, runner: int) -> None:
+        """Charge nobody with what failed on a runner, given by its position, but for episodes that were given up."""
+        failed = self.table.rows["outcome"] == Outcome.FAILED
+        found = [(index, attempt) for index, attempt, where in self._charged if where == runner and not failed[index]]
+        self.uncharge(runner, found)
 
     # ------------------------------------------------------------------ inside
 

@@ -35,7 +35,7 @@ def process_status(pid: int) -> ProcessStatus | None:
     except OSError:
         return None
     # What is read of a process that ends at this moment may be empty.
-    return ProcessStatus(fields[0], int(fields[19])) if len(fields) > 19 else None  # noqa: PLR2004
+    return ProcessStatus(fields[0], int(fields[19])) if len(fields) > 19 else None
 
 
 def process_born(pid: int) -> int | None:

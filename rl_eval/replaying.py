@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 
 from rl_eval.backends import pickled
 from rl_eval.config import EvalConfig

@@ -128,7 +128,7 @@ def test_a_failed_attempt_is_charged_and_runs_again_elsewhere() -> None:
     """The runner on which it failed gets what is fresh; the other one gets the retry, with the next attempt."""
     schedule = two_runners(6)
     assert granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: [4]}
-    assert attempts_granted(schedule.handle(RunnerReported(1, finished=[2]))) == {0: 2}
+    assert attempts_granted(schedule.handle(RunnerReported(1, finished=[2]))) == {0: 2, 5: 1}
 
 
 def test_the_only_runner_retries_where_it_failed() -> None:
@@ -320,7 +320,7 @@ def test_suspects_run_alone_on_every_idle_runner() -> None:
 
 
 def test_many_suspects_are_cleared_in_groups() -> None:
-    """One of 64 episodes ended a forward pass: eight groups of eight run apart; a group that dies too is split again."""
+    """One of 64 episodes ended a forward pass: groups of eight run apart; one that dies too is split again."""
     schedule = make(64)
     schedule.handle(RunnerJoined(0, lanes=64))
     schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in range(64)]))
@@ -488,7 +488,7 @@ def test_a_resumed_run_has_the_same_plan(index: int) -> None:
 
 
 class Group:
-    """Runners of equal lanes: on broken ones every attempt fails at once, the others need some turns for each episode."""
+    """Runners of equal lanes: on broken ones every attempt fails at once, others need some turns for each episode."""
 
     def __init__(self, num_episodes: int, lanes: int, broken: int, healthy: int, turns: int) -> None:
         self.schedule = make(num_episodes, runners=broken + healthy)
@@ -528,7 +528,7 @@ class Group:
 @pytest.mark.parametrize(("lanes", "broken", "healthy"), [(1, 1, 1), (4, 1, 1), (8, 1, 3), (1, 2, 6)])
 @pytest.mark.parametrize("first", [False, True])
 def test_a_broken_machine_costs_no_episode(lanes: int, broken: int, healthy: int, first: bool) -> None:
-    """All attempts on it fail, at once, and healthy ones are slow: it is excluded, and nothing is given up or charged."""
+    """All attempts on it fail at once, and healthy ones are slow: it is excluded, and nothing is given up."""
     group = Group(200, lanes, broken, healthy, turns=50)
     for runner in range(broken):
         group.join(runner)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeTable, Fault, Lease, Outcome, RunReport
+from rl_eval.episode import EpisodeTable, Fault, Lease, RunReport
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.protocols import EnvContext
@@ -409,8 +409,8 @@ def _play(
     indices = sorted(rows["index"].tolist())
     if len(rows) + failed != count or len(set(indices)) != len(rows):
         raise AssertionError(
-            f"{count} leases must give {count - failed} rows, once each, but after {len(reports)} calls of run(budget_s="
-            f"{budget_s}) there were rows {indices}"
+            f"{count} leases must give {count - failed} rows, once each, but after {len(reports)} calls of "
+            f"run(budget_s={budget_s}) there were rows {indices}"
         )
     faults = tuple(fault for report in reports for fault in report.faults)
     return _Played(rows, faults, sum(report.env_steps for report in reports))
