@@ -63,6 +63,7 @@ class EvalConfig:
         deterministic: bool = _UNSET,
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
+        inference: Literal["exact", "batched"] = _UNSET,
         allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
         """Choose the policy; see :class:`PolicySection`."""
@@ -75,6 +76,7 @@ class EvalConfig:
             deterministic=deterministic,
             actions=actions,
             device=device,
+            inference=inference,
             allow_nondeterministic=allow_nondeterministic,
         )
 
@@ -119,6 +121,7 @@ class EvalConfig:
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
         return_bounds: tuple[float, float] | None = _UNSET,
+        observers: tuple[Any, ...] | list[Any] = _UNSET,
         purity_check: float | Literal["auto"] = _UNSET,
     ) -> EvalConfig:
         """Choose the episodes; see :class:`EvaluationSection`."""
@@ -131,6 +134,7 @@ class EvalConfig:
             gamma=gamma,
             info_keys=info_keys,
             return_bounds=return_bounds,
+            observers=observers,
             purity_check=purity_check,
         )
 

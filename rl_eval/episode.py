@@ -36,6 +36,7 @@ __all__ = [
     "different_columns",
     "failed_row",
     "first_seen",
+    "record_of",
     "without_place",
 ]
 
@@ -247,6 +248,8 @@ class RunReport:
     """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
+    artifacts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What observers returned for the finished episodes, by index and observer."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
 
@@ -370,34 +373,39 @@ class EpisodeTable:
         row = self.rows[index]
         if row["outcome"] == Outcome.MISSING:
             raise IndexError(f"episode {index} has no record: it did not finish")
-        cut = Truncation(int(row["truncated_by"]))
-        position = int(row["index"])
-        return EpisodeRecord(
-            index=position,
-            seed=int(row["seed"]),
-            episode_return=float(row["episode_return"]),
-            discounted_return=float(row["discounted_return"]),
-            length=int(row["length"]),
-            terminated=bool(row["terminated"]),
-            truncated=bool(row["truncated"]),
-            truncated_by=None
-            if cut is Truncation.NONE
-            else ("environment" if cut is Truncation.ENVIRONMENT else "max_episode_steps"),
-            success_once=_tristate(int(row["success_once"])),
-            success_at_end=_tristate(int(row["success_at_end"])),
-            outcome="completed" if row["outcome"] == Outcome.COMPLETED else "failed",
-            attempts=int(row["attempts"]),
-            faults=tuple(self.faults.get(position, ())),
-            info=dict(zip(self.info_keys, self.infos[index].tolist(), strict=True)),
-            reset_seconds=float(row["reset_seconds"]),
-            step_seconds=float(row["step_seconds"]),
-            inference_seconds=float(row["inference_seconds"]),
-            weights_version=int(row["weights_version"]),
-            runner=int(row["runner"]),
-        )
+        info = dict(zip(self.info_keys, self.infos[index].tolist(), strict=True))
+        return record_of(row, info, self.faults.get(int(row["index"]), ()))
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
         return (self.record(int(index)) for index in np.flatnonzero(self.filled))
+
+
+def record_of(row: np.void, info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
+    """Build the record of one row, a scalar of :data:`ROW`."""
+    cut = Truncation(int(row["truncated_by"]))
+    return EpisodeRecord(
+        index=int(row["index"]),
+        seed=int(row["seed"]),
+        episode_return=float(row["episode_return"]),
+        discounted_return=float(row["discounted_return"]),
+        length=int(row["length"]),
+        terminated=bool(row["terminated"]),
+        truncated=bool(row["truncated"]),
+        truncated_by=None
+        if cut is Truncation.NONE
+        else ("environment" if cut is Truncation.ENVIRONMENT else "max_episode_steps"),
+        success_once=_tristate(int(row["success_once"])),
+        success_at_end=_tristate(int(row["success_at_end"])),
+        outcome="completed" if row["outcome"] == Outcome.COMPLETED else "failed",
+        attempts=int(row["attempts"]),
+        faults=tuple(faults),
+        info=info,
+        reset_seconds=float(row["reset_seconds"]),
+        step_seconds=float(row["step_seconds"]),
+        inference_seconds=float(row["inference_seconds"]),
+        weights_version=int(row["weights_version"]),
+        runner=int(row["runner"]),
+    )
 
 
 def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

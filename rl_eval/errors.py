@@ -46,6 +46,7 @@ __all__ = [
     "LogOwned",
     "NumericsMismatch",
     "PolicyError",
+    "PolicyUnavailable",
     "RunnerLost",
     "RunnerStartError",
     "UntrustedError",
@@ -131,6 +132,10 @@ class RunnerStartError(ClusterError):
 
 class RunnerLost(ClusterError):
     """A runner died or fell silent."""
+
+
+class PolicyUnavailable(ClusterError):
+    """The policy cannot act for now, such as when its server is gone; a policy may raise it, and charges no episode."""
 
 
 class LogError(ClusterError):

@@ -106,7 +106,8 @@ class Evaluation(Job):
         self._settings = settings
         self._plan = plan
         self._weights: WeightsSnapshot | None = None
-        self._ledger = Ledger(len(plan), settings.evaluation.info_keys, log)
+        self._artifacts: dict[int, dict[str, Any]] = {}
+        self._ledger = Ledger(len(plan), settings.runners.runner_class.columns(settings), log)
         self._cancelled = self._cancelled_while_waiting = ""
         self.handle = EvalHandle(self.progress, self._request_cancel, self._ledger.flush, snapshot=self._snapshot)
         self._fleet: Fleet | None = None
@@ -473,6 +474,9 @@ class Evaluation(Job):
 
     def _note_completed(self, report: RunReport, counted: tuple[int, ...]) -> None:
         rows = report.rows[list(counted)]
+        if report.artifacts:
+            kept = report.artifacts.keys() & rows["index"].tolist()
+            self._artifacts |= {index: dict(report.artifacts[index]) for index in kept}
         self._recheck.recorded(report, rows)
         if self._fail_fast is not None and (rows["outcome"] == Outcome.COMPLETED).any():
             self._fail_fast.completed()
@@ -569,6 +573,7 @@ class Evaluation(Job):
             return_bounds=self._settings.evaluation.return_bounds,
             audit_mismatches=ledger.mismatches(),
             determinism=determinism,
+            artifacts=dict(self._artifacts),
         )
 
     def _runner_notes(self) -> list[str]:

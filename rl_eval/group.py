@@ -26,8 +26,8 @@ from rl_eval.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.plan import EpisodePlan
 from rl_eval.redaction import learn
 from rl_eval.result import EvalResult
-from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.settings import EvalSettings, PolicySection
+from rl_eval.runners import EvalRunner
+from rl_eval.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class EvalRunnerGroup:
                 f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
                 "a thread: leave threaded=True, or use runners.num_runners=0"
             )
-        runner_class(settings.runners.runner)
+        check_runner(settings.runners)
         live = policy if policy is not None else settings.policy.policy
         if live is None:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
@@ -270,7 +270,7 @@ class EvalRunnerGroup:
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group and the sums of its runners'."""
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._fleet.restarts}
-        for metrics in self.foreach_runner(lambda runner: runner.get_metrics()):
+        for metrics in self.foreach_runner(lambda runner: runner.metrics()):
             totals["num_healthy_runners"] += 1
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0) + value

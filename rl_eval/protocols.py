@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy"]
+__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent", "Trainable"]
 
 
 class EnvContext(dict[str, Any]):
@@ -44,11 +44,7 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Maps a batch of observations to a batch of actions.
 
-    Optional members that rl_eval looks for: ``initial_state(batch_size)`` returns the state of
-    ``batch_size`` fresh episodes (nested arrays or tensors with a leading batch dimension), and
-    ``module`` is the ``torch.nn.Module`` whose weights ``set_weights`` replaces (an ``nn.Module`` that
-    implements ``act`` is its own). ``probe_outputs(observations)`` returns a list of arrays that actions are
-    chosen by, such as logits, so that the probe sees last bits that an argmax hides.
+    It may be :class:`Recurrent`, :class:`Trainable` and :class:`Probeable` as well.
     """
 
     def act(
@@ -66,7 +62,36 @@ class Policy(Protocol):
 
         Returns:
             Actions, a batch in the structure of the action space, and the next state.
+
+        Raises:
+            PolicyUnavailable: It cannot act for now: the runner ends, and no episode is charged. What else it raises
+                is charged to the episodes whose rows it fails on.
         """
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """A policy with a state of its own in every episode."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Return the state of fresh episodes: nested arrays or tensors, of a leading dimension ``batch_size``."""
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A policy whose weights can be replaced; an ``nn.Module`` that implements ``act`` is its own module."""
+
+    @property
+    def module(self) -> Any:
+        """The ``torch.nn.Module`` that has the weights."""
+
+
+@runtime_checkable
+class Probeable(Protocol):
+    """A policy that shows what it chooses actions by."""
+
+    def probe_outputs(self, observations: Any) -> list[Any]:
+        """Return arrays such as logits, with a leading batch dimension: an argmax hides last bits from the probe."""
 
 
 @runtime_checkable

@@ -54,7 +54,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
         plan_fingerprint=plan.fingerprint,
         identity=described.pop("identity"),
         weights=described.pop("weights"),
-        info_keys=settings.evaluation.info_keys,
+        info_keys=settings.runners.runner_class.columns(settings),
         config=described.pop("config"),
         provenance=described,
         code=code_of(settings),

@@ -24,7 +24,7 @@ from rl_eval.loading import load
 from rl_eval.redaction import MASK
 from rl_eval.report.files import plain
 from rl_eval.result import EvalResult
-from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners import Runner, runner_class
 from rl_eval.settings import EvalSettings, make_settings
 from rl_eval.trust import check_trust
 from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
@@ -96,7 +96,7 @@ def replay(
 @contextmanager
 def rebuilt_runner(
     result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
-) -> Iterator[EvalRunner]:
+) -> Iterator[Runner]:
     """Build a runner in this process that has what the runners of an evaluation had.
 
     Args:
@@ -130,7 +130,7 @@ def rebuilt_runner(
         runner.stop()
 
 
-def run_lease(runner: EvalRunner, lease: Lease) -> RunReport:
+def run_lease(runner: Runner, lease: Lease) -> RunReport:
     """Run one attempt of an episode with an idle runner; return its last report, with a row also if it failed."""
     report = runner.run([lease], _BUDGET_S)
     while not (len(report.rows) or report.faults):

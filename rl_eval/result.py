@@ -151,6 +151,7 @@ class EvalResult:
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Least and greatest possible return, if known.
         determinism: What came of running a few episodes again.
+        artifacts: What observers returned for episodes of this session, by index and observer; not saved.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -169,6 +170,7 @@ class EvalResult:
         audit_mismatches: tuple[int, ...] = (),
         return_bounds: tuple[float, float] | None = None,
         determinism: Determinism = _UNCHECKED,
+        artifacts: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         check_confidence(confidence)
         if status not in get_args(Status):
@@ -183,6 +185,7 @@ class EvalResult:
         self.audit_mismatches = tuple(audit_mismatches)
         self.return_bounds = return_bounds
         self.determinism = determinism
+        self.artifacts: Mapping[int, Mapping[str, Any]] = artifacts or {}
         self._check_rows()
         self._check_bounds()
 

@@ -11,10 +11,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_eval.errors import ConfigError
+from rl_eval.importing import import_attribute
 from rl_eval.plan import MAX_EPISODES, EpisodePlan
 from rl_eval.redaction import digest_secrets, learn, redact
 
 __all__ = [
+    "DEFAULT_LANES",
     "LIVE_ENVIRONMENT",
     "SECTIONS",
     "EnvironmentSection",
@@ -23,6 +25,7 @@ __all__ = [
     "FaultToleranceSection",
     "PolicySection",
     "RunnersSection",
+    "check_runner",
     "copy_containers",
     "describe_object",
     "is_live_environment",
@@ -68,6 +71,9 @@ class PolicySection(_Section):
     """For Box spaces: clip into the bounds, map [-1, 1] onto them, or pass actions as they are."""
     device: str = "cpu"
     """Torch device of the policy."""
+    inference: Literal["exact", "batched"] = "exact"
+    """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
+    ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
 
@@ -78,9 +84,9 @@ class RunnersSection(_Section):
     num_runners: Annotated[int, Field(ge=0)] = 0
     """Ray actors; 0 runs in this process, without Ray."""
     num_envs_per_runner: PositiveInt | None = None
-    """Lanes per runner; by default 8, and 1 for ``single_agent``."""
+    """Lanes per runner; by default 8, 1 for ``single_agent``, and for others what their class says."""
     runner: str | type = "vector"
-    """``vector``, ``single_agent``, or the ``"module:Class"`` of an ``EvalRunner``."""
+    """``vector``, ``single_agent``, or the ``"module:Class"`` of a runner."""
     num_cpus_per_runner: Fraction = 1.0
     num_gpus_per_runner: Fraction = 0.0
     custom_resources_per_runner: dict[str, float] = {}
@@ -101,13 +107,16 @@ class RunnersSection(_Section):
         """Lanes per runner."""
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
-        return 1 if self.single_agent else 8
+        return DEFAULT_LANES if self.runner == "vector" else int(self.runner_class.default_lanes)
 
     @property
-    def single_agent(self) -> bool:
-        """Whether the runner is the one with a single environment, however it is named."""
-        name = self.runner if isinstance(self.runner, str) else self.runner.__name__
-        return name.rpartition(":")[2] in {"single_agent", "SingleAgentEvalRunner"}
+    def runner_class(self) -> Any:
+        """Class of the runners, which is imported now.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
 
 
 class EvaluationSection(_Section):
@@ -127,6 +136,9 @@ class EvaluationSection(_Section):
     """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
+    observers: tuple[Any, ...] = ()
+    """Factories of :class:`~rl_eval.runners.EpisodeObserver`, callables that take an environment or ``"module:attr"``:
+    what their observers return at the end of an episode is in ``result.artifacts``."""
     purity_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Determinism check: the share of the episodes that are run once more in fresh environments, and compared. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
@@ -194,6 +206,8 @@ class EvalSettings(_Section):
         return described
 
 
+DEFAULT_LANES: Final = 8
+"""Lanes of a runner whose class does not say otherwise."""
 _ACTORS_ONLY: Final = (
     "init_fn",
     "num_gpus_per_runner",
@@ -279,13 +293,29 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
+def check_runner(runners: RunnersSection) -> None:
+    """Check the settings of runners against what their class says of itself.
+
+    Raises:
+        ConfigError: They contradict it, or there is no such class.
+    """
+    cls = runners.runner_class
+    if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
+        raise ConfigError(
+            f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
+            f'{cls.max_lanes}: leave it out, or set runners.runner to "vector"'
+        )
+    if cls.needs_processes and not runners.num_runners:
+        raise ConfigError(
+            f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process: use 1 or more"
+        )
+
+
 def _check_together(settings: EvalSettings) -> None:
     runners, faults = settings.runners, settings.fault_tolerance
-    if runners.single_agent and runners.lanes != 1:
-        raise ConfigError(
-            f"runners.num_envs_per_runner is {runners.lanes}, but the single_agent runner has one environment: "
-            'leave it out, or set runners.runner to "vector"'
-        )
+    if runners.runner != "vector" and (isinstance(runners.runner, type) or ":" not in runners.runner):
+        # The default has no limits, and a user's module is not imported before a group needs it.
+        check_runner(runners)
     if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
         raise ConfigError(
             f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'

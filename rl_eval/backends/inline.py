@@ -12,7 +12,7 @@ import cloudpickle
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.errors import RunnerLost
-from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners import Runner, runner_class
 from rl_eval.settings import EvalSettings
 
 __all__ = ["InlineBackend"]
@@ -29,7 +29,7 @@ class InlineBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._settings = settings
         self._policy = pickled(policy)
-        self._runners: dict[int, EvalRunner] = {}
+        self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
 
     def spawn(self, runner: int, index: int) -> None:

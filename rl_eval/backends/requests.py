@@ -11,7 +11,7 @@ from typing_extensions import assert_never
 from rl_eval.episode import Lease
 
 if TYPE_CHECKING:
-    from rl_eval.runners import EvalRunner
+    from rl_eval.runners import Runner
 
 __all__ = ["Apply", "GetWeightsVersion", "Request", "Run", "RunnerRequest", "SetWeights", "Start", "Stop", "answer"]
 
@@ -55,7 +55,7 @@ class GetWeightsVersion:
 class Apply:
     """Call a function with the runner; the answer is what it returns."""
 
-    function: Callable[[EvalRunner], Any]
+    function: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ RunnerRequest: TypeAlias = Run | SetWeights | GetWeightsVersion | Apply | Stop
 Request: TypeAlias = Start | RunnerRequest
 
 
-def answer(runner: EvalRunner, request: RunnerRequest) -> Any:
+def answer(runner: Runner, request: RunnerRequest) -> Any:
     """Have a runner do what is requested, and return what it answers."""
     match request:
         case Run(leases, budget_s, reclaim, abort):
@@ -77,7 +77,7 @@ def answer(runner: EvalRunner, request: RunnerRequest) -> Any:
         case SetWeights(weights):
             return runner.set_weights(weights)
         case GetWeightsVersion():
-            return runner.get_weights_version()
+            return runner.weights_version
         case Apply(function):
             return runner.apply(function)
         case Stop():

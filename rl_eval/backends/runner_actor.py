@@ -13,7 +13,7 @@ from rl_eval.interrupts import expect_no_ctrl_c
 from rl_eval.recorder import Residence, install
 
 if TYPE_CHECKING:
-    from rl_eval.runners import EvalRunner
+    from rl_eval.runners import Runner
 
 __all__ = ["RunnerActor"]
 
@@ -35,7 +35,7 @@ class RunnerActor:
         self._recording = group, name, lanes
         self._trouble: Exception | None = None
         """Why nothing is recorded, if so."""
-        self._runner: EvalRunner | None = None
+        self._runner: Runner | None = None
 
     def settle(self) -> Residence:
         """Begin to record, before anything of the user's is loaded; tell where this process lives."""

@@ -1,33 +1,44 @@
-"""Which runner class a config selects."""
+"""Runners, and the class that a config selects."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from typing import Any, Final, cast
 
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.importing import import_attribute
 from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.contract import Runner
+from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
-__all__ = ["EvalRunner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
+__all__ = ["EpisodeObserver", "EvalRunner", "Runner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
 
 _BUILT_IN: Final[dict[str, type[EvalRunner]]] = {"vector": VectorEvalRunner, "single_agent": SingleAgentEvalRunner}
+_MEMBERS: Final = (
+    *("default_lanes", "max_lanes", "needs_processes", "columns"),
+    *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),
+)
 
 
-def runner_class(selected: str | type) -> type[EvalRunner]:
+def runner_class(selected: str | type) -> type[Runner]:
     """Return the class that ``runners.runner`` names.
 
     Raises:
-        ConfigError: The name is unknown, cannot be imported, or is no concrete ``EvalRunner``.
+        ConfigError: The name is unknown, cannot be imported, or is no concrete :class:`Runner`.
     """
     if isinstance(selected, str):
         if selected in _BUILT_IN:
             return _BUILT_IN[selected]
         if ":" not in selected:
             raise ConfigError(f'runners.runner is {selected!r}: {nearest(selected, _BUILT_IN)} (or "module:Class")')
-        selected = import_attribute("runners.runner", selected)
-    if not (inspect.isclass(selected) and issubclass(selected, EvalRunner)) or inspect.isabstract(selected):
+        selected = cast("Any", import_attribute("runners.runner", selected))
+    if not inspect.isclass(selected) or inspect.isabstract(selected):
         raise ConfigError(f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner")
-    return selected
+    if missing := [name for name in _MEMBERS if not hasattr(selected, name)]:
+        raise ConfigError(
+            f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner: derive it from "
+            "rl_eval.EvalRunner, or write all members of rl_eval.runners.Runner"
+        )
+    return cast("type[Runner]", selected)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import abc
 import math
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen
+from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen, record_of
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.interrupts import survivable
 from rl_eval.policies import adapt_policy
@@ -32,9 +32,10 @@ from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.observers import ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
-from rl_eval.settings import EvalSettings
+from rl_eval.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
 __all__ = ["EvalRunner"]
@@ -62,7 +63,10 @@ class EvalRunner(abc.ABC):
         self._node = socket.gethostname()
         self._info_keys = settings.evaluation.info_keys
         self._values = ValueReader(self._info_keys, self._note)
-        self._lanes = [Lane(index, len(self._info_keys)) for index in range(settings.runners.lanes)]
+        self._observers = observer_factories(settings.evaluation.observers)
+        observe = self._observe if self._observers else None
+        self._lanes = [Lane(index, len(self._info_keys), observe) for index in range(settings.runners.lanes)]
+        self._artifacts: dict[int, dict[str, Any]] = {}
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
         self._infos: list[list[float]] = []
@@ -98,9 +102,19 @@ class EvalRunner(abc.ABC):
             deterministic=settings.policy.deterministic,
             actions=settings.policy.actions,
             allow_nondeterministic=settings.policy.allow_nondeterministic,
+            mode=settings.policy.inference,
         )
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
+
+    default_lanes: ClassVar[int] = DEFAULT_LANES
+    max_lanes: ClassVar[int | None] = None
+    needs_processes: ClassVar[bool] = False
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        """Return the names of the ``info`` scalars to keep."""
+        return settings.evaluation.info_keys
 
     # ------------------------------------------------------------------ to override
 
@@ -108,16 +122,7 @@ class EvalRunner(abc.ABC):
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """Add leases to the queue, step lanes for about ``budget_s`` seconds, and report.
-
-        Unfinished lanes go on in the next call. The budget is checked after every reset and step.
-
-        Args:
-            leases: Episodes to add.
-            budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
-            reclaim: Indices to give back, as far as they have not started.
-            abort: Drop queue and live lanes first.
-        """
+        """See :meth:`rl_eval.runners.Runner.run`. The budget is checked after every reset and step."""
 
     def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
         """Build the environment of a lane."""
@@ -153,31 +158,26 @@ class EvalRunner(abc.ABC):
         self._inference.numerics = {}
         return snapshot.version
 
-    def get_weights_version(self) -> int:
-        """Return the version of the weights that the policy has; 0 before any were set."""
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that the policy has; 0 before any were set."""
         return self._weights_version
 
-    def get_metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
         return dict(self._lifetime)
 
-    def get_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return observation space and action space."""
+    @property
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation space and action space."""
         return self._observation_space, self._action_space
 
-    def assert_healthy(self) -> None:
-        """Raise if the runner cannot work."""
-        assert self._policy is not None
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts, with the weights that it has."""
+        return self._policy
 
-    def ping(self) -> str:
-        """Return ``"pong"``."""
-        return "pong"
-
-    def pid(self) -> int:
-        """Return the id of the process that the runner lives in."""
-        return os.getpid()
-
-    def apply(self, function: Callable[[EvalRunner], Result]) -> Result:
+    def apply(self, function: Callable[[Any], Result]) -> Result:
         """Call a function with this runner, where it lives."""
         return function(self)
 
@@ -274,13 +274,15 @@ class EvalRunner(abc.ABC):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            self._write_observation(lane.index, read_reset(lane.reset(seed=lane.lease.seed)))
+            observation = read_reset(lane.reset(seed=lane.lease.seed))
+            self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - lane.started
         self._totals["reset_seconds"] += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
+        lane.begin_observing(observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -389,9 +391,10 @@ class EvalRunner(abc.ABC):
         assert lane.lease is not None
         if lane.trace is not None and outcome is Outcome.COMPLETED:
             self._traces[lane.lease.index] = lane.trace.trace
-        self._rows.append(
-            lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
-        )
+        row = lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
+        self._rows.append(row)
+        if lane.observed is not None and not lane.lease.fresh and outcome is Outcome.COMPLETED:
+            self._collect(lane, row)
         if self._info_keys:
             self._infos.append(lane.info)
         self._totals["step_seconds"] += lane.step_seconds
@@ -399,11 +402,27 @@ class EvalRunner(abc.ABC):
         self._lifetime["episodes"] += 1
         self._free(lane)
 
+    def _observe(self, slot: int, env: Any) -> ObservedSlot:
+        """Build the observers of an environment."""
+        outputs = partial(self._inference_outputs, slot)
+        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note)
+
+    def _inference_outputs(self, slot: int) -> Any:
+        return self._inference.outputs(slot)
+
+    def _collect(self, lane: Lane, row: tuple[Any, ...]) -> None:
+        """Keep what observers return for a completed episode."""
+        assert lane.observed is not None
+        info = dict(zip(self._info_keys, lane.info, strict=True))
+        record = record_of(np.array([row], ROW)[0], info)
+        if artifacts := lane.observed.end(record):
+            self._artifacts[record.index] = artifacts
+
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
         lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
-        if lane.trace is not None:
-            lane.stop_trace()
+        if lane.trace is not None or lane.observed is not None:
+            lane.unwrap()
         lane.lease = None
         lane.unreported = True
         self._spent += lane.outworn
@@ -447,7 +466,9 @@ class EvalRunner(abc.ABC):
             construct_seconds=self._construct_seconds,
             notes=(*self._inference.notes, *self._notes),
             built_weights=self._built_weights,
+            artifacts=self._artifacts,
         )
+        self._artifacts = {}
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}

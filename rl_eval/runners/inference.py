@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import tree
 
+from rl_eval.errors import PolicyUnavailable
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.protocols import Policy
-from rl_eval.runners.nested import assign_rows, copy_batch, inference_mode, take_rows
+from rl_eval.protocols import Policy, Recurrent
+from rl_eval.runners.nested import assign_rows, copy_batch, no_grad, take_rows
 from rl_eval.runners.probe import BLOCK, Probe
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
 
 __all__ = ["BLOCK", "Inference"]
 
 Array = npt.NDArray[Any]
+
+_BATCHED: Final = (
+    "policy.inference is batched: each forward pass has the rows that are live, so the last bits of an action may "
+    "depend on the number of runners and lanes and on faults"
+)
 
 
 class Inference:
@@ -41,6 +47,7 @@ class Inference:
         deterministic: Give the policy no noise.
         actions: How Box actions are made to fit.
         allow_nondeterministic: Note that the policy does not repeat itself, instead of refusing it.
+        mode: Whether a row must not depend on its neighbours, or one pass over the live rows will do.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class Inference:
         deterministic: bool,
         actions: Literal["clip", "unsquash", "none"],
         allow_nondeterministic: bool = False,
+        mode: Literal["exact", "batched"] = "exact",
     ) -> None:
         self._policy = policy
         self._allow_nondeterministic = allow_nondeterministic
@@ -66,6 +74,7 @@ class Inference:
         self._fresh_state = self._initial_state()
         self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
+        self._batched = mode == "batched"
         self._overwrites = False
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
@@ -80,7 +89,7 @@ class Inference:
         self._seeds[lane] = seed
         self._steps[lane] = 0
         if self._state is not None:
-            with inference_mode():
+            with no_grad():
                 tree.map_structure(
                     lambda ours, fresh: assign_rows(ours, slice(lane, lane + 1), fresh[lane : lane + 1]),
                     self._state,
@@ -97,14 +106,31 @@ class Inference:
         Returns:
             Actions indexable by lane, and the error of each lane whose row the policy failed on.
         """
-        with inference_mode():
+        with no_grad():
             try:
-                actions = self._act_by_chunks(self._chunk)
+                actions = self._act_batched() if self._batched else self._act_by_chunks(self._chunk)
                 errors: dict[int, Exception] = {}
+            except PolicyUnavailable:
+                raise
             except Exception:
                 actions, errors = self._act_alone()
         self._steps += self.live
         return self._reader.split(actions), errors
+
+    def outputs(self, lane: int) -> Any:
+        """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
+        computed = getattr(self._policy, "outputs", None)
+        return None if computed is None or self._batched or self._chunk != self._rows else take_rows(computed, lane)
+
+    def _act_batched(self) -> Any:
+        """One forward pass over the live rows, whatever their number."""
+        rows = np.flatnonzero(self.live)
+        actions, state = self._forward(rows, np.ones(len(rows), bool))
+        if self._state is not None:
+            tree.map_structure(lambda ours, new: assign_rows(ours, rows, new), self._state, state)
+        batch = tree.map_structure(lambda leaf: np.zeros((self._rows, *leaf.shape[1:]), leaf.dtype), actions)
+        tree.map_structure(lambda whole, part: assign_rows(whole, rows, part), batch, actions)
+        return batch
 
     def _act_by_chunks(self, chunk: int) -> Any:
         """One forward pass per chunk that has a live lane; state changes only if all succeed."""
@@ -133,6 +159,8 @@ class Inference:
         for lane in map(int, np.flatnonzero(self.live)):
             try:
                 actions, state = self._forward(np.full(copies, lane), np.ones(copies, bool))
+            except PolicyUnavailable:
+                raise
             except Exception as error:
                 errors[lane] = error
                 continue
@@ -170,11 +198,10 @@ class Inference:
     # ------------------------------------------------------------------ recurrent state
 
     def _initial_state(self) -> Any:
-        make = getattr(self._policy, "initial_state", None)
-        if make is None:
+        if not isinstance(self._policy, Recurrent):
             return None
-        with inference_mode():
-            return make(self._rows)
+        with no_grad():
+            return self._policy.initial_state(self._rows)
 
     def _keep_state(self, start: int, stop: int, state: Any) -> None:
         if self._state is not None:
@@ -189,15 +216,21 @@ class Inference:
             ConfigError: The policy cannot act as configured, or gives other results each time it is asked.
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
-        with inference_mode():
-            found = Probe(
+        with no_grad():
+            probe = Probe(
                 self._policy,
                 self.observations,
                 self._reader,
                 self._fresh_state,
                 deterministic=self._deterministic,
                 allow_nondeterministic=self._allow_nondeterministic,
-            ).run()
+            )
+            if self._batched:
+                probe.check_shapes()
+                self._chunk, self.notes = 1, (_BATCHED,)
+                self.numerics = {"reference": "batched", "outputs": ""} | _machine(self._policy)
+                return
+            found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
         self._overwrites = found.overwrites
         self.notes = found.notes

@@ -8,8 +8,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_eval.episode import Lease, Outcome, Progress, Truncation
+from rl_eval.episode import EpisodeSpec, Lease, Outcome, Progress, Truncation
 from rl_eval.recorder import STEP, FlightRecorder
+from rl_eval.runners.observers import ObservedSlot
 from rl_eval.trace import TraceRecorder
 
 __all__ = ["Lane"]
@@ -21,6 +22,7 @@ class Lane:
     Args:
         index: Position in the runner, and row in its batch.
         num_info_keys: Number of info scalars to keep.
+        observe: Builds the observers of an environment; None without.
     """
 
     __slots__ = (
@@ -36,6 +38,8 @@ class Lane:
         "lease",
         "length",
         "num_info_keys",
+        "observe",
+        "observed",
         "outworn",
         "reset",
         "reset_seconds",
@@ -50,9 +54,13 @@ class Lane:
         "unreported",
     )
 
-    def __init__(self, index: int, num_info_keys: int) -> None:
+    def __init__(
+        self, index: int, num_info_keys: int, observe: Callable[[int, Any], ObservedSlot] | None = None
+    ) -> None:
         self.index = index
         self.num_info_keys = num_info_keys
+        self.observe = observe
+        self.observed: ObservedSlot | None = None
         self.env: gym.Env[Any, Any] | None = None
         self.step: Callable[[Any], Any] = _no_env
         self.reset: Callable[..., Any] = _no_env
@@ -74,6 +82,7 @@ class Lane:
         """Take an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = _episode_hook(env)
+        self.observed = self.observe and self.observe(self.index, env)
 
     def set_aside(self) -> None:
         """Keep the environment for later: some can be built once only, or take long to build."""
@@ -89,7 +98,14 @@ class Lane:
         self.trace = TraceRecorder(self.env.reset, self.env.step, content)
         self.reset, self.step = self.trace.reset, self.trace.step
 
-    def stop_trace(self) -> None:
+    def begin_observing(self, observation: Any) -> None:
+        """Let the observers see the attempt that was reset, unless it only runs to be compared."""
+        assert self.lease is not None
+        if self.observed is not None and not self.lease.fresh:
+            spec = EpisodeSpec(self.lease.index, self.lease.seed)
+            self.step = self.observed.begin(self.step, spec, self.attempt, observation)
+
+    def unwrap(self) -> None:
         """Let the environment be called directly again."""
         self.trace = None
         if self.env is not None:

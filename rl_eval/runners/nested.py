@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tree
 
-__all__ = ["assign_rows", "copy_batch", "inference_mode", "take_rows"]
+__all__ = ["assign_rows", "copy_batch", "no_grad", "take_rows"]
 
 
-def assign_rows(target: Any, rows: slice, values: Any) -> None:
+def assign_rows(target: Any, rows: Any, values: Any) -> None:
     """Write rows of one array or tensor."""
     target[rows] = values
 
@@ -26,11 +26,11 @@ def copy_batch(nested: Any) -> Any:
     """Copy every leaf; None stays None."""
     if nested is None:
         return None
-    with inference_mode():
+    with no_grad():
         return tree.map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), nested)
 
 
-def inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """Enter the inference mode of torch where torch is in use; a policy without torch does not make us import it."""
+def no_grad() -> contextlib.AbstractContextManager[Any]:
+    """Switch gradients off where torch is in use; a policy without torch does not make us import it."""
     torch = sys.modules.get("torch")
-    return torch.inference_mode() if torch is not None else contextlib.nullcontext()
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()

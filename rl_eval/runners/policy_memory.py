@@ -106,7 +106,7 @@ def module_tensors_kept(policy: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.inference_mode():
+        with torch.no_grad():
             for buffer, saved in zip(small, former, strict=True):
                 if not torch.equal(buffer, saved):
                     buffer.copy_(saved)

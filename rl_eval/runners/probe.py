@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.protocols import Policy
+from rl_eval.protocols import Policy, Probeable
 from rl_eval.runners.nested import copy_batch, take_rows
 from rl_eval.runners.policy_memory import (
     GLOBAL_GENERATORS,
@@ -115,12 +115,22 @@ class Probe:
             kept = self._note_of_changes()
         return finding._replace(notes=finding.notes + kept, overwrites=finding.overwrites or self._overwrites)
 
+    def check_shapes(self) -> None:
+        """Check that the policy's actions fit, and nothing else.
+
+        Raises:
+            ConfigError: The policy cannot act as configured.
+            PolicyError: Its actions do not fit the action space.
+        """
+        with module_tensors_kept(self._policy):
+            self._check_shapes()
+
     # ------------------------------------------------------------------ verdicts
 
     def _judge(self) -> Finding | _Unrepeatable:
         try:
             return self._compare()
-        except ConfigError:
+        except (ConfigError, PolicyUnavailable):
             raise
         except _Unrepeatable as seen:
             return seen
@@ -327,7 +337,7 @@ class Probe:
         state = self._state(BLOCK)
         try:
             actions, following = self._policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
-        except (ConfigError, PolicyError):
+        except (ConfigError, PolicyError, PolicyUnavailable):
             raise
         except Exception:
             return
@@ -354,10 +364,9 @@ class Probe:
         live[list(wanted)] = True
         actions, state = self._policy.act(batch, self._state(size), live, noise)
         computed = [actions, state]
-        raw = getattr(self._policy, "probe_outputs", None)
-        if raw is not None:
+        if isinstance(self._policy, Probeable):
             # An argmax hides last bits, so the probe looks at what it is taken of.
-            computed.append(raw(batch))
+            computed.append(self._policy.probe_outputs(batch))
         leaves = [
             np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
             for leaf in tree.flatten(computed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import final
+from typing import ClassVar, final
 
 from rl_eval.episode import Lease, RunReport
 from rl_eval.recorder import ACT
@@ -16,6 +16,9 @@ __all__ = ["SingleAgentEvalRunner"]
 @final
 class SingleAgentEvalRunner(EvalRunner):
     """Runs one episode after the other in one environment."""
+
+    default_lanes: ClassVar[int] = 1
+    max_lanes: ClassVar[int | None] = 1
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False

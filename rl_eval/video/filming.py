@@ -6,10 +6,9 @@ weights; since an episode does not depend on its layout, it comes out again, and
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.episode import Lease, Outcome, different_columns
+from rl_eval.episode import EpisodeRecord, EpisodeSpec, Lease, Outcome, different_columns
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.replaying import run_lease
-from rl_eval.runners import EvalRunner
+from rl_eval.runners import EvalRunner, Runner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
 
@@ -82,7 +81,7 @@ class Video:
 
 
 def record_episode(
-    runner: EvalRunner,
+    runner: Runner,
     recorded: npt.NDArray[np.void],
     *,
     fps: float | None = None,
@@ -104,29 +103,36 @@ def record_episode(
         WeightsError: The runner has another version of the weights than the record.
     """
     row = recorded[0]
-    if (version := runner.get_weights_version()) != row["weights_version"]:
+    if not isinstance(runner, EvalRunner):
+        raise ConfigError(f"episodes of {type(runner).__name__} cannot be filmed: it is no rl_eval.EvalRunner")
+    if (version := runner.weights_version) != row["weights_version"]:
         raise WeightsError(
             f"episode {row['index']} was run with weights version {row['weights_version']}, and the runner has version "
             f"{version} by now: film an evaluation before the next weights are sent"
         )
-    sibling = _rendering_sibling(runner, int(row["attempts"]), timeout_s)
+    camera = _Camera(max_frames)
+    sibling = _rendering_sibling(runner, int(row["attempts"]), timeout_s, camera)
     try:
         with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
             film = Path(folder, "film.mp4")
-            rate = fps or _fps_of(sibling)
-            camera = _Camera(sibling, Encoder(film, rate), max_frames)
-            with camera.rolling():
-                lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0)
+            rate = fps or camera.fps
+            lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0)
+            with camera.recording(Encoder(film, rate)) as encoder:
                 again = run_lease(sibling, lease).rows
-            return _video(recorded, again, camera, rate, film.read_bytes())
+            return _video(recorded, again, encoder, camera.cut, rate, film.read_bytes())
     finally:
         sibling.stop()
 
 
 def _video(
-    recorded: npt.NDArray[np.void], again: npt.NDArray[np.void], camera: _Camera, fps: float, content: bytes
+    recorded: npt.NDArray[np.void],
+    again: npt.NDArray[np.void],
+    encoder: Encoder,
+    cut: bool,
+    fps: float,
+    content: bytes,
 ) -> Video:
-    row, encoder = again[0], camera.encoder
+    row = again[0]
     return Video(
         index=int(row["index"]),
         seed=int(row["seed"]),
@@ -136,7 +142,7 @@ def _video(
         length=int(row["length"]),
         differences=tuple(different_columns(recorded, again)),
         frames=encoder.frames,
-        cut=camera.cut,
+        cut=cut,
         fps=fps,
         height=encoder.shape[0],
         width=encoder.shape[1],
@@ -146,101 +152,122 @@ def _video(
 
 @final
 class _Camera:
-    """Renders after the reset and after each step of a runner's first lane."""
+    """Observer that renders its environment after the reset and after each step, and never raises.
 
-    def __init__(self, runner: EvalRunner, encoder: Encoder, max_frames: int) -> None:
-        self.encoder = encoder
+    Args:
+        max_frames: Most frames.
+    """
+
+    def __init__(self, max_frames: int) -> None:
+        self.env: Any = None
+        """What it renders."""
         self.cut = False
-        self._runner = runner
+        self._encoder: Encoder | None = None
         self._max_frames = max_frames
         self._error: Exception | None = None
 
+    def watch(self, env: Any) -> _Camera:
+        """Render another environment from now on."""
+        self.env = env
+        return self
+
+    @property
+    def fps(self) -> float:
+        """Frames per second that the environment's metadata name."""
+        return float(self._metadata.get("render_fps") or _DEFAULT_FPS)
+
+    @property
+    def problem(self) -> str:
+        """Why the environment cannot be filmed; empty if it can."""
+        mode = getattr(self.env, "render_mode", None)
+        modes = self._metadata.get("render_modes")
+        return "" if mode == _MODE else f"its render_mode is {mode!r}, of {modes} that its metadata names"
+
+    @property
+    def _metadata(self) -> Any:
+        return getattr(self.env, "metadata", None) or {}
+
     @contextmanager
-    def rolling(self) -> Iterator[None]:
-        """Film what the lane does.
+    def recording(self, encoder: Encoder) -> Iterator[Encoder]:
+        """Encode what is rendered.
 
         Raises:
             EnvError: A frame could not be taken.
         """
-        lane = self._runner._lanes[0]
-        lane.reset, lane.step = self._filmed(lane.reset), self._filmed(lane.step)
+        self._encoder = encoder
         try:
-            yield
+            yield encoder
         finally:
-            self._finish()
+            self._finish(encoder)
         if self._error is not None:
             raise EnvError(
-                f"the episode cannot be filmed: after {self.encoder.frames} frames, "
+                f"the episode cannot be filmed: after {encoder.frames} frames, "
                 f"{type(self._error).__name__}: {self._error}"
             ) from self._error
-        if not self.encoder.frames:
+        if not encoder.frames:
             raise EnvError("the episode cannot be filmed: it failed before its first frame")
 
-    def _finish(self) -> None:
+    def _finish(self, encoder: Encoder) -> None:
         try:
-            self.encoder.close()
+            encoder.close()
         except ClusterError as error:
             self._error = self._error or error
 
-    def _filmed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def filmed(*args: Any, **kwargs: Any) -> Any:
-            returned = call(*args, **kwargs)
-            self._runner._recorder.idle()  # The limits of a reset or a step are not for rendering.
-            self._shoot()
-            return returned
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """See :class:`EpisodeObserver`."""
+        self._shoot()
 
-        return filmed
+    def on_step(self, *step: Any) -> None:
+        """See :class:`EpisodeObserver`."""
+        self._shoot()
+
+    def on_episode_end(self, record: EpisodeRecord) -> None:
+        """See :class:`EpisodeObserver`."""
 
     def _shoot(self) -> None:
-        """Take one frame; what goes wrong is the film's matter, and the episode goes on."""
-        if self._error is not None:
+        """Take one frame; what goes wrong concerns the video alone, and the episode goes on."""
+        if self._error is not None or self._encoder is None:
             return
-        if self.encoder.frames >= self._max_frames:
+        if self._encoder.frames >= self._max_frames:
             self.cut = True
             return
         try:
-            env = self._runner._lanes[0].env
-            assert env is not None
-            self.encoder.write(env.render())
+            self._encoder.write(self.env.render())
         except Exception as error:
             self._error = error
 
 
-def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float) -> EvalRunner:
-    """Build a runner with one lane whose environment renders, and with the policy of another.
+def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float, camera: _Camera) -> EvalRunner:
+    """Build a runner with one lane whose environment renders for a camera, and with the policy of another.
 
     Raises:
         ConfigError: The environment does not render.
     """
-    settings = _one_lane(runner.settings, attempts, timeout_s)
+    settings = _one_lane(runner.settings, attempts, timeout_s, camera)
     problems = []
     for way, kwargs in _ways(settings).items():
         section = settings.environment.model_copy(update={"env_kwargs": kwargs})
         rendering = settings.model_copy(update={"environment": section})
         try:
-            sibling = type(runner)(rendering, runner.runner_index, runner._policy)
+            sibling = type(runner)(rendering, runner.runner_index, runner.policy)
         except (ConfigError, EnvError) as error:
             problems.append(f"{way}, it cannot be built: {error}")
             continue
-        env = sibling._lanes[0].env
-        if getattr(env, "render_mode", None) == _MODE:
+        if not camera.problem:
             return sibling
         sibling.stop()
-        modes = (getattr(env, "metadata", None) or {}).get("render_modes")
-        problems.append(
-            f"{way}, its render_mode is {getattr(env, 'render_mode', None)!r}, of {modes} that its metadata names"
-        )
+        problems.append(f"{way}, {camera.problem}")
     raise ConfigError(
         f"the environment {settings.environment.env!r} cannot be filmed, as it does not render {_MODE}: "
         f"{'; '.join(problems)}. A factory that takes an EnvContext has to pass render_mode on"
     )
 
 
-def _one_lane(settings: EvalSettings, attempts: int, timeout_s: float) -> EvalSettings:
+def _one_lane(settings: EvalSettings, attempts: int, timeout_s: float, camera: _Camera) -> EvalSettings:
     return settings.model_copy(
         update={
             "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
+            "evaluation": settings.evaluation.model_copy(update={"observers": (camera.watch,)}),
             # The attempt of the record, and none that would need another environment.
             "fault_tolerance": settings.fault_tolerance.model_copy(
                 update={"max_attempts_per_episode": attempts, "episode_timeout_s": timeout_s}
@@ -253,8 +280,3 @@ def _ways(settings: EvalSettings) -> dict[str, dict[str, Any]]:
     """Return the kwargs to try: not every factory knows the mode, and some render anyway."""
     kwargs = settings.environment.env_kwargs
     return {f"with render_mode={_MODE!r}": {**kwargs, "render_mode": _MODE}, "as configured": dict(kwargs)}
-
-
-def _fps_of(runner: EvalRunner) -> float:
-    metadata = getattr(runner._lanes[0].env, "metadata", None) or {}
-    return float(metadata.get("render_fps") or _DEFAULT_FPS)

@@ -19,14 +19,14 @@ from rl_eval.jobs import FollowUp
 from rl_eval.loading import load
 from rl_eval.replaying import rebuilt_runner
 from rl_eval.result import EvalResult
-from rl_eval.runners import EvalRunner
+from rl_eval.runners import Runner
 from rl_eval.settings import EvalSettings
 from rl_eval.video.filming import Video, record_episode
 from rl_eval.video.selection import VideoSettings, select_episodes
 
 __all__ = ["filming", "record_videos", "record_with_group", "saved"]
 
-Task = Callable[[EvalRunner], Video]
+Task = Callable[[Any], Video]
 
 _GRACE_S: Final = 60.0
 """What building the environment and encoding may take beyond the limit of the episode."""
@@ -165,7 +165,7 @@ def _refusal(index: int) -> Task:
     return partial(_refuse, index=index)
 
 
-def _refuse(runner: EvalRunner, index: int) -> Video:
+def _refuse(runner: Runner, index: int) -> Video:
     raise EnvError(
         f"episode {index} ended or blocked a runner, so no runner is asked to film it; to try it in a process of its "
         "own, save the result and use rl-eval video"

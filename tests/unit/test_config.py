@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rl_eval.config import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
-from rl_eval.settings import EvalSettings, describe_object
+from rl_eval.settings import EvalSettings, check_runner, describe_object
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "environment": {
@@ -33,6 +33,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "deterministic": False,
         "actions": "unsquash",
         "device": "cuda:0",
+        "inference": "batched",
         "allow_nondeterministic": True,
     },
     "runners": {
@@ -56,6 +57,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
         "return_bounds": [-1.5, 2.0],
+        "observers": ["my_pkg:watch"],
         "purity_check": 0.02,
     },
     "fault_tolerance": {
@@ -569,11 +571,23 @@ def test_the_same_settings_are_fine_where_they_can_be_honoured(changes: dict[str
     assert config.build().environment.env == "CartPole-v1"
 
 
-@pytest.mark.parametrize("runner", [SingleAgentEvalRunner, "rl_eval.runners:SingleAgentEvalRunner"])
-def test_the_single_agent_runner_has_one_lane_however_it_is_named(runner: Any) -> None:
-    """Given as a class or by its path it is still one environment: one lane by default, and more are refused."""
-    assert minimal().runners(runner=runner).build().runners.lanes == 1
-    assert "runners.num_envs_per_runner is 4" in message_of(minimal().runners(runner=runner, num_envs_per_runner=4))
+class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]
+    """A runner of a user's own, which nothing but its class facts describes."""
+
+    needs_processes = True
+
+
+@pytest.mark.parametrize("runner", [SingleAgentEvalRunner, "rl_eval.runners:SingleAgentEvalRunner", OneOnly])
+def test_the_lanes_of_a_runner_are_those_of_its_class(runner: Any) -> None:
+    """However it is named; more than it can have are refused, by its path when a group needs it."""
+    assert minimal().runners(runner=runner, num_runners=1).build().runners.lanes == 1
+    with pytest.raises(ConfigError, match=r"runners\.num_envs_per_runner is 4, but .* has at most 1"):
+        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build().runners)
+
+
+def test_a_runner_that_needs_processes_gets_them() -> None:
+    """In this process it is refused."""
+    assert "cannot share this process: use 1 or more" in message_of(minimal().runners(runner=OneOnly))
 
 
 # ------------------------------------------------------------------------------ what is written about it
@@ -605,10 +619,12 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout(section: str, key
         "first_index",
         "info_keys",
         "return_bounds",
+        "observers",
         "purity_check",
         "weights",
         "weights_key",
         "device",
         "allow_nondeterministic",
+        "inference",
     }
     assert (before == after) == (section in LAYOUT or key in elsewhere)

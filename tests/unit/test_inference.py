@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.policies.module import ModulePolicy
@@ -550,3 +550,69 @@ def test_an_action_outside_the_space_costs_its_lane_alone() -> None:
     assert sorted(errors) == [3, 4]
     assert "action 4, which is outside Discrete(3)" in str(errors[4])
     assert [int(actions[lane]) for lane in range(3)] == [0, 1, 2]
+
+
+class Sized(nn.Module):
+    """Writes down the size of every batch, and lets rows leak into each other as a matrix product may."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.error = error
+
+    def initial_state(self, batch_size: int) -> Array:
+        return np.zeros((batch_size, 1))
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        self.sizes.append(len(observations))
+        if self.error is not None:
+            raise self.error
+        if (observations > 90).any():
+            raise ValueError("too great")
+        return observations[:, :2] + state, state + 1
+
+
+def batched(policy: Any, lanes: int) -> Inference:
+    inference = Inference(policy, OBSERVATIONS, ACTIONS, lanes, deterministic=True, actions="none", mode="batched")
+    inference.probe()
+    return inference
+
+
+def test_batched_inference_is_one_pass_over_the_live_rows() -> None:
+    """No probe but of the shapes; state follows its row, and the key and a note say how it is computed."""
+    inference = batched(policy := Sized(), 40)
+    policy.sizes = [BLOCK]
+    for lanes in ([3], [3, 17, 39]):
+        for lane in lanes:
+            inference.observations.arrays[lane] = lane
+            if not inference.live[lane]:
+                inference.begin(lane, lane)
+        actions, errors = inference.act()
+        assert not errors
+    assert policy.sizes == [BLOCK, 1, 3]
+    assert [actions[lane].tolist() for lane in (3, 17, 39)] == [[4, 4], [17, 17], [39, 39]]
+    assert inference.numerics["reference"] == "batched"
+    assert "policy.inference is batched" in inference.notes[0]
+
+
+def test_batched_inference_finds_the_row_that_the_policy_fails_on() -> None:
+    inference = batched(Sized(), 3)
+    for lane in range(3):
+        inference.begin(lane, lane)
+        inference.observations.arrays[lane] = (1, 99, 3)[lane]
+    actions, errors = inference.act()
+    assert list(errors) == [1]
+    assert [actions[lane].tolist() for lane in (0, 2)] == [[1, 1], [3, 3]]
+
+
+@pytest.mark.parametrize("make", [infer, batched])
+def test_a_policy_that_is_unavailable_is_no_episodes_fault(make: Any) -> None:
+    """The error leaves the runner, during the probe and during an episode, and no row is charged."""
+    with pytest.raises(PolicyUnavailable, match="server gone"):
+        make(Sized(PolicyUnavailable("server gone")), 2)
+    inference = make(policy := Sized(), 2)
+    inference.begin(0, 0)
+    policy.error, policy.sizes = PolicyUnavailable("server gone"), []
+    with pytest.raises(PolicyUnavailable, match="server gone"):
+        inference.act()
+    assert len(policy.sizes) == 1

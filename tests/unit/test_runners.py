@@ -526,7 +526,7 @@ def test_nothing_unreported_is_at_stake_when_an_environment_closes(kind: str, la
             break
         report = runner.run((), 0.05)
     assert finished == 12
-    assert runner.get_metrics()["close_errors"] == 0
+    assert runner.metrics()["close_errors"] == 0
     if env_reuse == "episode":
         assert len(ended) >= 12 - lanes
 
@@ -650,9 +650,9 @@ def test_a_close_that_raises_is_survived(kind: str, lanes: int) -> None:
     table = play(runner)
     assert table.fingerprint() == undisturbed()
     assert {len(record.faults) for record in table} == {1}
-    assert runner.get_metrics()["close_errors"] == EPISODES
+    assert runner.metrics()["close_errors"] == EPISODES
     runner.stop()
-    assert runner.get_metrics()["close_errors"] == EPISODES + min(lanes, EPISODES)
+    assert runner.metrics()["close_errors"] == EPISODES + min(lanes, EPISODES)
 
 
 @layouts
@@ -664,7 +664,7 @@ def test_an_interrupt_is_not_swallowed(kind: str, lanes: int, step: int) -> None
         runner.run(leases_of(5), 10.0)
     with pytest.raises(KeyboardInterrupt):
         make(Unreliable(lambda call: True, KeyboardInterrupt), kind=kind, lanes=lanes)
-    assert runner.get_metrics()["faults"] == 0
+    assert runner.metrics()["faults"] == 0
 
 
 # ------------------------------------------------------------------------------ faults of the policy
@@ -990,7 +990,7 @@ def test_wasted_steps_are_counted_as_executed(kind: str, lanes: int) -> None:
         steps += report.env_steps
         report = runner.run((), 10.0)
     assert steps == table.rows["length"].sum() + EPISODES
-    assert runner.get_metrics() == {"episodes": EPISODES, "faults": EPISODES, "env_steps": steps, "close_errors": 0}
+    assert runner.metrics() == {"episodes": EPISODES, "faults": EPISODES, "env_steps": steps, "close_errors": 0}
 
 
 # ------------------------------------------------------------------------------ budgets
@@ -1166,7 +1166,7 @@ def test_after_an_abort_the_next_evaluation_is_clean(kind: str, lanes: int, worl
     assert set(report.returned) | done == set(range(EPISODES))
     assert len(report.returned) == EPISODES - len(done)
     assert (report.progress, len(report.rows)) == ((), 0)
-    assert runner.get_metrics()["env_steps"] == round((clock[0] - 1000.0) / 0.01)
+    assert runner.metrics()["env_steps"] == round((clock[0] - 1000.0) / 0.01)
     assert play(runner).fingerprint() == play(make(**WORLDS[world]())).fingerprint()
 
 
@@ -1203,11 +1203,11 @@ def test_weights_decide_and_their_version_is_on_every_record(kind: str, lanes: i
     runner = make(walk, weighted([1.0, 0.0, 0.0]), kind, lanes)
     first = play(runner)
     assert {record.weights_version for record in first} == {0}
-    assert runner.get_weights_version() == 0
+    assert runner.weights_version == 0
     assert runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)) == 12
     second = play(runner)
     assert {record.weights_version for record in second} == {12}
-    assert runner.get_weights_version() == 12
+    assert runner.weights_version == 12
     assert [r.episode_return for r in second] == [-r.episode_return for r in first]
 
 
@@ -1231,7 +1231,7 @@ def test_weights_are_refused_while_an_episode_is_live(kind: str, lanes: int, clo
     other = snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)
     with pytest.raises(EvalError, match="drain or abort"):
         runner.set_weights(other)
-    assert runner.get_weights_version() == 0
+    assert runner.weights_version == 0
     runner.run((), 0.0, (), True)
     assert runner.set_weights(other) == 12
 
@@ -1242,7 +1242,7 @@ def test_weights_that_do_not_fit_leave_version_and_policy() -> None:
     before = play(runner).fingerprint()
     with pytest.raises(WeightsError, match="which the policy has"):
         runner.set_weights(snapshot_weights({"other": torch.zeros(3)}, 5))
-    assert runner.get_weights_version() == 0
+    assert runner.weights_version == 0
     assert play(runner).fingerprint() == before
 
 
@@ -1362,11 +1362,9 @@ def test_stop_closes_every_environment_once(kind: str, lanes: int) -> None:
 def test_a_runner_answers_about_itself(kind: str, lanes: int) -> None:
     """Spaces, health, ping and a function that is applied to it."""
     runner = make(kind=kind, lanes=lanes, index=3)
-    assert runner.get_spaces() == (Walk().observation_space, spaces.Discrete(3))
-    assert runner.ping() == "pong"
-    runner.assert_healthy()
+    assert runner.spaces == (Walk().observation_space, spaces.Discrete(3))
     assert runner.apply(lambda it: it.runner_index) == 3
-    assert runner.get_metrics() == {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+    assert runner.metrics() == {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
 
 
 class Textbook(EvalRunner):
@@ -1413,9 +1411,9 @@ def test_a_users_own_runner_has_the_same_table(kind: Any) -> None:
         (f"{__name__}:NoSuchRunner", "which cannot be imported"),
         (f"{__name__}:Unfinished", "which is not a concrete subclass of rl_eval.EvalRunner"),
         (EvalRunner, "which is not a concrete subclass"),
-        (f"{__name__}:Walk", "which is not a concrete subclass"),
+        (f"{__name__}:Walk", "which lacks default_lanes"),
         (f"{__name__}:walk", "which is not a concrete subclass"),
-        (int, "which is not a concrete subclass"),
+        (int, "which lacks default_lanes"),
     ],
 )
 def test_a_runner_that_cannot_be_is_a_config_error(selected: Any, message: str) -> None:

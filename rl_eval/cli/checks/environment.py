@@ -33,7 +33,7 @@ def check_environment(settings: EvalSettings) -> Iterator[Finding]:
     except Exception as error:
         yield raised("the constructor", error)
         return
-    observations, actions = map(_short, player.get_spaces())
+    observations, actions = map(_short, player.spaces)
     yield ok(f"constructs; observations {observations}, actions {actions}")
     contract = list(check_contract(player.lane.env))
     yield from contract

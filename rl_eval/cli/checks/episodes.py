@@ -83,7 +83,7 @@ class Player(EvalRunner):
         assert lane.trace is not None
         self._recording = lane.trace
         lane.step = partial(self._notice_info, lane.step)
-        actions = sampled_actions(self.get_spaces()[1], lease.index)
+        actions = sampled_actions(self.spaces[1], lease.index)
         yield
         while lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
             action = next(actions)

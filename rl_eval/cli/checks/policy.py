@@ -27,10 +27,13 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
+        if not isinstance(runner, EvalRunner):
+            yield warning(f"{type(runner).__name__} is no rl_eval.EvalRunner, so its policy is not checked")
+            return
     except Exception as error:
         yield raised("building the policy", error)
         return
-    yield ok(f"builds ({type(runner._policy).__name__})")
+    yield ok(f"builds ({type(runner.policy).__name__})")
     try:
         yield _check_weights(settings, runner)
         judged = [_judged(fault, settings) for fault in _act(settings, runner)]
@@ -57,7 +60,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
-    module = getattr(runner._policy, "module", runner._policy)
+    module = getattr(runner.policy, "module", runner.policy)
     if not any(True for _ in getattr(module, "parameters", tuple)()):
         return ok("has no weights to set")
     return warning(
@@ -113,7 +116,7 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     deterministic = not settings.policy.deterministic
     setting = f"policy.deterministic: {str(deterministic).lower()}"
     section = settings.policy.model_copy(update={"deterministic": deterministic})
-    spaces = runner.get_spaces()
+    spaces = runner.spaces
     try:
         policy = adapt_policy(section, *spaces)
         inference = Inference(policy, *spaces, 1, deterministic=deterministic, actions=section.actions)

@@ -151,7 +151,7 @@ class PolicyContract:
         make = getattr(policy, "initial_state", None)
         if make is None:
             return None
-        with _inference_mode():
+        with _no_grad():
             return make(size)
 
     def _call(
@@ -159,7 +159,7 @@ class PolicyContract:
     ) -> tuple[Any, Any]:
         steps = np.broadcast_to(np.asarray(steps, np.int64), seeds.shape)
         noise = None if self._settings.policy.deterministic else EpisodeNoise(seeds, steps)
-        with _inference_mode():
+        with _no_grad():
             return policy.act(observations, state, live, noise)
 
     def _act(
@@ -197,7 +197,7 @@ class PolicyContract:
         if state is None:
             return
         fresh = self._fresh_state(policy, len(rows))
-        with _inference_mode():
+        with _no_grad():
             for ours, new in zip(tree.flatten(state), tree.flatten(fresh), strict=True):
                 ours[rows] = new[rows]
 
@@ -226,10 +226,10 @@ class PolicyContract:
         return bool(np.array_equal(leaf, other))
 
 
-def _inference_mode() -> Any:
+def _no_grad() -> Any:
     import torch
 
-    return torch.inference_mode()
+    return torch.no_grad()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from rl_eval.episode import EpisodeTable, Fault, Lease, RunReport
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.protocols import EnvContext
-from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, runner_class
+from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
 from rl_eval.settings import EvalSettings, FaultToleranceSection, RunnersSection
 from rl_eval.testing.contracts.subject import build_subject
 from rl_eval.testing.faulty_env import faulty
@@ -56,7 +56,7 @@ class EvalRunnerContract:
     a few steps per episode; runners are built in the process of the tests.
     """
 
-    runner: str | type[EvalRunner]
+    runner: str | type[Runner]
     """The class, or what ``runners.runner`` may be."""
     config: EvalConfig | None = None
     """Where environment, policy and evaluation settings come from; by default CartPole with a recurrent policy
@@ -250,7 +250,7 @@ class EvalRunnerContract:
                 _expect(runner.set_weights(dataclasses.replace(self._weights, version=7)), 7, "set_weights()")
                 rows = _play(runner, _leases(3)).rows
                 _expect(set(rows["weights_version"].tolist()), {7}, "versions of the rows")
-                _expect(runner.get_weights_version(), 7, "get_weights_version()")
+                _expect(runner.weights_version, 7, "weights_version")
 
     def test_stop_closes_every_environment(self) -> None:
         """Those that faults cost, and those of live episodes."""
@@ -290,10 +290,10 @@ class EvalRunnerContract:
         lanes: int,
         fault: Mapping[str, Any] | None = None,
         *,
-        runner: str | type[EvalRunner] | None = None,
+        runner: str | type[Runner] | None = None,
         wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None,
         timeout_s: float | None = None,
-    ) -> Iterator[EvalRunner]:
+    ) -> Iterator[Runner]:
         """Build a runner, and stop it in the end.
 
         Args:
@@ -376,7 +376,7 @@ def _some_weights() -> WeightsSnapshot:
 
 
 def _play(
-    runner: EvalRunner,
+    runner: Runner,
     leases: Sequence[Lease],
     budget_s: float = _PLENTY_S,
     *,

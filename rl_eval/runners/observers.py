@@ -1,0 +1,160 @@
+"""Observers of episodes: they see each step where it is made, and what they raise stays their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
+
+from rl_eval.episode import EpisodeRecord, EpisodeSpec, first_seen
+from rl_eval.errors import ConfigError, summary_of
+from rl_eval.importing import import_attribute
+
+__all__ = ["EpisodeObserver", "ObservedSlot", "observer_factories"]
+
+
+@runtime_checkable
+class EpisodeObserver(Protocol):
+    """Sees the episodes of one environment, one after the other.
+
+    Its factory gets the environment that it is to see, whenever a slot of a runner gets one. An attempt that fails
+    or is dropped has no end: the next start begins anew. Episodes that run again for the determinism check are not
+    observed.
+    """
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Take note of an episode that was reset, and of its first observation."""
+
+    def on_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
+        policy_outputs: Any,
+    ) -> None:
+        """Take note of a step: the action, and what the environment returned for it, which must not be changed.
+
+        Args:
+            observation: The one after the action.
+            action: The environment may have changed it in place.
+            reward: As it was returned.
+            terminated: As it was returned.
+            truncated: As it was returned.
+            info: As it was returned.
+            policy_outputs: Row of the policy's ``outputs``, the nested batch of what its last ``act`` computed besides
+                actions; None for a policy that has none.
+        """
+
+    def on_episode_end(self, record: EpisodeRecord) -> Any:
+        """Return what is to be kept of a completed episode, something that can be pickled; None for nothing."""
+
+
+Part = TypeVar("Part")
+Factory = Callable[[Any], EpisodeObserver]
+
+
+def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
+    """Return the factories of ``evaluation.observers`` by the names that artifacts have.
+
+    Raises:
+        ConfigError: One cannot be imported or called, or two have one name.
+    """
+    found: dict[str, Factory] = {}
+    for given in configured:
+        factory = import_attribute("evaluation.observers", given) if isinstance(given, str) else given
+        if not callable(factory):
+            raise ConfigError(f"evaluation.observers has {given!r}, which is not callable: give factories of observers")
+        name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
+        if name in found:
+            raise ConfigError(
+                f"evaluation.observers has {name!r} twice: each artifact is kept under its factory's name"
+            )
+        found[name] = factory
+    return found
+
+
+@final
+class ObservedSlot:
+    """Environment of a slot together with its observers.
+
+    Args:
+        env: What they see.
+        factories: What builds them.
+        idle: Called before them, so that the limits of a step are not theirs.
+        outputs: Returns the policy's outputs for the slot.
+        note: Takes a note, the episode's index, its step and what was raised.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        factories: dict[str, Factory],
+        idle: Callable[[], None],
+        outputs: Callable[[], Any],
+        note: Callable[[str], None],
+    ) -> None:
+        self._idle = idle
+        self._outputs = outputs
+        self._note = note
+        self._index = self._steps = 0
+        self._broken: set[str] = set()
+        """Names of those that have raised in this episode."""
+        self._observers: dict[str, EpisodeObserver] = {}
+        self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
+
+    def begin(
+        self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
+    ) -> Callable[[Any], Any]:
+        """Begin an attempt that was reset.
+
+        Returns:
+            What to call instead of the environment's ``step``.
+        """
+        self._index, self._steps = spec.index, 0
+        self._broken = set()
+        self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
+
+        def observed(action: Any) -> Any:
+            result = step(action)
+            self._steps += 1
+            if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
+                self._observe_step(action, *result)
+            return result
+
+        return observed
+
+    def _observe_step(
+        self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> None:
+        self._call(
+            "on_step",
+            lambda observer: observer.on_step(
+                observation, action, reward, terminated, truncated, info, self._outputs()
+            ),
+        )
+
+    def end(self, record: EpisodeRecord) -> dict[str, Any]:
+        """Return the artifacts of a completed episode, by the names of their observers."""
+        artifacts = self._call("on_episode_end", lambda observer: observer.on_episode_end(record))
+        return {name: artifact for name, artifact in artifacts.items() if artifact is not None}
+
+    def _call(self, where: str, call: Callable[[EpisodeObserver], Any]) -> dict[str, Any]:
+        self._idle()
+        return self._guarded(where, self._observers, call)
+
+    def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
+        """Call what has not raised in this episode; return what was returned, by name."""
+        returned = {}
+        for name in [name for name in parts if name not in self._broken]:
+            try:
+                returned[name] = call(parts[name])
+            except Exception as error:  # noqa: PERF203 - each for itself
+                self._attribute(name, where, error)
+        return returned
+
+    def _attribute(self, name: str, where: str, error: Exception) -> None:
+        self._broken.add(name)
+        text = f"observer {name} raised in {where}, so it keeps nothing of the episode, whose record is unaffected"
+        self._note(first_seen(text, self._index, self._steps, summary_of(error)))

@@ -1,0 +1,186 @@
+"""Two runners written against the public contract alone: a simulator that steps 64 slots at once, and two agents.
+
+Neither derives from ``EvalRunner``, and the loop, the schedule, the log and the backends know nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
+from rl_eval.errors import WeightsError
+from rl_eval.runners import Runner
+from rl_eval.settings import EvalSettings
+from rl_eval.weights import WeightsSnapshot
+
+
+class Slots:
+    """What both have in common: slots that hold a lease each, in arrays."""
+
+    default_lanes: ClassVar[int] = 64
+    max_lanes: ClassVar[int | None] = None
+    needs_processes: ClassVar[bool] = False
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        self.count, self.runner_index = settings.runners.lanes, runner_index
+        self.width = len(self.columns(settings))
+        self.queue: deque[Lease] = deque()
+        self.leases: list[Lease | None] = [None] * self.count
+        self.seeds = np.zeros(self.count, np.int64)
+        self.steps = np.zeros(self.count, np.int64)
+        self.returns = np.zeros((self.count, max(1, self.width)))
+        self.episodes = 0
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def weights_version(self) -> int:
+        return 0
+
+    def set_weights(self, snapshot: WeightsSnapshot) -> int:
+        raise WeightsError("this policy has no weights")
+
+    def apply(self, function: Callable[[Any], Any]) -> Any:
+        return function(self)
+
+    def metrics(self) -> dict[str, float]:
+        return {"episodes": self.episodes}
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        deadline = perf_counter() + budget_s
+        returned, rows, total = self.drop() if abort else [], [], 0
+        self.queue.extend(leases)
+        returned += [lease.index for lease in self.queue if lease.index in set(reclaim)]
+        self.queue = deque(lease for lease in self.queue if lease.index not in set(reclaim))
+        while self.fill() and not (total and perf_counter() > deadline):
+            live = np.array([lease is not None for lease in self.leases])
+            ended = self.step(live)
+            total += int(live.sum())
+            rows += [self.finish(slot) for slot in np.flatnonzero(ended & live)]
+        self.episodes += len(rows)
+        infos = np.array([info for _, info in rows]).reshape(len(rows), self.width)
+        return RunReport(
+            rows=np.array([row for row, _ in rows], ROW),
+            infos=infos,
+            faults=(),
+            progress=tuple(
+                Progress(lease.index, lease.attempt, int(self.steps[slot]))
+                for slot, lease in enumerate(self.leases)
+                if lease is not None
+            ),
+            returned=tuple(returned),
+            env_steps=total,
+            reset_seconds=0.0,
+            step_seconds=0.0,
+            inference_seconds=0.0,
+            weights_version=0,
+            numerics={"numpy": np.__version__},
+        )
+
+    def drop(self) -> list[int]:
+        dropped = [lease.index for lease in (*self.queue, *self.leases) if lease is not None]
+        self.queue.clear()
+        self.leases = [None] * self.count
+        return dropped
+
+    def fill(self) -> bool:
+        """Start episodes in free slots, all at once; return whether any slot is live."""
+        for slot, lease in enumerate(self.leases):
+            if lease is None and self.queue:
+                self.leases[slot] = self.queue.popleft()
+                self.seeds[slot], self.steps[slot], self.returns[slot] = self.leases[slot].seed, 0, 0.0
+        return any(lease is not None for lease in self.leases)
+
+    def finish(self, slot: int) -> tuple[tuple[Any, ...], list[float]]:
+        lease = self.leases[slot]
+        assert lease is not None
+        self.leases[slot] = None
+        row = np.zeros((), ROW)
+        row["index"], row["seed"], row["attempts"] = lease.index, lease.seed, lease.attempt
+        row["episode_return"] = row["discounted_return"] = self.returns[slot].sum()
+        row["length"], row["terminated"], row["outcome"] = self.steps[slot], True, Outcome.COMPLETED
+        row["success_once"] = row["success_at_end"] = -1
+        row["runner"] = self.runner_index
+        return row.item(), self.returns[slot][: self.width].tolist()
+
+    def step(self, live: Any) -> Any:
+        """Step all live slots; return which have ended."""
+        raise NotImplementedError
+
+
+class BatchedToy(Slots):
+    """One numpy expression steps all slots; the reward of a step follows from seed and step."""
+
+    def step(self, live: Any) -> Any:
+        self.steps += live
+        self.returns[:, 0] += np.where(live, np.sin(self.seeds % 1000 + self.steps), 0.0)
+        return self.steps >= self.seeds % 20 + 2
+
+
+class TwoAgentToy(Slots):
+    """Two agents; the second leaves half way. Their returns are columns of their own."""
+
+    default_lanes: ClassVar[int] = 2
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        return "return_a", "return_b"
+
+    def step(self, live: Any) -> Any:
+        self.steps += live
+        length = self.seeds % 20 + 2
+        rewards = {"a": np.cos(self.seeds % 7 + self.steps), "b": np.where(2 * self.steps <= length, 1.0, 0.0)}
+        for number, agent in enumerate("ab"):
+            self.returns[:, number] += np.where(live, rewards[agent], 0.0)
+        return self.steps >= length
+
+
+def config(runner: type, lanes: int | None = None, runners: int = 0) -> EvalConfig:
+    made = EvalConfig().environment("CartPole-v1").policy(np.asarray)
+    return made.runners(runner=runner, num_envs_per_runner=lanes, num_runners=runners).evaluation(num_episodes=300)
+
+
+@pytest.mark.parametrize("cls", [BatchedToy, TwoAgentToy])
+def test_a_runner_of_its_own_is_evaluated_as_any_other(cls: Any, tmp_path: Path) -> None:
+    """Exactly N, the same in every layout, with a log that is continued, a check and a cancelled evaluation."""
+    whole = evaluate(config(cls), run_dir=tmp_path / "log")
+    assert whole.status == "complete"
+    assert {record.index for record in whole.episodes} == set(range(300))
+    for lanes in (1, 7, 1000):
+        assert evaluate(config(cls, lanes)).fingerprint == whole.fingerprint
+    assert evaluate(config(cls), run_dir=tmp_path / "log").fingerprint == whole.fingerprint
+    with EvalRunnerGroup(config(cls)) as group:
+        group.submit().cancel()
+        assert group.evaluate().fingerprint == whole.fingerprint
+        assert group.foreach_runner(lambda runner: runner.count) == [cls.default_lanes]
+
+
+def test_the_columns_of_a_runner_are_in_every_record_and_in_the_log(tmp_path: Path) -> None:
+    """Per-agent returns add up to the return, also when they are read back."""
+    evaluate(config(TwoAgentToy), run_dir=tmp_path)
+    for record in evaluate(config(TwoAgentToy), run_dir=tmp_path).episodes:
+        assert set(record.info) == {"return_a", "return_b"}
+        assert sum(record.info.values()) == record.episode_return
+
+
+def test_both_are_runners_to_the_type_checker() -> None:
+    """What mypy accepts here is what the loop calls."""
+    runners: list[Runner] = [cls(config(cls).build(), 0) for cls in (BatchedToy, TwoAgentToy)]
+    table = EpisodeTable(3)
+    table.fill(runners[0].run([Lease(index, index, 1, 0) for index in range(3)], 1.0).rows)
+    assert table.filled.all()
