@@ -12,7 +12,8 @@ import numpy as np
 from benchmarks.runner import Row
 from rl_eval.episode import EpisodeTable, Outcome
 from rl_eval.plan import EpisodePlan
-from rl_eval.schedule import Command, Grant, Reclaim, RunnerJoined, RunnerReported, Schedule
+from rl_eval.schedule import Schedule
+from rl_eval.schedule_events import Command, Grant, Reclaim, RunnerJoined, RunnerReported
 
 __all__ = ["measure"]
 

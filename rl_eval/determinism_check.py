@@ -9,7 +9,7 @@ to see whether fresh environments agree with each other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, final
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.determinism import Determinism, FirstDifference
-from rl_eval.episode import Fault, Lease, Outcome, RunReport, different_columns
+from rl_eval.episode import Lease, RunReport, different_columns
 from rl_eval.trace import first_divergence
 
 __all__ = ["DeterminismCheck", "Origin"]
@@ -122,14 +122,13 @@ class DeterminismCheck:
         now = self._current
         held = now.held.get(runner, set())
         for place, index in enumerate(report.rows["index"].tolist()):
-            if index not in held:
-                continue
-            held.remove(index)
-            row = report.rows[place : place + 1]
-            if row["outcome"][0] == Outcome.COMPLETED:
-                now.again[index] = Origin(row, position, report.traces.get(index))
-            else:
-                now.put_back(index, _last(report.faults, index))
+            if index in held:
+                held.remove(index)
+                now.again[index] = Origin(report.rows[place : place + 1], position, report.traces.get(index))
+        for fault in report.faults:
+            if fault.index in held:
+                held.remove(fault.index)
+                now.put_back(fault.index, f"{fault.error_type}: {fault.message}")
         self._go_on()
 
     def lost(self, runner: int) -> None:
@@ -198,8 +197,3 @@ def _equal(one: Origin, other: Origin) -> bool:
     if different_columns(one.row, other.row):
         return False
     return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
-
-
-def _last(faults: Sequence[Fault], index: int) -> str:
-    told = [fault for fault in faults if fault.index == index]
-    return f"{told[-1].error_type}: {told[-1].message}" if told else "it failed"

@@ -1,4 +1,8 @@
-"""The one loop that owns time: it moves replies to jobs, and replaces runners that are lost."""
+"""Control loop: the one place that owns time. It moves replies to jobs and acts on verdicts about failures.
+
+A turn reads all replies that are there before it judges anybody's silence, so a loop that was busy ends no runner whose
+answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.failures`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
-from rl_eval.backends.requests import SetWeights, Start
+from rl_eval.backends.requests import Apply, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
+from rl_eval.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
 from rl_eval.fleet import Fleet, Member
 from rl_eval.interrupts import ctrl_c_noted
 from rl_eval.jobs import Job, WeightsSync
@@ -22,6 +28,8 @@ __all__ = ["Driver"]
 
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
+_DISK_POLL_S: Final = 0.002
+"""While a job waits for a disk."""
 _STOPPED: Final = "the group was stopped before this was done"
 
 
@@ -36,9 +44,13 @@ class Driver:
         backend: Where the runners live.
         fleet: The runners.
         threaded: Whether there is a thread; without one, posting a job runs it, in the thread that posts.
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self, backend: Backend, fleet: Fleet, threaded: bool = True) -> None:
+    def __init__(
+        self, backend: Backend, fleet: Fleet, threaded: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._backend = backend
         self._threaded = threaded
         self._fleet = fleet
@@ -78,7 +90,7 @@ class Driver:
     def forget(self, members: list[Member]) -> None:
         """Tell the jobs that members left on request; call in the loop."""
         for member in members:
-            self._bereave(member, None)
+            self._report_lost(member, None)
 
     def stop(self) -> None:
         """Fail what is unfinished, end the thread and the runners."""
@@ -125,10 +137,12 @@ class Driver:
 
     def _turn(self) -> None:
         self._read_inbox(block=not self._backend.busy)
-        now = time.monotonic()
-        self._tick(now)
-        for reply in self._backend.wait(_POLL_S):
-            self._route(reply, time.monotonic())
+        looked = self._clock()
+        waits_for_disk = any(job.waits_for_disk for job in self._active.values())
+        for reply in self._backend.wait(_DISK_POLL_S if waits_for_disk else _POLL_S):
+            self._route(reply, self._clock())
+        # Whatever came before this moment has been read, however long that took.
+        self._tick(looked)
         self._retire()
         self._start_jobs()
 
@@ -146,9 +160,11 @@ class Driver:
 
     def _read_inbox(self, block: bool) -> None:
         if block and not self._active:
-            timeout = self._fleet.patience(time.monotonic())
+            timeout = self._fleet.patience(self._clock())
+        elif block and any(job.waits_for_disk for job in self._active.values()):
+            timeout = _DISK_POLL_S
         elif block:
-            timeout = min(_POLL_S, self._fleet.patience(time.monotonic()))
+            timeout = min(_POLL_S, self._fleet.patience(self._clock()))
         else:
             timeout = 0.0
         try:
@@ -177,7 +193,7 @@ class Driver:
 
     def _start(self, job: Job) -> None:
         try:
-            job.start(self._fleet, time.monotonic())
+            job.start(self._fleet, self._clock())
         except Exception as error:
             # One job's mistake is not the end of the others.
             job.fail(error)
@@ -198,9 +214,10 @@ class Driver:
         if member is None:
             return
         if reply.lost:
-            self._lose(member, reply.error or RunnerLost("runner lost"), now, reply.autopsy)
+            why = reply.error or RunnerLost("runner lost")
+            self._lose(member, why, now, reply.autopsy, preempted=reply.preempted)
         elif reply.error is not None:
-            self._failed(member, reply, now)
+            self._raised(member, reply, reply.error, now)
         elif isinstance(reply.call.request, Start):
             self._fleet.start_answered(member, now)
             for job in list(self._active.values()):
@@ -212,31 +229,48 @@ class Driver:
         try:
             job.replied(member, reply.value, now)
         except NumericsMismatch as error:
-            self._fleet.dismiss(member, error)
-            self.forget([member])
+            self._act_on(CallFailed(error, everywhere=False), member, error, job, now)
         except EvalError as error:
             job.fail(error)
 
-    def _failed(self, member: Member, reply: Reply, now: float) -> None:
-        """A call raised: the job's fault, unless the runner could not even start."""
-        assert reply.error is not None
-        if job := self._active.get(reply.call.tag):
-            job.fail(reply.error)
-        elif isinstance(reply.call.request, Start) and self._fleet.ever_ready:
-            self._lose(member, reply.error, now)
-        elif isinstance(reply.call.request, Start | SetWeights) and (
-            syncs := [job for job in self._active.values() if isinstance(job, WeightsSync)]
-        ):
-            # The weights that a starting runner got first are those of the broadcast under way.
-            syncs[0].fail(reply.error)
-        elif isinstance(reply.call.request, Start | SetWeights):
-            self._die(reply.error)
+    def _raised(self, member: Member, reply: Reply, error: BaseException, now: float) -> None:
+        """Act on the error of a start or a call."""
+        asked = self._active.get(reply.call.tag)
+        if isinstance(reply.call.request, Apply):
+            # What a caller's function raises is for the caller.
+            if asked is not None:
+                asked.fail(error)
+            return
+        everywhere = self._fleet.raised(member)
+        if isinstance(reply.call.request, Start):
+            self._act_on(StartFailed(error, everywhere and not self._fleet.ever_ready), member, error, None, now)
+            return
+        # The weights that a starting runner gets first are those of the broadcast under way.
+        syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
+        self._act_on(CallFailed(error, everywhere), member, error, asked or next(iter(syncs), None), now)
 
-    def _lose(self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None) -> None:
-        self._fleet.lose(member, why, now, charged=self._bereave(member, autopsy))
+    def _act_on(self, failure: Failure, member: Member, error: BaseException, asked: Job | None, now: float) -> None:
+        match judge(failure):
+            case Verdict.END if asked is not None:
+                asked.fail(error)
+            case Verdict.END:
+                self._die(error)
+            case Verdict.EXCLUDE:
+                self._fleet.dismiss(member, error)
+                self.forget([member])
+            case Verdict.REPLACE | Verdict.REPLACE_FREE:
+                self._lose(member, error, now)
 
-    def _bereave(self, member: Member, autopsy: Autopsy | None) -> bool:
-        """Tell the jobs that a member is gone; return whether one of them has an episode to blame."""
+    def _lose(
+        self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None, *, preempted: bool = False
+    ) -> None:
+        # What happened on a node that was taken away is evidence against nobody.
+        charged = self._report_lost(member, None if preempted else autopsy)
+        verdict = judge(RunnerDied(charged, preempted))
+        self._fleet.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
+
+    def _report_lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """Tell the jobs that a member is gone; return whether an episode was charged with it."""
         verdicts = [job.lost(member, autopsy) for job in list(self._active.values())]
         return any(verdicts)
 

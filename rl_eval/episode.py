@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
@@ -345,8 +345,12 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Attach a fault to its episode."""
-        self.faults.setdefault(fault.index, []).append(fault)
+        """Attach a fault to its episode; one that is no longer charged replaces itself."""
+        faults = self.faults.setdefault(fault.index, [])
+        if not fault.charged and (charged := replace(fault, charged=True)) in faults:
+            faults[faults.index(charged)] = fault
+        else:
+            faults.append(fault)
 
     def mismatches(self, rows: npt.NDArray[np.void]) -> list[int]:
         """Return the indices of rows whose outcome differs from the recorded one."""

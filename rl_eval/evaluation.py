@@ -1,15 +1,21 @@
-"""One evaluation under way: reports become records, and the schedule's commands become calls."""
+"""Evaluation under way: reports become records, and the schedule's commands become calls.
+
+It waits for no disk: while a log is read or written it is in a state that a tick ends.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+from typing_extensions import assert_never
 
 from rl_eval.backends.requests import Run
 from rl_eval.blame import assign_blame
@@ -17,23 +23,26 @@ from rl_eval.determinism import Determinism
 from rl_eval.determinism_phase import DeterminismPhase
 from rl_eval.episode import EpisodeTable, Fault, Lease, Outcome, RunReport, charged_attempts, failed_row
 from rl_eval.errors import EvalError, NumericsMismatch
+from rl_eval.errors import RunnerLost as RunnerLostError
 from rl_eval.fail_fast import FailFast
 from rl_eval.fleet import Fleet, Member
 from rl_eval.handle import EvalHandle, EvalProgress
 from rl_eval.jobs import Job, WeightsSync
-from rl_eval.ledger import Ledger
+from rl_eval.ledger import FLUSH_TIMEOUT_S, Ledger
 from rl_eval.numerics_agreement import NumericsAgreement
 from rl_eval.plan import EpisodePlan
 from rl_eval.provenance import manifest_of, provenance
 from rl_eval.recorder import Autopsy
 from rl_eval.redaction import redact_text
 from rl_eval.result import EvalResult, Timing, decide_status
-from rl_eval.schedule import (
+from rl_eval.schedule import Schedule
+from rl_eval.schedule_events import (
     Abort,
     Audit,
     Cancelled,
     Charge,
     Command,
+    Exclude,
     FleetSized,
     GiveUp,
     Grant,
@@ -42,24 +51,26 @@ from rl_eval.schedule import (
     RunnerJoined,
     RunnerLost,
     RunnerReported,
-    Schedule,
 )
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import HeldWeights, WeightsSnapshot
 
 if TYPE_CHECKING:
-    from rl_eval.log import EvaluationLog
+    from rl_eval.log import EvaluationLog, LogContents, Manifest
 
 __all__ = ["Evaluation"]
 
 _CALLS_IN_FLIGHT = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the driver."""
 
-_FAREWELL_S = 5.0
+_LAST_FLUSH_S: Final = 5.0
 """For a last flush of an evaluation that has failed: its group may have to stop in ten."""
 
 _LOSSES_TOLD = 100
 """In the provenance, in words."""
+
+_PATIENCE_S: Final = 10.0
+"""How long episodes that failed wait for runners that have not come up yet, before they run where they failed."""
 
 
 @final
@@ -115,6 +126,16 @@ class Evaluation(Job):
         self._recheck = DeterminismPhase(len(plan), settings)
         self._losses_before = 0
         self._losses: list[str] = []
+        self._exclusions: list[str] = []
+        self._excluded: set[int] = set()
+        """Positions on which nothing has completed since a runner there was excluded."""
+        self._impatient = 0.0
+        """When episodes will have waited for long enough for more runners; 0 while none do."""
+        self._reading: Future[tuple[Manifest, LogContents] | None] | None = None
+        self._then: Callable[[float], None] | None = None
+        """What follows as soon as all records are committed."""
+        self._commit_ends = 0.0
+        self._finishing = False
 
     # ------------------------------------------------------------------ the job
 
@@ -133,11 +154,16 @@ class Evaluation(Job):
             self._held.snapshot = self._weights
         self.handle.weights_version = 0 if self._weights is None else self._weights.version
         self._fleet_size = self._asked = max(1, fleet.expected())
-        try:
-            self._ledger.begin(lambda: manifest_of(self._settings, self._plan, self._weights))
-        except EvalError as error:
-            self.fail(error)
-            return
+        if self._ledger.durable:
+            self._reading = _in_thread(
+                lambda: self._ledger.read(lambda: manifest_of(self._settings, self._plan, self._weights))
+            )
+        else:
+            self._open(now)
+
+    def _open(self, now: float) -> None:
+        """Begin with the episodes that no former session has finished."""
+        assert self._fleet is not None
         table, faults = self._ledger.table, self._settings.fault_tolerance
         self._earlier = int(table.filled.sum()), int(self._ledger.totals["env_steps"])
         self._recheck.begin(table.filled)
@@ -153,12 +179,25 @@ class Evaluation(Job):
         # The first event gives up what had no attempt left when the former driver ended.
         self._obey(self._schedule.handle(FleetSized(self._fleet_size)), None, now)
         self._check_complete(now)
-        for member in fleet.ready():
+        for member in self._fleet.ready():
             self.joined(member, now)
+
+    def _take_log(self, now: float) -> None:
+        """Go on with what the log holds, once it is read."""
+        if self._reading is None or not self._reading.done():
+            return
+        reading, self._reading = self._reading, None
+        try:
+            if found := reading.result():
+                self._ledger.begin(*found)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self._open(now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self.done:
+        if self._over or self._reading is not None:
             return
         assert self._fleet is not None
         self._started = self._started or now
@@ -171,7 +210,7 @@ class Evaluation(Job):
 
     def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
         """See :class:`Job`."""
-        if self.done:
+        if self._over:
             return False
         member.condemned = True  # Whatever follows must not be given to it.
         self._leases.pop(member.incarnation, None)
@@ -184,7 +223,9 @@ class Evaluation(Job):
             self._recheck.lost(member.incarnation)
             self._go_on_checking(now)
             return False
-        blame = assign_blame(autopsy, member.index).within(self._plan)
+        # What an excluded runner held is not its own any more.
+        known = self._schedule.knows(member.incarnation)
+        blame = assign_blame(autopsy if known else None, member.index).within(self._plan)
         commands = self._schedule.handle(RunnerLost(member.incarnation, blame.charged, blame.suspects))
         charges = {(command.index, command.attempt) for command in commands if isinstance(command, Charge)}
         faults = tuple(replace(fault, charged=(fault.index, fault.attempt) in charges) for fault in blame.faults)
@@ -201,8 +242,8 @@ class Evaluation(Job):
             NumericsMismatch: The runner computes floats in another way than the others.
             EvalError: The runner used other weights.
         """
-        if self.done:
-            return  # The result is out, and with it the table.
+        if self._over:
+            return  # Nothing is added to the table any more.
         report: RunReport = value
         self._check_origin(member, report)
         if self._recheck.running:
@@ -221,12 +262,13 @@ class Evaluation(Job):
         self._ledger.add(report, counted)
         if counted:
             assert self._fleet is not None
-            self._fleet.progressed()
+            self._fleet.progressed(member)
+            self._excluded.discard(member.index)
         self._note_completed(report, counted)
         self._note_failures(report.faults)
         self._obey(commands, report, now)
         self._check_complete(now)
-        if not self.done:
+        if not self._over:
             self._pump(member, now)
 
     def tick(self, now: float) -> None:
@@ -234,26 +276,43 @@ class Evaluation(Job):
         if self.done:
             return
         if self._fleet is None:
-            if reason := self._cancelled or self._cancelled_while_waiting:
-                if self._sync is not None:
-                    self._sync.forsaken = True
-                self._finish(reason, now)
+            self._tick_while_waiting(now)
+            return
+        self._take_log(now)
+        if self.done or self._reading is not None:
             return
         try:
             self._ledger.settle()
         except EvalError as error:
             self.fail(error)
             return
-        if reason := self._cancelled or self._failure:
+        reason = self._cancelled or self._failure
+        if self._finishing or (self._then is not None and not reason):
+            self._go_on_committing(now)
+        elif reason:
             self._abandon(now)
             self._finish(reason, now)
-        elif self._recheck.expired(now, len(self._fleet.ready())):
+        else:
+            self._watch(self._fleet, now)
+
+    def _tick_while_waiting(self, now: float) -> None:
+        """End if it was cancelled before its turn came."""
+        if reason := self._cancelled or self._cancelled_while_waiting:
+            if self._sync is not None:
+                self._sync.forsaken = True
+            self._finish(reason, now)
+
+    def _watch(self, fleet: Fleet, now: float) -> None:
+        """See whether runners are missing, or the check takes too long."""
+        if self._recheck.expired(now, len(fleet.ready())):
             self._abandon(now)
             self._recheck.stop("it took many times as long as the first run")
             self._finish("", now)
-        elif self._fleet.hopeless:
-            self._finish(f"no runner is left, the last was lost because: {self._fleet.last_loss}", now)
-        elif (expected := self._fleet.expected()) != self._fleet_size:
+        elif fleet.hopeless:
+            self._finish(f"no runner is left, the last was lost because: {fleet.last_loss}", now)
+        elif self._is_impatient(now):
+            self._obey(self._schedule.handle(FleetSized(self._schedule.runners)), None, now)
+        elif (expected := fleet.expected()) != self._fleet_size:
             self._fleet_size, self._asked = expected, max(self._asked, expected)
             self._obey(self._schedule.handle(FleetSized(expected)), None, now)
 
@@ -261,8 +320,11 @@ class Evaluation(Job):
         """See :class:`Job`."""
         if self.done:
             return
+        if self._reading is not None:  # Its folder must not be given up while it is read.
+            with suppress(Exception):
+                self._reading.result(_LAST_FLUSH_S)
         with suppress(EvalError):  # What is finished is kept, whatever became of the rest.
-            self._ledger.flush(_FAREWELL_S)
+            self._ledger.flush(_LAST_FLUSH_S)
         self._close()
         self.handle._set_error(error)
         if self._fleet is not None:
@@ -272,6 +334,16 @@ class Evaluation(Job):
     def done(self) -> bool:
         """See :class:`Job`."""
         return self.handle.done()
+
+    @property
+    def _over(self) -> bool:
+        """Whether no record is added any more."""
+        return self.done or self._finishing
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """See :class:`Job`."""
+        return self._reading is not None or self._then is not None
 
     def successors(self) -> list[Job]:
         """See :class:`Job`."""
@@ -301,6 +373,12 @@ class Evaluation(Job):
                     version = 0 if self._weights is None else self._weights.version
                     self._ledger.add_row(failed_row(index, seed, attempts, version))
                     self._fleet.progressed()
+                case Exclude(runner, failures, uncharged):
+                    self._exclude(runner, failures, uncharged)
+                case Charge() | Record():
+                    pass  # Acted on where the event came from.
+                case _:
+                    assert_never(command)
         for runner in touched:
             if member := self._fleet.members.get(runner):
                 self._pump(member, now)
@@ -317,6 +395,31 @@ class Evaluation(Job):
             reclaim = tuple(self._reclaims.pop(member.incarnation, ()))
             self._fleet.call(member, Run(leases, self._fleet.slice_s, reclaim), tag=self.tag, now=now)
 
+    def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
+        """End a runner on which everything fails; another process may take its place, within its restart budget."""
+        assert self._fleet is not None
+        member = self._fleet.members[runner]
+        last = self._ledger.fault_of(member.index, uncharged[-1]) if uncharged else None
+        self._ledger.uncharge(member.index, uncharged)
+        why = f"all of the last {failures} attempts failed on it, while others completed episodes"
+        if last is not None:
+            why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
+        text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
+        self._exclusions.append(text)
+        self._excluded.add(member.index)
+        self._ledger.note(text)
+        self._leases.pop(runner, None)
+        self._reclaims.pop(runner, None)
+        self._fleet.condemn(member, RunnerLostError(text), broken=True)
+
+    def _is_impatient(self, now: float) -> bool:
+        """Whether episodes have waited for long enough for runners that have not come up."""
+        if not self._schedule.awaits_runners:
+            self._impatient = 0.0
+            return False
+        self._impatient = self._impatient or now + _PATIENCE_S
+        return now > self._impatient
+
     def _abandon(self, now: float) -> None:
         """Have everything dropped: episodes that live on would report into the next evaluation."""
         assert self._fleet is not None
@@ -331,17 +434,34 @@ class Evaluation(Job):
 
     def _check_complete(self, now: float) -> None:
         """When every episode has its record, end, or run a few of them again."""
-        if not self._schedule.complete or self._recheck.running:
-            return
-        try:
-            self._ledger.flush()
-        except EvalError as error:
-            self.fail(error)
-            return
+        if self._schedule.complete and not (self._over or self._recheck.running or self._then):
+            self._when_committed(self._start_check, now)
+
+    def _start_check(self, now: float) -> None:
         assert self._fleet is not None
         seconds = now - self._started if self._started else 0.0
         self._recheck.start(self._ledger.table, seconds, max(1, len(self._fleet.ready())), now)
         self._go_on_checking(now)
+
+    def _when_committed(self, then: Callable[[float], None], now: float) -> None:
+        """Go on as soon as all records are committed."""
+        self._ledger.hurry()
+        self._then, self._commit_ends = then, now + FLUSH_TIMEOUT_S
+        self._go_on_committing(now)
+
+    def _go_on_committing(self, now: float) -> None:
+        if self._then is None:
+            return
+        try:
+            settled = self._ledger.is_settled()
+            if not settled and now > self._commit_ends:
+                self._ledger.flush(0.0)  # Raises, and says why.
+        except EvalError as error:
+            self.fail(error)
+            return
+        if settled:
+            then, self._then = self._then, None
+            then(now)
 
     def _go_on_checking(self, now: float) -> None:
         """Go on with the determinism check, or end."""
@@ -397,15 +517,19 @@ class Evaluation(Job):
             self._cancelled = reason
 
     def _finish(self, reason: str, now: float) -> None:
-        if self.done:
+        if self._over:
             return
-        self._ended = now
+        self._ended, self._finishing = now, True
+        self._recheck.stop(reason)
+        determinism = self._recheck.finding
+        for position in self._excluded:  # What took its place has failed too, if not yet often enough.
+            self._ledger.uncharge_all(position)
+        if not reason:
+            self._ledger.add_determinism(determinism)
+        self._when_committed(lambda _: self._conclude(reason, determinism), now)
+
+    def _conclude(self, reason: str, determinism: Determinism) -> None:
         try:
-            self._recheck.stop(reason)
-            determinism = self._recheck.finding
-            if not reason:
-                self._ledger.add_determinism(determinism)
-            self._ledger.flush()
             result = self._result(reason, determinism)
         except Exception as error:
             self._close()
@@ -443,6 +567,7 @@ class Evaluation(Job):
                 "runners_lost": lost,
                 "losses": [redact_text(loss) for loss in self._losses],
                 "runners_refused": [redact_text(refusal) for refusal in self._agreement.refused],
+                "runners_excluded": [redact_text(text) for text in self._exclusions],
                 "notes": [*ledger.notes, *notes],
             },
             return_bounds=self._settings.evaluation.return_bounds,
@@ -477,3 +602,17 @@ class Evaluation(Job):
             num_earlier=self._earlier[0],
             phase=self.phase,
         )
+
+
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread of its own."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="rl_eval read log", daemon=True).start()
+    return future

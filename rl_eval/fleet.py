@@ -1,9 +1,10 @@
-"""Which runners exist, which are fit to work, and when a lost one is replaced.
+"""Pool of runners: which exist, which are fit to work, and when a lost one is replaced.
 
 A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is
-replaced after a back-off that doubles with each consecutive loss; a finished episode sets it back. After
-``max_runner_restarts`` losses in a row the position stays empty. A loss that an episode was charged with is not one of
-them: the episode's attempts bound it.
+replaced after a back-off that doubles with each consecutive loss; a finished episode, anybody's, sets it back. After
+``max_runner_restarts`` losses in a row the position stays empty. A loss that an episode was charged with, or that a
+pre-empted node caused, is not one of them. Where incarnations of a position cannot start, raise, or fail all their
+episodes, only an episode that is finished there sets its count back: other positions say nothing about its machine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
 from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.failures import silence_limit
 from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
@@ -23,9 +25,6 @@ __all__ = ["Fleet", "Member", "PublishedWeights"]
 
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
-_SLACK_S: Final = 1.0
-_FIRST_CALL_GRACE_S: Final = 30.0
-"""The first call also probes the policy and builds environments."""
 
 
 class PublishedWeights(NamedTuple):
@@ -46,6 +45,8 @@ class Member:
     ready: bool = False
     condemned: bool = False
     """Whether it was given up, and is only waited for to be found dead."""
+    broken: bool = False
+    """Whether it could not start, a call raised, or all its episodes failed while others' did not."""
     heard: float = 0.0
     """When it last answered, or was called while idle."""
     pending: deque[RunnerRequest] = field(default_factory=deque)
@@ -80,6 +81,10 @@ class Fleet:
         self._next_index = 0
         self._consecutive: Counter[int] = Counter()
         """Losses of each position since an episode finished."""
+        self._broken: Counter[int] = Counter()
+        """Incarnations of each position that were broken, since an episode finished there."""
+        self._failing: set[int] = set()
+        """Positions whose latest start or call raised."""
         self._due: list[tuple[float, int]] = []
         self._founded: float | None = None
 
@@ -162,6 +167,8 @@ class Fleet:
             member.calls[reply.call.tag] -= 1
             member.calls += Counter()
             member.probed = isinstance(member.pending.popleft(), Run) or member.probed
+            if reply.error is None:
+                self._failing.discard(member.index)
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
@@ -172,27 +179,42 @@ class Fleet:
 
     # ------------------------------------------------------------------ losses
 
-    def condemn(self, member: Member, why: RunnerLost) -> None:
-        """Have a member ended that has gone wrong; its loss is reported when it is known what it was doing."""
+    def raised(self, member: Member) -> bool:
+        """Note that a start or a call raised; return whether that is so on every position that is left."""
+        member.broken = True
+        self._failing.add(member.index)
+        positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
+        return positions <= self._failing
+
+    def condemn(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
+        """Have a member ended that has gone wrong; its loss is reported when it is known what it was doing.
+
+        Args:
+            member: Which.
+            why: What is known.
+            broken: Whether all its episodes failed while others' did not.
+        """
         member.condemned = True
+        member.broken = member.broken or broken
         self._backend.condemn(member.incarnation, why)
 
-    def lose(self, member: Member, why: BaseException, now: float, *, charged: bool = False) -> None:
+    def lose(self, member: Member, why: BaseException, now: float, *, free: bool = False) -> None:
         """Give a member up, and replace it later if the budget allows.
 
         Args:
             member: Which.
             why: What is known.
             now: The time.
-            charged: Whether an episode was charged with the loss, and not the runner.
+            free: Whether the loss is not counted: an episode was charged with it, or the node was pre-empted.
         """
         self._remove(member)
         self.losses += 1
         self.last_loss = why
-        losses = self._consecutive[member.index]
-        if charged or losses < self._settings.fault_tolerance.max_runner_restarts:
-            delay = _FIRST_BACKOFF_S if charged else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
-            self._consecutive[member.index] += not charged
+        counts = self._broken if member.broken else self._consecutive
+        losses = counts[member.index]
+        if free or losses < self._settings.fault_tolerance.max_runner_restarts:
+            delay = _FIRST_BACKOFF_S if free else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
+            counts[member.index] += not free
             self._due.append((now + delay, member.index))
 
     def dismiss(self, member: Member, why: BaseException) -> None:
@@ -200,9 +222,15 @@ class Fleet:
         self._remove(member)
         self.last_loss = why
 
-    def progressed(self) -> None:
-        """An episode finished: losses before it count no longer."""
+    def progressed(self, member: Member | None = None) -> None:
+        """Set the counts of losses back: an episode finished.
+
+        Args:
+            member: Where it finished; None if it was given up.
+        """
         self._consecutive.clear()
+        if member is not None:
+            self._broken.pop(member.index, None)
 
     def tick(self, now: float) -> None:
         """Start the replacements that are due, and condemn the members that must be given up.
@@ -244,7 +272,7 @@ class Fleet:
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard
-        if silence > limit_s + self.slice_s + _SLACK_S + (0.0 if member.probed else _FIRST_CALL_GRACE_S):
+        if silence > silence_limit(limit_s, self.slice_s, probed=member.probed):
             return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
         return None
 

@@ -71,6 +71,11 @@ class Job(abc.ABC):
     def done(self) -> bool:
         """Whether it needs nothing more."""
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether it goes on as soon as something is written or read."""
+        return False
+
     def successors(self) -> list[Job]:
         """Return the jobs that run as soon as this one is done, before any other; asked once."""
         return []

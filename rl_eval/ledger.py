@@ -9,24 +9,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.determinism import Determinism
-from rl_eval.episode import ROW, EpisodeTable, Fault, RunReport, without_place
+from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport, without_place
 from rl_eval.log import Batch, version_notes
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
 
-__all__ = ["Ledger"]
+__all__ = ["FLUSH_TIMEOUT_S", "Ledger"]
 
-_FLUSH_TIMEOUT_S: Final = 120.0
+FLUSH_TIMEOUT_S: Final = 120.0
 _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")
 
 
@@ -53,6 +53,8 @@ class Ledger:
         self._log = log
         self._late: list[npt.NDArray[np.void]] = []
         self._mismatches: set[int] = set()
+        self._charged: dict[tuple[int, int, int], Fault] = {}
+        """Failed attempts that runners reported, by index, attempt and position."""
         self._unwritten: dict[str, float] = defaultdict(float)
         self._unwritten_notes: list[str] = []
         self._clock: float | None = None
@@ -65,8 +67,8 @@ class Ledger:
 
     # ------------------------------------------------------------------ what happens
 
-    def begin(self, manifest: Callable[[], Manifest]) -> None:
-        """Take what the log holds already.
+    def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
+        """Read what the log holds already; may be called from any thread, and changes nothing here.
 
         Args:
             manifest: Describes this evaluation; called if there is a log.
@@ -76,9 +78,12 @@ class Ledger:
             LogError: It is damaged beyond repair.
         """
         if self._log is None:
-            return
+            return None
         ours = manifest()
-        found = self._log.begin(ours)
+        return ours, self._log.begin(ours)
+
+    def begin(self, ours: Manifest, found: LogContents) -> None:
+        """Take what :meth:`read` has found."""
         self._commit(found)
         self.code = {"code": found.manifest.code, "code_changes": [asdict(change) for change in found.amendments]}
         self.numerics = dict(found.numerics)
@@ -106,7 +111,17 @@ class Ledger:
             self.note(note)
         for name in _TIMES:
             self._unwritten[name] += getattr(report, name)
+        self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in report.faults if fault.charged}
         self._enter(report.rows[chosen], report.infos[chosen], report.faults)
+
+    def fault_of(self, runner: int, attempt: tuple[int, int]) -> Fault | None:
+        """Return the charged fault of an attempt, (index, attempt), that failed on a runner, given by its position."""
+        return self._charged.get((*attempt, runner))
+
+    def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]]) -> None:
+        """Charge nobody with attempts that failed on a runner, given by its position and (index, attempt)."""
+        found = [self._charged.pop((*attempt, runner), None) for attempt in attempts]
+        self.add_faults(tuple(replace(fault, charged=False) for fault in found if fault is not None))
 
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
         """Take faults that no runner was left to report."""
@@ -141,7 +156,23 @@ class Ledger:
             for batch in self._log.poll():
                 self._commit(batch)
 
-    def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
+    def hurry(self) -> None:
+        """Have everything committed soon, by another thread; :meth:`is_settled` tells when that is done."""
+        if self._log is not None:
+            self._log.hurry()
+
+    def is_settled(self) -> bool:
+        """Take note of what has been committed, and return whether that is everything.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written.
+        """
+        settled = self._log is None or self._log.settled
+        self.settle()
+        return settled
+
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Commit everything; may be called from any thread.
 
         Raises:
@@ -168,6 +199,12 @@ class Ledger:
         for rows in self._late:
             found.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
         return tuple(sorted(found))
+
+    def uncharge_all(self, runner: int) -> None:
+        """Charge nobody with what failed on a runner, given by its position, but for episodes that were given up."""
+        failed = self.table.rows["outcome"] == Outcome.FAILED
+        found = [(index, attempt) for index, attempt, where in self._charged if where == runner and not failed[index]]
+        self.uncharge(runner, found)
 
     # ------------------------------------------------------------------ inside
 

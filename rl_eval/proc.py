@@ -34,7 +34,8 @@ def process_status(pid: int) -> ProcessStatus | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return ProcessStatus(fields[0], int(fields[19]))
+    # What is read of a process that ends at this moment may be empty.
+    return ProcessStatus(fields[0], int(fields[19])) if len(fields) > 19 else None
 
 
 def process_born(pid: int) -> int | None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 
 from rl_eval.backends import pickled
 from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns
+from rl_eval.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns, failed_row
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.loading import load
 from rl_eval.plain import leaves, plain
@@ -126,11 +127,14 @@ def rebuilt_runner(
 
 
 def run_lease(runner: Runner, lease: Lease) -> RunReport:
-    """Run one episode with an idle runner; return its last report, with the faults of all."""
-    reports = [runner.run([lease], _BUDGET_S)]
-    while not len(reports[-1].rows):
-        reports.append(runner.run((), _BUDGET_S))
-    return replace(reports[-1], faults=tuple(fault for report in reports for fault in report.faults))
+    """Run one attempt of an episode with an idle runner; return its last report, with a row also if it failed."""
+    report = runner.run([lease], _BUDGET_S)
+    while not (len(report.rows) or report.faults):
+        report = runner.run((), _BUDGET_S)
+    if len(report.rows):
+        return report
+    row = failed_row(lease.index, lease.seed, lease.attempt, report.weights_version)
+    return replace(report, rows=row, infos=np.full((1, report.infos.shape[1]), np.nan))
 
 
 def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:

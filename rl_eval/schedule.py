@@ -1,192 +1,62 @@
-"""Which episode runs where, decided without running anything.
+"""Assignment of episodes to runners, decided without running anything.
 
 Two rules make the result independent of the layout:
 
-1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every
-   granted episode is finished, by its holder or, when the holder is lost, by another runner. Nothing
-   is ever chosen by finishing first.
-2. **The record is exactly once.** Execution is at least once, since runners die. A record counts
-   only if its runner still holds the lease; any other is audited: compared with the record that
-   counts, never averaged in.
+1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every granted episode
+   is finished: by its holder or, when the holder is lost or fails, by another runner. Nothing is ever chosen by
+   finishing first.
+2. **The record is exactly once.** Execution is at least once, since runners die. A record counts only if its runner
+   still holds the lease; any other is audited: compared with the record that counts, never averaged in.
 
-The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It
-knows neither Ray nor time, threads or randomness, so a test can drive it through thousands of
-histories in a second, and a run can be replayed from its events.
+The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It knows neither Ray nor
+time, threads or randomness, so a test can drive it through thousands of histories in a second, and a run can be
+replayed from its events.
 
-Balance is by pull. Each runner holds about one lease per lane beyond its lanes, more when its
-episodes are so short that a report empties the queue. When fresh episodes run out, leases that a
-busy runner has not started are *reclaimed* for runners with nothing to do; live episodes are never
-taken from a live runner.
+Balance is by pull. Each runner holds about one lease per lane beyond its lanes, more when its episodes are so short
+that a report empties the queue. When fresh episodes run out, leases that a busy runner has not started are *reclaimed*
+for runners with nothing to do; live episodes are never taken from a live runner.
 
-A lost runner is charged to an episode on evidence only. One that is proven guilty, or suspected, runs
-in *quarantine* from then on: when all other episodes are done, alone in the whole fleet, so that it
-can take nobody's work with it, and so that a second death convicts it.
+A failed attempt is charged to its episode, which runs again on another runner. A runner on which attempt after attempt
+fails gets nothing more while another one is still at its first; once another completes episodes, it is *excluded*, and
+what failed on it alone is not charged. When the attempts of an episode are used up it is given up: no runner decides
+that, and nothing else makes failed records.
+
+A lost runner is charged to an episode on evidence only. Episodes that ended it, or may have, are *isolated* from then
+on (see :mod:`rl_eval.isolation`): when a runner would have nothing to do they run on it apart from all others, on all
+such runners at once, so that they can take nobody's work with them, and so that a death alone is proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heappop, heappush
 
 from typing_extensions import assert_never
 
 from rl_eval.episode import Lease
+from rl_eval.isolation import Isolation
 from rl_eval.plan import EpisodePlan
+from rl_eval.schedule_events import (
+    Abort,
+    Audit,
+    Cancelled,
+    Charge,
+    Command,
+    Event,
+    Exclude,
+    FleetSized,
+    GiveUp,
+    Grant,
+    Reclaim,
+    Record,
+    RunnerJoined,
+    RunnerLost,
+    RunnerReported,
+)
+from rl_eval.schedule_runners import RunnerState, RunnerStates
 
-__all__ = [
-    "Abort",
-    "Audit",
-    "Cancelled",
-    "Charge",
-    "Command",
-    "Event",
-    "FleetSized",
-    "GiveUp",
-    "Grant",
-    "Reclaim",
-    "Record",
-    "RunnerJoined",
-    "RunnerLost",
-    "RunnerReported",
-    "Schedule",
-]
-
-
-# ------------------------------------------------------------------------------ what can happen
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerJoined:
-    """A runner is ready. An incarnation joins once; its replacement has another number."""
-
-    runner: int
-    lanes: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerLost:
-    """A runner is gone. What it held is granted again; pairs whose index it did not hold mean nothing."""
-
-    runner: int
-    charged: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of what is proven to have ended it: a passed deadline, a fatal signal."""
-    suspects: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of what may have ended it: it was in reset or step when the process vanished."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerReported:
-    """A runner told what happened since its last report."""
-
-    runner: int
-    finished: Sequence[int] = ()
-    """Indices of its finished episodes, in the order of the report's rows."""
-    failed_attempts: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of every attempt that ended in a fault."""
-    returned: Sequence[int] = ()
-    """Reclaimed or aborted indices, which it no longer works on."""
-    live: Sequence[int] = ()
-    """Indices that it has started; these it will not return."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSized:
-    """This many runners are expected in all, counting those that have not joined yet."""
-
-    runners: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """Nobody wants the rest."""
-
-
-Event = RunnerJoined | RunnerLost | RunnerReported | FleetSized | Cancelled
-
-
-# ------------------------------------------------------------------------------ what may be done
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Give these leases to the runner."""
-
-    runner: int
-    leases: tuple[Lease, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reclaim:
-    """Ask the runner for these leases back, as far as it has not started them."""
-
-    runner: int
-    indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Tell the runner to drop everything."""
-
-    runner: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Count the report's rows at these positions."""
-
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """Compare the report's rows at these positions with the records that count."""
-
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """Count the attempt that a lost runner was in against the episode."""
-
-    index: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Record the episode as failed: its attempts are used up, and no runner is left to say so."""
-
-    index: int
-    seed: int
-    attempts: int
-
-
-Command = Grant | Reclaim | Abort | Record | Audit | Charge | GiveUp
-
-
-# ------------------------------------------------------------------------------ the state machine
-
-
-@dataclass(slots=True)
-class _Runner:
-    lanes: int
-    held: dict[int, None] = field(default_factory=dict)
-    """Indices it holds, in the order of their grants."""
-    reclaiming: set[int] = field(default_factory=set)
-    """Held indices that it was asked to return."""
-    pace: int = 0
-    """Episodes that its latest report finished."""
-
-    @property
-    def depth(self) -> int:
-        """Leases it should hold. Two calls are in flight, so a fast runner needs two reports' worth ahead."""
-        return self.lanes + max(self.lanes, 2 * self.pace)
-
-    @property
-    def queued(self) -> int:
-        """Held leases that can not all have started and were not asked back."""
-        return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
+__all__ = ["Schedule"]
 
 
 class Schedule:
@@ -221,16 +91,21 @@ class Schedule:
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
         self._requeued: list[int] = []
-        self._quarantine: list[int] = []
-        self._alone = -1
-        """The episode that left the quarantine last; while it is held, nothing else is."""
+        self._retries: list[int] = []
+        """Indices that wait for a runner on which they have not failed, in order."""
+        self._isolation = Isolation()
+        self._num_isolated = 0
+        """Isolated episodes that are held."""
         self._holder: dict[int, int] = {}
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
+        self._uncharged: dict[int, int] = {}
+        """How many of these attempts do not count, by index."""
+        self._failed_on: dict[int, list[int]] = {}
+        """Runners on which an unfinished episode has failed."""
+        self._given_up: set[int] = set()
         self._spent = sorted(index for index, count in self._attempts.items() if count >= max_attempts)
-        self._runners: dict[int, _Runner] = {}
-        self._dry: set[int] = set()
-        self._backlogged: set[int] = set()
+        self._runners = RunnerStates()
         self._cancelled = False
         self._skip_done()
 
@@ -249,6 +124,20 @@ class Schedule:
         """Episodes that have no record and were not given up."""
         return self._unfinished
 
+    @property
+    def runners(self) -> int:
+        """Runners that have joined and are neither lost nor excluded."""
+        return len(self._runners)
+
+    @property
+    def awaits_runners(self) -> bool:
+        """Whether something waits for runners that have not joined; :class:`FleetSized` ends the wait."""
+        return self._awaited and bool(self._retries or self._runners.failing)
+
+    def knows(self, runner: int) -> bool:
+        """Whether the runner has joined and is neither lost nor excluded."""
+        return runner in self._runners
+
     def holds(self, runner: int) -> bool:
         """Whether the runner holds any lease."""
         return runner in self._runners and bool(self._runners[runner].held)
@@ -265,7 +154,7 @@ class Schedule:
                 commands += self._reported(event)
             case FleetSized(runners):
                 self._expected = max(1, runners)
-                commands += self._feed(self._hungry())
+                commands += self._feed(self._runners.hungry())
             case Cancelled():
                 commands += self._cancel()
             case _:
@@ -277,34 +166,33 @@ class Schedule:
     def _joined(self, runner: int, lanes: int) -> list[Command]:
         if runner in self._runners:
             raise ValueError(f"runner {runner} joined twice")
-        self._runners[runner] = _Runner(lanes)
-        self._note(runner)
+        self._runners[runner] = RunnerState(lanes)
+        self._runners.note(runner)
         return self._feed([runner])
 
     def _lost(self, loss: RunnerLost) -> list[Command]:
-        lost = self._runners.pop(loss.runner, None)
+        lost = self._runners.get(loss.runner)
         if lost is None:
             return []
-        # A suspect that was alone has no one to share the suspicion with.
-        charged = dict(loss.charged) | {index: attempt for index, attempt in loss.suspects if index == self._alone}
-        dangerous = charged.keys() | dict(loss.suspects).keys()
+        held = list(lost.held)
+        charged, suspected = dict(loss.charged), dict(loss.suspects)
+        if lost.isolating and len(held) == 1:
+            charged = suspected | charged  # Nothing else was running there.
+        self._isolation.suspect(index for index in held if index in suspected and index not in charged)
+        for index in held:
+            if index in charged:
+                self._isolation.suspect([index])
         commands: list[Command] = []
-        for index in lost.held:
+        for index in self._remove(loss.runner):
             if charged.get(index, 0) > self._attempts.get(index, 0):
                 self._attempts[index] = charged[index]
                 commands.append(Charge(index, charged[index]))
-            del self._holder[index]
-            if self._attempts.get(index, 0) >= self._max_attempts:
-                commands.append(self._give_up(index))
-            else:
-                self._requeue(index, dangerous=index in dangerous)
-        self._note(loss.runner)
-        return commands + self._feed(self._hungry())
+            commands += self._put_back(index)
+        return commands + self._feed(self._runners.hungry())
 
     def _reported(self, report: RunnerReported) -> list[Command]:
         runner = report.runner
         state = self._runners.get(runner)
-        self._charge(runner, report.failed_attempts)
         recorded, audited = [], []
         for position, index in enumerate(report.finished):
             if state is not None and self._holder.get(index) == runner:
@@ -319,16 +207,28 @@ class Schedule:
             commands.append(Audit(tuple(audited)))
         if state is None:
             return commands
+        first = state.untried
         state.pace = len(recorded)
         state.reclaiming.difference_update(report.live)
-        for index in report.returned:
-            if self._holder.get(index) == runner:
-                del state.held[index]
-                state.reclaiming.discard(index)
-                del self._holder[index]
-                self._requeue(index)
-        self._note(runner)
-        return commands + self._feed(self._hungry() if report.returned else [runner])
+        failed = self._failed_attempts(runner, report)
+        self._runners.ended(runner, len(recorded), failed)
+        for index, attempt in failed:
+            self._attempts[index] = attempt
+            self._failed_on.setdefault(index, []).append(runner)
+            self._drop(state, index)
+            commands += self._put_back(index)
+        returned = [index for index in report.returned if self._holder.get(index) == runner]
+        for index in returned:
+            self._drop(state, index)
+            commands += self._put_back(index)
+        self._runners.note(runner)
+        broken = self._runners.broken() if self._runners.failing else []
+        for one in broken:
+            commands += self._exclude(one)
+        # Others may run what has come back, and what waited for the first attempt of this runner.
+        shared = returned or failed or broken or (self._runners.failing and first)
+        others = self._runners.hungry() if shared else []
+        return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
 
     def _cancel(self) -> list[Command]:
         self._cancelled = True
@@ -336,23 +236,60 @@ class Schedule:
 
     # ---------------------------------------------------------------- episodes
 
-    def _charge(self, runner: int, failed_attempts: Iterable[tuple[int, int]]) -> None:
-        for index, attempt in failed_attempts:
-            if self._holder.get(index) == runner:
-                self._attempts[index] = max(attempt, self._attempts.get(index, 0))
+    def _failed_attempts(self, runner: int, report: RunnerReported) -> list[tuple[int, int]]:
+        """Return what failed of the leases that a runner holds, each once."""
+        return [
+            (index, attempt)
+            for index, attempt in dict(report.failed_attempts).items()
+            if self._holder.get(index) == runner and attempt > self._attempts.get(index, 0)
+        ]
 
-    def _finish(self, state: _Runner, index: int) -> None:
+    def _finish(self, state: RunnerState, index: int) -> None:
+        self._drop(state, index)
+        self._settle(index)
+
+    def _drop(self, state: RunnerState, index: int) -> None:
+        """Take a lease from its runner."""
         del self._holder[index]
         del state.held[index]
         state.reclaiming.discard(index)
+        self._num_isolated -= state.isolating
+        state.isolating = state.isolating and bool(state.held)
+
+    def _remove(self, runner: int) -> list[int]:
+        """Let a runner go; return what it held."""
+        state = self._runners.pop(runner)
+        held = list(state.held)
+        for index in held:
+            self._drop(state, index)
+        self._runners.note(runner)
+        return held
+
+    def _put_back(self, index: int) -> list[Command]:
+        """Put an episode that nobody holds any more into its queue, or give it up."""
+        if self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts:
+            return [self._give_up(index)]
+        if index in self._isolation:
+            self._isolation.add(index)
+        elif index in self._failed_on:
+            insort(self._retries, index)
+        else:
+            heappush(self._requeued, index)
+        return []
+
+    def _settle(self, index: int) -> None:
         self._attempts.pop(index, None)
+        self._uncharged.pop(index, None)
+        self._failed_on.pop(index, None)
+        self._isolation.discard(index)
         self._done[index] = 1
         self._unfinished -= 1
 
     def _give_up(self, index: int) -> GiveUp:
-        self._done[index] = 1
-        self._unfinished -= 1
-        return GiveUp(index, int(self._plan.seeds[index]), self._attempts.pop(index))
+        attempts = self._attempts[index]
+        self._settle(index)
+        self._given_up.add(index)
+        return GiveUp(index, int(self._plan.seeds[index]), attempts)
 
     def _give_up_spent(self) -> list[Command]:
         """Give up what had no attempt left when the run was resumed."""
@@ -361,90 +298,119 @@ class Schedule:
         self._skip_done()
         return commands
 
-    def _requeue(self, index: int, *, dangerous: bool = False) -> None:
-        """Put an episode that nobody holds any more into its queue; there is no way out of the quarantine."""
-        heappush(self._quarantine if dangerous or index == self._alone else self._requeued, index)
-
     def _skip_done(self) -> None:
         following = self._done.find(0, self._next)
         self._next = len(self._done) if following < 0 else following
 
-    @property
-    def _admitted(self) -> int:
-        """Unfinished episodes, held or not, that are not kept in quarantine."""
-        return self._unfinished - len(self._quarantine)
+    # ---------------------------------------------------------------- runners that fail
 
-    def _take(self) -> int:
-        """Remove and return the lowest index that nobody holds and that is not in quarantine."""
-        if self._requeued:
-            return heappop(self._requeued)
-        index = self._next
-        self._next += 1
-        self._skip_done()
-        return index
+    @property
+    def _awaited(self) -> bool:
+        """Whether more runners are expected than have joined."""
+        return self._expected > len(self._runners)
+
+    def _exclude(self, runner: int) -> list[Command]:
+        failed = self._runners[runner].failed
+        uncharged = tuple((index, attempt) for index, attempt in failed if index not in self._given_up)
+        for index, _ in uncharged:
+            if not self._done[index]:
+                self._uncharged[index] = self._uncharged.get(index, 0) + 1
+        commands: list[Command] = [Exclude(runner, len(failed), uncharged)]
+        for index in self._remove(runner):
+            commands += self._put_back(index)
+        return commands
+
+    def _suspended(self, runner: int) -> bool:
+        """Whether a runner waits for the first attempt of another one: is the machine broken, or are the episodes?"""
+        return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
+
+    def _allowed(self, runner: int, index: int) -> bool:
+        """Whether a runner may retry an episode: one on which it has failed only if there is no other."""
+        failed_on = self._failed_on[index]
+        return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
 
     # ---------------------------------------------------------------- balance
 
-    def _hungry(self) -> list[int]:
-        """Runners with a free lane, the emptiest first."""
-        free = [runner for runner, state in self._runners.items() if len(state.held) < state.lanes]
-        return sorted(free, key=lambda runner: len(self._runners[runner].held))
+    @property
+    def _waiting(self) -> int:
+        """Episodes that nobody holds and that are not isolated."""
+        return self._unfinished - len(self._isolation) - len(self._holder)
 
     def _feed(self, runners: Iterable[int]) -> list[Command]:
         if self._cancelled:
             return []
-        grants = [self._grant(runner, count) for runner in runners if (count := self._room(runner))]
-        if self._quarantine and self._runners and not self._holder:
-            grants.append(self._grant_alone())
-        return [*grants, *self._rebalance()]
+        grants = [grant for runner in runners if (grant := self._grant(runner))]
+        return [*grants, *self._rebalance(), *self._isolate()]
 
-    def _room(self, runner: int) -> int:
-        """How many leases to grant now: up to its depth, but no more than its share of what is left."""
+    def _grant(self, runner: int) -> Grant | None:
+        """Give a runner leases up to its depth, but no more than its share of what is left."""
         state = self._runners[runner]
-        fleet = max(self._expected, len(self._runners))
-        admitted = self._admitted
-        share = -(-admitted // fleet)
-        return max(0, min(admitted - len(self._holder), min(state.depth, share) - len(state.held)))
+        if state.isolating or self._suspended(runner):
+            return None
+        common = self._unfinished - len(self._isolation) - self._num_isolated
+        share = -(-common // max(self._expected, len(self._runners)))
+        limit = min(state.depth, share) - len(state.held)
+        taken: list[int] = []
+        while (index := self._take(runner, any_episode=len(taken) < limit, free=len(taken) < state.free)) is not None:
+            taken.append(index)
+        return self._lease(runner, taken) if taken else None
 
-    def _grant_alone(self) -> Grant:
-        """Let one episode out of the quarantine: nothing is held, so nothing else is left to grant."""
-        self._alone = heappop(self._quarantine)
-        self._requeued.append(self._alone)
-        # The lowest incarnation: losses go round the fleet, and with them the restarts.
-        return self._grant(min(self._runners), 1)
+    def _take(self, runner: int, *, any_episode: bool, free: bool) -> int | None:
+        """Remove and return the lowest index that a runner may take; a free lane takes a retry beyond the share."""
+        if not (any_episode or free) or not self._waiting:
+            return None
+        retry = next((index for index in self._retries if self._allowed(runner, index)), None)
+        if any_episode and self._requeued and (retry is None or self._requeued[0] < retry):
+            return heappop(self._requeued)
+        if retry is not None:
+            self._retries.remove(retry)
+            return retry
+        index = self._next
+        if not any_episode or index >= len(self._done):
+            return None
+        self._next += 1
+        self._skip_done()
+        return index
 
-    def _grant(self, runner: int, count: int) -> Grant:
+    def _lease(self, runner: int, indices: list[int]) -> Grant:
         state, leases = self._runners[runner], []
-        for _ in range(count):
-            index = self._take()
+        for index in indices:
             self._holder[index] = runner
             state.held[index] = None
             seed = int(self._plan.seeds[index])
             leases.append(Lease(index, seed, self._attempts.get(index, 0) + 1, runner))
-        self._note(runner)
+        self._runners.note(runner)
         return Grant(runner, tuple(leases))
-
-    def _note(self, runner: int) -> None:
-        """Keep the sets of runners with nothing to do and with leases to spare, after a runner changed."""
-        state = self._runners.get(runner)
-        (self._dry.add if state and not state.held else self._dry.discard)(runner)
-        (self._backlogged.add if state and state.queued else self._backlogged.discard)(runner)
 
     def _rebalance(self) -> list[Command]:
         """Reclaim queued leases, from one runner for each that has run dry."""
         commands: list[Command] = []
-        if not (self._dry and self._backlogged):
+        if not (self._runners.dry and self._runners.backlogged):
             return commands
-        asked = sum(bool(state.reclaiming) for state in self._runners.values())
-        while self._backlogged and asked < len(self._dry):
-            victim = max(self._backlogged, key=lambda runner: (self._runners[runner].queued, runner))
+        asked = self._runners.asked
+        while self._runners.backlogged and asked < len(self._runners.dry):
+            victim = max(self._runners.backlogged, key=lambda runner: (self._runners[runner].queued, runner))
             state = self._runners[victim]
             count = -(-state.queued // 2)
             wanted = [index for index in reversed(state.held) if index not in state.reclaiming][:count]
             state.reclaiming.update(wanted)
-            self._note(victim)
+            self._runners.note(victim)
             commands.append(Reclaim(victim, tuple(wanted)))
             asked += 1
+        return commands
+
+    def _isolate(self) -> list[Command]:
+        """Have isolated episodes run on runners that would have nothing to do."""
+        commands: list[Command] = []
+        if not self._isolation or not self._runners.dry:
+            return commands
+        idle = [runner for runner in sorted(self._runners.dry) if not self._suspended(runner)]
+        idle = idle[: max(0, len(self._runners.dry) - self._runners.asked)]
+        while idle and self._isolation:
+            indices = self._isolation.take(self._runners[idle[0]].lanes, len(idle))
+            self._runners[idle[0]].isolating = True
+            self._num_isolated += len(indices)
+            commands.append(self._lease(idle.pop(0), indices))
         return commands
 
     # ---------------------------------------------------------------- invariants
@@ -458,26 +424,17 @@ class Schedule:
         held = [index for state in self._runners.values() for index in state.held]
         assert len(held) == len(set(held)) == len(self._holder), "an episode is held twice"
         assert all(self._holder[i] == r for r, s in self._runners.items() for i in s.held), "holder and held disagree"
-        assert all(state.reclaiming <= state.held.keys() for state in self._runners.values()), (
-            "reclaims what is not held"
-        )
-        assert not any(self._done[index] for index in held), "a finished episode is held"
-        queued = [*self._requeued, *self._quarantine]
-        assert not any(self._done[index] for index in queued), "a finished episode is queued"
-        assert len(set(queued)) == len(queued), "an episode is queued twice"
+        self._runners.check()
+        queued = [*self._requeued, *self._retries, *self._isolation.waiting]
+        assert len({*queued, *held}) == len(queued) + len(held), "an episode is queued twice, or queued and held"
+        assert not any(self._done[index] for index in [*queued, *held]), "a finished episode is held or queued"
         assert self._unfinished == self._done.count(0), "the count of unfinished episodes is off"
         fresh = self._done.count(0, self._next) if self._next < len(self._done) else 0
-        unassigned = self._admitted - len(self._holder)
-        assert unassigned == fresh + len(self._requeued), "an episode is in no queue"
-        if unassigned and not self._cancelled:
-            assert not self._dry, "a runner is idle while episodes wait"
-        for runner, state in self._runners.items():
-            assert (runner in self._dry) == (not state.held), "the set of dry runners is off"
-            assert (runner in self._backlogged) == (state.queued > 0), "the set of backlogged runners is off"
-        if self._alone in self._holder:
-            assert self.outstanding == 1, "an episode in quarantine is not alone"
-            assert not unassigned, "an episode left the quarantine before the others were done"
-        if self._unfinished and self._runners and not self._cancelled:
+        assert self._waiting == fresh + len(self._requeued) + len(self._retries), "an episode is in no queue"
+        assert all((i in self._isolation) == s.isolating for s in self._runners.values() for i in s.held), (
+            "an isolated episode runs beside others"
+        )
+        isolated = sum(len(state.held) for state in self._runners.values() if state.isolating)
+        assert isolated == self._num_isolated, "the count of isolated episodes is off"
+        if self._unfinished and self._runners and not self._cancelled and not self.awaits_runners:
             assert self._holder, "nothing is under way, and not everything is done"
-        if self._dry and self._backlogged and not self._cancelled:
-            assert any(s.reclaiming for s in self._runners.values()), "a runner is idle while leases queue elsewhere"

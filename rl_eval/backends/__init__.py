@@ -55,6 +55,8 @@ class Reply:
     lost: bool = False
     """Whether the runner is gone; ``error`` says so, and ``autopsy`` what it was doing, if that is known."""
     autopsy: Autopsy | None = None
+    preempted: bool = False
+    """Whether the node of a lost runner was taken away."""
 
 
 class Backend(Protocol):

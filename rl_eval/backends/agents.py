@@ -1,4 +1,7 @@
-"""Which node has an agent, and what it is asked: one for every node where a runner lives."""
+"""Agents on the nodes where runners live, one each, and what they are asked.
+
+They start late: with the first runner of a node where a deadline is to be kept there, else with the first loss.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,23 @@ from rl_eval.recorder import Residence
 __all__ = ["NodeAgents"]
 
 _MAX_AGENTS_PER_NODE: Final = 10
-_CONCURRENCY: Final = 8
+_CONCURRENCY: Final = 64
+"""So many deaths are examined at once; each takes up to half a second."""
 
 
 @final
 class NodeAgents:
-    """The agents of a group; they come with the first runner of a node, and are replaced when they die.
+    """Agents of a group; they are replaced when they die.
 
     Args:
         deadlines: When agents end a runner.
         runtime_env: Ray runtime environment in which they find this package.
+        at_once: Whether they start with the first runner of a node, and not with the first loss.
     """
 
-    def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any]) -> None:
+    def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any], *, at_once: bool) -> None:
         self._deadlines = deadlines
+        self._needed = at_once
         # What a hook sets up is for environments and policies.
         plain = {key: value for key, value in runtime_env.items() if key != "worker_process_setup_hook"}
         self._actor_class = ray.remote(NodeAgent)
@@ -37,6 +43,8 @@ class NodeAgents:
         self._spawned: Counter[str] = Counter()
         self._residences: dict[int, Residence] = {}
         self._settling: dict[Any, int] = {}
+        self._ended: set[int] = set()
+        """Runners that were ended before it was known where they lived."""
         self._vigils: dict[Any, str] = {}
 
     @property
@@ -55,7 +63,7 @@ class NodeAgents:
     def ended(self, ref: Any) -> None:
         """A call has ended, which matters if it is among :attr:`refs`."""
         if ref in self._vigils:
-            self._bereaved(self._vigils.pop(ref))
+            self._replace(self._vigils.pop(ref))
             return
         runner = self._settling.pop(ref, None)
         if runner is None:
@@ -65,15 +73,29 @@ class NodeAgents:
         except RayError:
             return  # Its other calls fail as well.
         self._residences[runner] = residence
-        self._agent(residence.node_id).watch.remote(runner, residence)
+        if self._needed:
+            self._agent(residence.node_id).watch.remote(runner, residence)
+        if runner in self._ended:
+            self._ended.remove(runner)
+            self.end(runner)
+
+    def _start_all(self) -> None:
+        """Have all runners watched from now on: one was lost."""
+        if not self._needed:
+            self._needed = True
+            for runner, residence in self._residences.items():
+                self._agent(residence.node_id).watch.remote(runner, residence)
 
     def autopsy(self, runner: int) -> Any:
         """Ask why a runner died; return the call, or None if nobody knows where it lived."""
         residence = self._residences.pop(runner, None)
+        self._start_all()
         return None if residence is None else self._agent(residence.node_id).autopsy.remote(runner, residence)
 
     def end(self, runner: int) -> None:
         """Have a runner's process ended, and what it had started."""
+        if runner in self._settling.values():
+            self._ended.add(runner)
         residence = self._residences.pop(runner, None)
         if residence is not None and (agent := self._agents.get(residence.node_id)) is not None:
             agent.end.remote(runner)
@@ -97,9 +119,10 @@ class NodeAgents:
             self._vigils[agent.vigil.remote()] = node_id
         return self._agents[node_id]
 
-    def _bereaved(self, node_id: str) -> None:
-        """An agent is lost: another takes its runners over, if the node still lives."""
-        self._agents.pop(node_id, None)
+    def _replace(self, node_id: str) -> None:
+        """Have another agent take over from one that is lost or watches no more, if the node still lives."""
+        if (agent := self._agents.pop(node_id, None)) is not None:
+            ray.kill(agent)
         lives = any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
         if lives and self._spawned[node_id] < _MAX_AGENTS_PER_NODE:
             for runner, residence in self._residences.items():

@@ -90,6 +90,8 @@ class NodeAgent:
         self._deadlines = deadlines
         self._wards: dict[int, _Ward] = {}
         self._stopped = threading.Event()
+        self._broken: BaseException | None = None
+        """What ended the thread that watches."""
         self._undertaker = Undertaker()
         threading.Thread(target=self._patrol, daemon=True, name="rl_eval node agent").start()
 
@@ -99,8 +101,14 @@ class NodeAgent:
         self._wards.setdefault(runner, _Ward(residence))
 
     def vigil(self) -> None:
-        """Return when the agent stops: a caller whose call fails instead knows that the agent is lost."""
+        """Return when the agent stops: a caller whose call fails instead knows that the agent is lost.
+
+        Raises:
+            RuntimeError: The thread that watches has ended; the agent is to be replaced.
+        """
         self._stopped.wait()
+        if self._broken is not None:
+            raise RuntimeError("the node agent watches its runners no more") from self._broken
 
     def autopsy(self, runner: int, residence: Residence) -> Autopsy:
         """End a runner if it still lives, end what it had started, and say what is known."""
@@ -138,6 +146,13 @@ class NodeAgent:
             erase_recordings(ward.residence)
 
     def _patrol(self) -> None:
+        try:
+            self._watch_until_stopped()
+        except BaseException as error:
+            self._broken = error
+            self._stopped.set()
+
+    def _watch_until_stopped(self) -> None:
         while not self._stopped.wait(_ROUND_S):
             for ward in list(self._wards.values()):
                 with ward.lock:

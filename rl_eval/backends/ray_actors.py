@@ -54,6 +54,7 @@ class _Postmortem:
     call: Call
     why: BaseException
     deadline: float
+    preempted: bool = False
 
 
 @final
@@ -80,7 +81,7 @@ class RayBackend:
             if self._owns_connection:
                 ray.shutdown()
             raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
-        self._agents = NodeAgents(_deadlines(settings), runtime_env)
+        self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
         self._group = uuid.uuid4().hex[:12]
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
@@ -210,11 +211,14 @@ class RayBackend:
         except RayTaskError as error:
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
-            return self._lost(call, RunnerLost(f"runner process lost: {gist(error)}"))
+            if getattr(error, "actor_init_failed", False):
+                return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {gist(error)}"))
+            preempted = bool(getattr(error, "preempted", False))
+            return self._lost(call, RunnerLost(f"runner process lost: {gist(error)}"), preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
 
-    def _lost(self, call: Call, why: RunnerLost) -> Reply | None:
+    def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
         """Ask what a runner was doing, once; return the reply if there is nobody to ask."""
         if call.runner in self._dying:
             return None
@@ -222,8 +226,8 @@ class RayBackend:
         self._dying.add(call.runner)
         asked = self._agents.autopsy(call.runner)
         if asked is None:
-            return Reply(call, error=why, lost=True)
-        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _AUTOPSY_TIMEOUT_S)
+            return Reply(call, error=why, lost=True, preempted=preempted)
+        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _AUTOPSY_TIMEOUT_S, preempted)
         return None
 
     def _concluded(self, ref: Any) -> Reply:
@@ -232,11 +236,14 @@ class RayBackend:
             autopsy = ray.get(ref)
         except RayError:
             autopsy = None  # The agent died too, as it does with its node.
-        return Reply(lost.call, error=lost.why, lost=True, autopsy=autopsy)
+        return Reply(lost.call, error=lost.why, lost=True, autopsy=autopsy, preempted=lost.preempted)
 
     def _unanswered(self, now: float) -> list[Reply]:
         overdue = [ref for ref, lost in self._postmortems.items() if now > lost.deadline]
-        return [Reply(lost.call, error=lost.why, lost=True) for lost in map(self._postmortems.pop, overdue)]
+        return [
+            Reply(lost.call, error=lost.why, lost=True, preempted=lost.preempted)
+            for lost in map(self._postmortems.pop, overdue)
+        ]
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
@@ -268,6 +275,14 @@ def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict
 def _deadlines(settings: EvalSettings) -> Deadlines:
     faults = settings.fault_tolerance
     return Deadlines(faults.reset_timeout_s, faults.step_timeout_s, faults.episode_timeout_s, faults.runner_timeout_s)
+
+
+def _keeps_deadlines(settings: EvalSettings) -> bool:
+    """Whether a deadline is configured that is kept on the nodes; silence is noticed without them."""
+    faults = settings.fault_tolerance
+    default = type(faults).model_fields["episode_timeout_s"].default
+    given = (faults.reset_timeout_s, faults.step_timeout_s, faults.runner_timeout_s)
+    return any(limit is not None for limit in given) or faults.episode_timeout_s not in (None, default)
 
 
 def _count(runners: int) -> str:

@@ -183,6 +183,19 @@ class EvaluationLog:
                 self._raise_error()
         return committed
 
+    def hurry(self) -> None:
+        """Have everything that was appended so far committed at once; returns before it is."""
+        with self._changed:
+            self._num_urgent = self._num_appended
+            self._retry_at = 0.0
+            self._changed.notify_all()
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was appended is committed."""
+        with self._changed:
+            return self._num_committed == self._num_appended
+
     def flush(self, timeout_s: float) -> None:
         """Commit everything that was appended so far.
 
@@ -192,9 +205,8 @@ class EvaluationLog:
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:
-            wanted = self._num_urgent = self._num_appended
-            self._retry_at = 0.0
-            self._changed.notify_all()
+            self.hurry()
+            wanted = self._num_urgent
             while self._num_committed < wanted:
                 self._raise_error()
                 left = give_up - time.monotonic()

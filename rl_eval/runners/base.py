@@ -1,9 +1,9 @@
-"""What every runner does alike: it turns leases into records, and no environment's fault stops it.
+"""Base of all runners: leases become records, and no environment's fault stops a runner.
 
 A subclass decides one thing, in :meth:`EvalRunner.run`: in which order its lanes are stepped. Everything
-that makes a record trustworthy is here. An exception of the environment closes and rebuilds that one
-environment, and the same episode starts again with the same seed, until it completes or its attempts run
-out; then it is recorded as failed, with every original error.
+that makes a record trustworthy is here. An exception of the environment ends the attempt: the fault is reported with
+the original error, and that one environment is closed and rebuilt before the next attempt. Whether the episode runs
+again, and where, is not decided here.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class EvalRunner(abc.ABC):
         self._write_row(lane, Outcome.COMPLETED, terminated, cut)
 
     def _fault(self, lane: Lane, culprit: Culprit, phase: Phase, error: BaseException) -> None:
-        """Record what went wrong and charge the attempt; the next one, if any is left, heads the queue."""
+        """Record what went wrong, and end the attempt; the group decides where the episode runs again."""
         assert lane.lease is not None
         error_type, message, traceback = Fault.describe(error)
         self._faults.append(
@@ -355,13 +355,7 @@ class EvalRunner(abc.ABC):
         self._lifetime["faults"] += 1
         self._waste(lane)
         lane.outworn = lane.outworn or culprit != "policy"
-        if lane.attempt >= self.settings.fault_tolerance.max_attempts_per_episode:
-            lane.length, lane.step_seconds = 0, 0.0
-            self._write_row(lane, Outcome.FAILED, terminated=False, cut=Truncation.NONE)
-        else:
-            # Through the queue, so that the budget is checked between attempts.
-            self._queue.appendleft(lane.lease._replace(attempt=lane.attempt + 1))
-            self._free(lane)
+        self._free(lane)
 
     def _note(self, text: str) -> None:
         """Add a note to the result."""

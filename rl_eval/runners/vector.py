@@ -101,4 +101,6 @@ class VectorEvalRunner(EvalRunner):
         """Whether to report early, because half the lanes stand idle for want of leases or of a report."""
         if self._queue:
             return 2 * self._spent >= len(self._lanes)
-        return bool(self._rows) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
+        return bool(self._rows or self._faults) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(
+            self._lanes
+        )

@@ -1,14 +1,14 @@
-"""A simulated world for the schedule: runners that lag, crash and repeat themselves, and a referee.
+"""A simulated world for the schedule: runners that lag, crash, fail and repeat themselves, and a referee.
 
 The :class:`Referee` hands events to a schedule, keeps plain books of its own, and holds every command
 against the laws: those of safety (nothing wrong happens) and those of liveness (something happens).
 The :class:`World` makes a random history around it: runners that join late, die with reports still
-under way, come back as ghosts, repeat rows, charge attempts; episodes that kill or hang their runner,
-once or always, with and without evidence; reclaims that cross reports; a fleet that changes its size;
-cancellations; drivers that die and resume. The same seed makes the same history, so
-``run_history(seed)`` replays a failure.
+under way, come back as ghosts, repeat rows; runners on which every attempt fails, from the start; nodes that are
+pre-empted; episodes that fail, or kill or hang their runner, once or always, with and without evidence; reclaims that
+cross reports; a group that changes its size; cancellations; processes that die and resume. The same seed makes the same
+history, so ``run_history(seed)`` replays a failure.
 
-The modules under test are an argument, so the same world also judges planted bugs.
+The module under test is an argument, so the same world also judges planted bugs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,15 @@ from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-import rl_eval.plan
 import rl_eval.schedule
+from rl_eval import schedule_events as api
 from rl_eval.episode import Lease
+from rl_eval.plan import EpisodePlan
 
 MAX_ATTEMPTS: Final = 3
 Pairs = Sequence[tuple[int, int]]
 """(index, attempt) of what a loss is put down to."""
 STORY_LENGTH: Final = 12
-
-
-class Modules(NamedTuple):
-    """The plan and the schedule under test."""
-
-    plan: ModuleType
-    schedule: ModuleType
-
-
-GENUINE: Final = Modules(rl_eval.plan, rl_eval.schedule)
 
 
 # ------------------------------------------------------------------------------ the laws
@@ -53,11 +44,20 @@ class Books:
     asked: set[int] = field(default_factory=set)
     """Held indices that were asked back and that it may still return."""
     pace: int = 0
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    streak: int = 0
+    others_completed: int = 0
+    """Episodes that others completed during its streak."""
+    untried: bool = True
 
     @property
     def spare(self) -> int:
         """Leases that it can not have started and that were not asked back."""
         return len(self.held) - len(self.asked) - self.lanes
+
+    @property
+    def failing(self) -> bool:
+        return self.streak >= max(3, self.lanes)
 
 
 class Referee:
@@ -65,32 +65,32 @@ class Referee:
 
     def __init__(
         self,
-        modules: Modules,
+        module: ModuleType,
         num_episodes: int,
         seed: int,
         expected: int = 1,
         done: Collection[int] = (),
         attempts: Mapping[int, int] | None = None,
     ) -> None:
-        self.api = modules.schedule
-        self.seeds: list[int] = rl_eval.plan.EpisodePlan(num_episodes, seed).seeds.tolist()
-        plan, already, spent = modules.plan.EpisodePlan(num_episodes, seed), sorted(done), dict(attempts or {})
-        self.make_schedule: Callable[[], Any] = lambda: modules.schedule.Schedule(
-            plan, expected, already, spent, MAX_ATTEMPTS
-        )
+        plan, already, spent = EpisodePlan(num_episodes, seed), sorted(done), dict(attempts or {})
+        self.seeds: list[int] = plan.seeds.tolist()
+        self.make_schedule: Callable[[], Any] = lambda: module.Schedule(plan, expected, already, spent, MAX_ATTEMPTS)
         self.schedule = self.make_schedule()
-        self.expected = expected
+        self.expected = max(1, expected)
         self.done = set(done)
         self.recorded: set[int] = set()
         self.given_up: set[int] = set()
         self.waiting = set(range(num_episodes)) - self.done
-        self.isolated: set[int] = set()
-        """Episodes that must run alone."""
+        """Episodes that nobody holds and that may run beside others."""
+        self.group_size: dict[int, int] = {}
+        """Isolated episodes, and how many of them may share a runner with each."""
         self.holder: dict[int, int] = {}
-        self.charged = {index: count for index, count in spent.items() if index not in self.done}
+        self.attempts = {index: count for index, count in spent.items() if index not in self.done}
+        self.uncharged: dict[int, int] = {}
+        self.failed_on: dict[int, set[int]] = {}
         self.owed: list[tuple[int, int]] = []
         """Charges that the next event must cause."""
-        self.hopeless = sorted(index for index, count in self.charged.items() if count >= MAX_ATTEMPTS)
+        self.hopeless = sorted(index for index, count in self.attempts.items() if count >= MAX_ATTEMPTS)
         """Episodes that the next event must give up."""
         self.named: dict[int, int] = {}
         """How many losses each episode was named in, with something new to say about it."""
@@ -103,60 +103,83 @@ class Referee:
         return len(self.seeds) - len(self.done)
 
     @property
-    def share(self) -> int:
-        """What each runner may hold, if the expected ones are to get as much."""
-        return -(-(self.unfinished - len(self.isolated)) // max(1, self.expected, len(self.runners)))
+    def isolated(self) -> set[int]:
+        """Isolated episodes that nobody holds."""
+        return self.group_size.keys() - self.holder.keys()
 
     @property
-    def quarantine(self) -> set[int]:
-        """Episodes that must run alone, and do not run yet."""
-        return self.isolated - self.holder.keys()
+    def share(self) -> int:
+        """What each runner may hold, if the expected ones are to get as much."""
+        return -(-(self.unfinished - len(self.group_size)) // max(self.expected, len(self.runners)))
+
+    @property
+    def awaited(self) -> bool:
+        return self.expected > len(self.runners)
+
+    @property
+    def charges(self) -> dict[int, int]:
+        """Attempts that each unfinished episode was charged with."""
+        return {i: n - self.uncharged.get(i, 0) for i, n in self.attempts.items() if n > self.uncharged.get(i, 0)}
+
+    def isolating(self, runner: int) -> bool:
+        return bool(self.group_size.keys() & self.runners[runner].held.keys())
+
+    def suspended(self, runner: int) -> bool:
+        """Whether a runner only failed, and another one has not ended any attempt yet."""
+        untried = any(books.untried for other, books in self.runners.items() if other != runner)
+        return self.runners[runner].failing and (self.awaited or untried)
+
+    def eligible(self, runner: int) -> set[int]:
+        """Return what waits and may run on a runner: what failed there only where there is no other."""
+        return {
+            index
+            for index in self.waiting
+            if runner not in self.failed_on.get(index, ())
+            or not (self.awaited or self.runners.keys() - self.failed_on[index])
+        }
 
     # ---------------------------------------------------------------- events
 
     def joined(self, runner: int, lanes: int) -> list[Any]:
         self.runners[runner] = Books(lanes)
-        return self._send(self.api.RunnerJoined(runner, lanes))
+        return self._send(api.RunnerJoined(runner, lanes))
 
     def lost(self, runner: int, charged: Pairs = (), suspects: Pairs = ()) -> list[Any]:
-        known = self.runners.pop(runner, None)
-        for index in known.held if known else ():
-            self._judge(index, dict(charged).get(index), dict(suspects).get(index))
+        known, overdue = self.runners.get(runner), bool(self.hopeless)
         if known:
+            self._judge(known, self.isolating(runner) and len(known.held) == 1, dict(charged), dict(suspects))
+            del self.runners[runner]
             self._release(known.held)
-        overdue = bool(self.hopeless)
-        commands = self._send(self.api.RunnerLost(runner, tuple(charged), tuple(suspects)))
+        commands = self._send(api.RunnerLost(runner, tuple(charged), tuple(suspects)))
         assert known or overdue or not commands, "a runner is lost twice, and something is done about it again"
         return commands
 
-    def _judge(self, index: int, proven: int | None, suspected: int | None) -> None:
-        """Book what a loss means for an episode that the lost runner held: the rules of evidence."""
-        alone = index in self.isolated
-        named = proven or suspected or 0
-        if named:
-            self.isolated.add(index)
-            self._count_name(index, named)
-        attempt = named if alone else proven or 0
-        if attempt > self.charged.get(index, 0):
-            self.charged[index] = attempt
-            self.owed.append((index, attempt))
-        if self.charged.get(index, 0) >= MAX_ATTEMPTS:
-            self.hopeless.append(index)
+    def _judge(self, books: Books, alone: bool, charged: dict[int, int], suspects: dict[int, int]) -> None:
+        """Book what a loss means for the episodes that the lost runner held: the rules of evidence."""
+        proven = {index: charged.get(index) or (alone and suspects.get(index)) or 0 for index in books.held}
+        suspected = [index for index in books.held if not proven[index] and index in suspects]
+        for index in books.held:
+            if proven[index] or index in suspected:
+                self._count_name(index, proven[index] or suspects[index])
+                self.group_size[index] = 1 if proven[index] else -(-len(suspected) // 8)
+            if proven[index] > self.attempts.get(index, 0):
+                self.attempts[index] = proven[index]
+                self.owed.append((index, proven[index]))
 
     def _count_name(self, index: int, attempt: int) -> None:
-        """No episode may cost more runners than one for the suspicion and one for each attempt."""
-        if attempt > self.charged.get(index, 0):
+        """No episode may cost more runners than two for the suspicion and one for each attempt."""
+        if attempt > self.attempts.get(index, 0):
             self.named[index] = self.named.get(index, 0) + 1
-            assert self.named[index] <= 1 + MAX_ATTEMPTS, f"episode {index} costs {self.named[index]} runners"
+            assert self.named[index] <= 2 + MAX_ATTEMPTS, f"episode {index} costs {self.named[index]} runners"
 
     def fleet_sized(self, runners: int) -> list[Any]:
-        self.expected = runners
-        return self._send(self.api.FleetSized(runners))
+        self.expected = max(1, runners)
+        return self._send(api.FleetSized(runners))
 
     def cancel(self) -> list[Any]:
         self.cancelled = True
-        commands = self._send(self.api.Cancelled())
-        aborted = {command.runner for command in commands if isinstance(command, self.api.Abort)}
+        commands = self._send(api.Cancelled())
+        aborted = {command.runner for command in commands if isinstance(command, api.Abort)}
         assert aborted == {runner for runner, books in self.runners.items() if books.held}, "holders are not aborted"
         return commands
 
@@ -168,29 +191,31 @@ class Referee:
         returned: Iterable[int] = (),
         live: Iterable[int] = (),
     ) -> list[Any]:
-        rows, failed, back = tuple(finished), tuple(failed_attempts), tuple(returned)
+        event = api.RunnerReported(runner, tuple(finished), tuple(failed_attempts), tuple(returned), tuple(live))
+        counted = self._count(runner, event.finished)
+        failed = [pair for pair in event.failed_attempts if self.holder.get(pair[0]) == runner]
         for index, attempt in failed:
-            if self.holder.get(index) == runner:
-                self.charged[index] = max(attempt, self.charged.get(index, 0))
-        counted = self._count(runner, rows)
-        came_back = [index for index in back if self.holder.get(index) == runner]
+            self.attempts[index] = attempt
+            self.failed_on.setdefault(index, set()).add(runner)
+        back = [*(index for index, _ in failed), *(i for i in event.returned if self.holder.get(i) == runner)]
         if runner in self.runners:
-            self.runners[runner].pace = len(counted)
-            for index in came_back:
+            self._book(runner, len(counted), failed)
+            self.runners[runner].asked -= {*event.finished, *back, *event.live}
+            for index in back:
                 del self.runners[runner].held[index]
-            self._release(came_back)
-        event, told = self._report(runner, rows, failed, back, tuple(live))
-        if runner in self.runners:
-            self.runners[runner].asked -= {*rows, *back, *told}
+            self._release(back)
         commands = self._send(event)
-        self._check_rows(commands, counted, len(rows))
+        self._check_rows(commands, counted, len(event.finished))
         return commands
 
-    def _report(self, runner: int, rows: Any, failed: Any, back: Any, live: tuple[int, ...]) -> tuple[Any, Any]:
-        """Build the event, and say which live lanes it tells about: none, if the protocol has no word for them."""
-        if "live" in self.api.RunnerReported.__dataclass_fields__:
-            return self.api.RunnerReported(runner, rows, failed, back, live=live), live
-        return self.api.RunnerReported(runner, rows, failed, back), ()
+    def _book(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
+        books = self.runners[runner]
+        books.pace, books.untried = completed, books.untried and not (completed or failed)
+        books.failed += failed
+        books.others_completed = books.others_completed if books.streak and not completed else 0
+        books.streak = 0 if completed else books.streak + len(failed)
+        for other, theirs in self.runners.items():
+            theirs.others_completed += completed * (other != runner)
 
     def _count(self, runner: int, rows: tuple[int, ...]) -> list[int]:
         """Book the finished rows, and return the positions of those that count."""
@@ -200,116 +225,138 @@ class Referee:
                 counted.append(position)
                 del self.holder[index]
                 del self.runners[runner].held[index]
-                self.isolated.discard(index)
                 assert index not in self.done, f"episode {index} is recorded twice"
-                self.done.add(index)
                 self.recorded.add(index)
+                self._settle(index)
         return counted
+
+    def _settle(self, index: int) -> None:
+        self.done.add(index)
+        for known in (self.group_size, self.attempts, self.uncharged, self.failed_on):
+            known.pop(index, None)
 
     def _release(self, indices: Iterable[int]) -> None:
         for index in indices:
             del self.holder[index]
-            if index not in self.isolated:
+            if self.charges.get(index, 0) >= MAX_ATTEMPTS:
+                self.hopeless.append(index)
+            elif index not in self.group_size:
                 self.waiting.add(index)
 
     # ---------------------------------------------------------------- commands
 
     def _send(self, event: Any) -> list[Any]:
-        busy = {runner for runner, books in self.runners.items() if books.held}
         charges, failures = self.owed, self._bury()
         commands: list[Any] = self.schedule.handle(event)
         self.log.append((event, commands))
         self._check_verdicts(commands, charges, failures)
         for command in commands:
-            match type(command).__name__:
-                case "Grant":
+            match command:
+                case api.Grant():
                     self._check_grant(command)
-                case "Reclaim":
+                case api.Reclaim():
                     self._check_reclaim(command)
-                case "Abort":
+                case api.Exclude():
+                    self._check_exclusion(command)
+                case api.Abort():
                     assert self.cancelled, "a runner is aborted though nobody cancelled"
         self.schedule.check()
         self._check_counts()
         self._check_liveness()
-        fed = {command.runner for command in commands if isinstance(command, self.api.Grant)}
-        if fed & busy:
-            assert all(books.held for books in self.runners.values()), "a busy runner is fed, an idle one is not"
         return commands
 
     def _bury(self) -> list[tuple[int, int, int]]:
         """Book the episodes that must be given up now, and return what must be said of them."""
-        failures = [(index, self.seeds[index], self.charged[index]) for index in self.hopeless]
-        gone = set(self.hopeless)
-        assert self.done.isdisjoint(gone), "an episode is given up though it is finished"
-        self.done |= gone
-        self.given_up |= gone
-        self.waiting -= gone
-        self.isolated -= gone
+        failures = [(index, self.seeds[index], self.attempts[index]) for index in self.hopeless]
+        assert self.done.isdisjoint(self.hopeless), "an episode is given up though it is finished"
+        self.given_up.update(self.hopeless)
+        self.waiting -= set(self.hopeless)
+        for index in self.hopeless:
+            self._settle(index)
         self.owed, self.hopeless = [], []
         return failures
 
     def _check_verdicts(self, commands: list[Any], charges: Any, failures: Any) -> None:
-        """Attempts are charged and episodes given up exactly when they must be, each before what follows from it."""
-        kinds = [type(command).__name__ for command in commands]
-        charged = [(c.index, c.attempt) for c in commands if isinstance(c, self.api.Charge)]
-        given_up = [(c.index, c.seed, c.attempts) for c in commands if isinstance(c, self.api.GiveUp)]
+        """Attempts are charged and episodes given up exactly when they must be, before anything is granted."""
+        charged = [(c.index, c.attempt) for c in commands if isinstance(c, api.Charge)]
+        given_up = [(c.index, c.seed, c.attempts) for c in commands if isinstance(c, api.GiveUp)]
         assert charged == charges, f"{charged} are charged where {charges} is right"
         assert given_up == failures, f"{given_up} are given up where {failures} is right"
-        verdicts = kinds[: len(charged) + len(given_up)]
-        assert {"Charge", "GiveUp"}.issuperset(verdicts), "something is done before the verdicts"
-        for position, command in enumerate(commands):
-            if isinstance(command, self.api.Charge) and command.attempt >= MAX_ATTEMPTS:
-                assert commands[position + 1].index == command.index, "an episode is given up before its charge"
+        late = [isinstance(command, (api.Grant, api.Reclaim)) for command in commands]
+        assert late == sorted(late), "something is granted before the verdicts"
+
+    def _check_exclusion(self, exclude: Any) -> None:
+        assert exclude.runner in self.runners, f"runner {exclude.runner} is excluded, which is not there"
+        books = self.runners.pop(exclude.runner)
+        assert books.failing, "a runner is excluded that completes episodes, or has hardly begun"
+        assert books.others_completed, "a runner is excluded though the others complete nothing either"
+        due = [(index, attempt) for index, attempt in books.failed if index not in self.given_up]
+        assert list(exclude.uncharged) == due, f"{exclude.uncharged} are not charged where {due} is right"
+        for index, _ in due:
+            if index not in self.done:
+                self.uncharged[index] = self.uncharged.get(index, 0) + 1
+        self._release(books.held)
 
     def _check_rows(self, commands: list[Any], counted: list[int], total: int) -> None:
         """Every row is recorded or audited: recorded if its runner held the lease, audited otherwise."""
-        for kind, expected in (
-            (self.api.Record, counted),
-            (self.api.Audit, [position for position in range(total) if position not in counted]),
-        ):
-            positions = [
-                position for command in commands if isinstance(command, kind) for position in command.positions
-            ]
+        late = [position for position in range(total) if position not in counted]
+        for kind, expected in ((api.Record, counted), (api.Audit, late)):
+            positions = [at for command in commands if isinstance(command, kind) for at in command.positions]
             assert positions == expected, f"{kind.__name__} {positions} where {expected} is right"
 
     def _check_grant(self, grant: Any) -> None:
         assert not self.cancelled, "granted after the cancellation"
         assert grant.runner in self.runners, f"granted to runner {grant.runner}, which is not there"
         assert grant.leases, "granted nothing"
+        assert not self.suspended(grant.runner), "granted to a runner that only fails, while another one is untried"
+        assert not self.isolating(grant.runner), "granted to a runner that must be left alone"
         books = self.runners[grant.runner]
-        for lease in grant.leases:
-            self._check_lease(lease, grant.runner)
-            books.held[lease.index] = None
-        if self.isolated & books.held.keys():
-            assert len(self.holder) == 1, "an episode in quarantine is not alone"
-            assert grant.runner == min(self.runners), f"runner {grant.runner} runs what is in quarantine"
-            return
+        if self.group_size.keys() & {lease.index for lease in grant.leases}:
+            self._check_isolated(grant)
+        else:
+            self._check_common(grant)
         depth = books.lanes + max(books.lanes, 2 * books.pace)
         assert len(books.held) <= depth, f"runner {grant.runner} holds {len(books.held)} leases: deeper than {depth}"
-        assert len(books.held) <= self.share, f"runner {grant.runner} holds more than its share of {self.share}"
+
+    def _check_common(self, grant: Any) -> None:
+        books, share = self.runners[grant.runner], self.share
+        for lease in grant.leases:
+            full = len(books.held) >= share
+            eligible = self.eligible(grant.runner)
+            if full:
+                eligible &= self.failed_on.keys()
+                assert len(books.held) < books.lanes, f"runner {grant.runner} holds more than its share of {share}"
+            assert lease.index in eligible, f"episode {lease.index} is granted to runner {grant.runner}"
+            first = min(eligible)
+            assert lease.index == first, f"episode {lease.index} is granted before {first}"
+            self._check_lease(lease, grant.runner)
+
+    def _check_isolated(self, grant: Any) -> None:
+        indices = [lease.index for lease in grant.leases]
+        assert not self.runners[grant.runner].held, "an isolated episode joins others"
+        assert len(indices) <= min(self.group_size.get(index, 0) for index in indices), f"{indices} run together"
+        assert len(indices) <= self.runners[grant.runner].lanes, "more isolated episodes than lanes"
+        assert indices[0] == min(self.isolated), "isolated episodes leave the order of the plan"
+        assert not self.eligible(grant.runner), "an isolated episode runs while others wait"
+        for lease in grant.leases:
+            self._check_lease(lease, grant.runner)
 
     def _check_lease(self, lease: Lease, runner: int) -> None:
         index = lease.index
         assert index not in self.holder, f"episode {index} is granted twice"
         assert index not in self.done, f"episode {index} is granted though it is finished"
-        assert self.isolated.isdisjoint(self.holder), f"episode {index} is granted while a quarantined one runs"
-        if index in self.isolated:
-            assert not self.waiting, f"episode {index} leaves the quarantine while others wait"
-            assert not self.holder, f"episode {index} leaves the quarantine while others run"
-        first = min(self.waiting or self.quarantine)
-        assert index == first, f"episode {index} is granted before {first}"
         assert lease.seed == self.seeds[index], f"episode {index} is granted with another seed"
-        assert lease.attempt == self.charged.get(index, 0) + 1, f"episode {index} is granted as attempt {lease.attempt}"
-        assert lease.attempt <= MAX_ATTEMPTS, f"episode {index} is granted though its attempts are used up"
+        assert lease.attempt == self.attempts.get(index, 0) + 1, f"episode {index} is granted as {lease.attempt}"
+        assert self.charges.get(index, 0) < MAX_ATTEMPTS, f"episode {index} is granted with its attempts used up"
         assert lease.runner == runner, "a lease names another runner"
         self.waiting.discard(index)
         self.holder[index] = runner
+        self.runners[runner].held[index] = None
 
     def _check_reclaim(self, reclaim: Any) -> None:
         assert not self.cancelled, "reclaimed after the cancellation"
         assert reclaim.runner in self.runners, f"reclaimed from runner {reclaim.runner}, which is not there"
         assert reclaim.indices, "reclaimed nothing"
-        assert not self.waiting, "reclaimed though episodes wait"
         assert any(not books.held for books in self.runners.values()), "reclaimed though nobody is idle"
         books = self.runners[reclaim.runner]
         unasked = [index for index in books.held if index not in books.asked]
@@ -331,14 +378,27 @@ class Referee:
     def _check_liveness(self) -> None:
         if self.cancelled:
             return
-        runners = self.runners.values()
-        if self.unfinished and runners:
-            assert self.holder, "nothing is under way, and not everything is done"
-        if self.waiting:
-            share = self.share
-            assert all(len(books.held) >= min(books.lanes, share) for books in runners), "a lane is idle, episodes wait"
-        elif any(not books.held for books in runners) and any(books.spare > 0 for books in runners):
-            assert any(books.asked for books in runners), "a runner is idle, others have leases to spare, nobody asks"
+        if self.unfinished and self.runners:
+            assert self.holder or self.schedule.awaits_runners, "nothing is under way, and not everything is done"
+        share = self.share
+        for runner, books in self.runners.items():
+            assert not (books.streak > 20 + 3 * books.lanes and books.others_completed > 20 and self.steady), (
+                f"runner {runner} only fails, the others do not, and it is not excluded"
+            )
+            if self.isolating(runner) or self.suspended(runner):
+                continue
+            eligible = self.eligible(runner)
+            idle = len(books.held) < (books.lanes if eligible & self.failed_on.keys() else min(books.lanes, share))
+            assert not (eligible and idle), f"a lane of runner {runner} is idle, episodes wait for it"
+        free = [runner for runner, books in self.runners.items() if not books.held and not self.suspended(runner)]
+        asked = any(books.asked for books in self.runners.values())
+        if free and any(books.spare > 0 for books in self.runners.values()):
+            assert asked, "a runner is idle, others have leases to spare, nobody asks"
+        if free and self.isolated:
+            assert asked, "a runner is idle, and isolated episodes wait"
+
+    steady = False
+    """Whether no episode fails by itself, so that only runners do."""
 
     def check_replay(self) -> None:
         """The same events give the same commands."""
@@ -421,9 +481,8 @@ class Nature:
         return hash((index, self.seed)) % 100 < self.guilty_percent
 
     def harmless(self, index: int) -> bool:
-        """Whether no attempt of the episode ends its runner."""
-        ends = {self.draw(index, attempt)[1] for attempt in range(1, MAX_ATTEMPTS + 1)}
-        return ends <= {End.GOOD, End.FAULT}
+        """Whether no attempt of the episode goes wrong."""
+        return {self.draw(index, attempt)[1] for attempt in range(1, 3 * MAX_ATTEMPTS)} == {End.GOOD}
 
 
 class Death(NamedTuple):
@@ -437,8 +496,10 @@ class Death(NamedTuple):
 class SimulatedRunner:
     """Runs leases in the order of their grants, each in a lane of its own; returns only what it has not started."""
 
-    def __init__(self, number: int, lanes: int, nature: Nature) -> None:
+    def __init__(self, number: int, lanes: int, nature: Nature, broken: bool = False) -> None:
         self.number = number
+        self.broken = broken
+        """Whether every attempt fails on it, in its first step."""
         self.lanes = lanes
         self.nature = nature
         self.mail = Call()
@@ -450,12 +511,12 @@ class SimulatedRunner:
 
     def obey(self, command: Any) -> None:
         """Put a command into the next call."""
-        match type(command).__name__:
-            case "Grant":
+        match command:
+            case api.Grant():
                 self.mail.leases += command.leases
-            case "Reclaim":
+            case api.Reclaim():
                 self.mail.reclaim.update(command.indices)
-            case "Abort":
+            case api.Abort():
                 self.mail.abort = True
 
     def post(self, holds: bool) -> None:
@@ -496,22 +557,20 @@ class SimulatedRunner:
         del self.queue[:free]
         for index, lane in list(self.live.items()):
             lane.steps_left -= 1
-            if not lane.steps_left and not self.death:
+            if (not lane.steps_left or self.broken) and not self.death:
                 self._end_attempt(index, lane, report)
 
     def _end_attempt(self, index: int, lane: Lane, report: Report) -> None:
-        """A good attempt finishes the episode, and so does the last bad one; any other is retried in place."""
-        _, end = self.nature.draw(index, lane.attempt)
+        """A good attempt finishes the episode; any other frees its lane, or ends the runner."""
+        end = End.FAULT if self.broken else self.nature.draw(index, lane.attempt)[1]
         if end in (End.KILL, End.HANG):
             self.death = Death(index, lane.attempt, end)
             return
+        del self.live[index]
         if end is End.FAULT:
             report.failed_attempts.append((index, lane.attempt))
-            if lane.attempt < MAX_ATTEMPTS:
-                self.live[index] = Lane(lane.attempt + 1, self.nature.draw(index, lane.attempt + 1)[0])
-                return
-        del self.live[index]
-        report.finished.append(index)
+        else:
+            report.finished.append(index)
 
 
 # ------------------------------------------------------------------------------ the history
@@ -520,9 +579,9 @@ class SimulatedRunner:
 class World:
     """One random history, from the first runner to the last record."""
 
-    def __init__(self, seed: int, modules: Modules = GENUINE) -> None:
+    def __init__(self, seed: int, module: ModuleType = rl_eval.schedule) -> None:
         self.rng = random.Random(seed)
-        self.modules = modules
+        self.module = module
         self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40, 60])
         self.nature = Nature(
             seed,
@@ -534,6 +593,8 @@ class World:
         self.obscurity = self.rng.choice([0.0, 0.3])
         """How many of the runners die without a trace."""
         self.lanes = self.rng.choice([1, 1, 2, 4, 8])
+        self.bad_nodes = self.rng.choice([0.0, 0.0, 0.3])
+        """How many of the runners are broken from the start."""
         self.peril = self.rng.choice([0.0, 0.03, 0.08])
         self.stutter = self.rng.choice([0.0, 0.2])
         self.most_runners = self.rng.randint(1, 6)
@@ -545,13 +606,16 @@ class World:
             self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
             self.attempts = {index: self.rng.randint(1, MAX_ATTEMPTS) for index in range(0, self.num_episodes, 3)}
         self.framed = set(self.attempts)
-        """Episodes that were blamed for what another did."""
+        """Episodes that were charged, or may have been, with what another did, or a broken runner."""
 
     # ---------------------------------------------------------------- a session: one driver's life
 
     def _open(self) -> None:
         expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
-        self.referee = Referee(self.modules, self.num_episodes, self.nature.seed, expected, self.done, self.attempts)
+        self.referee = Referee(self.module, self.num_episodes, self.nature.seed, expected, self.done, self.attempts)
+        self.referee.steady = not (
+            self.nature.fault_percent or self.nature.lethal_percent or self.nature.guilty_percent
+        )
         self.sessions.append(self.referee)
         self.runners: dict[int, SimulatedRunner] = {}
         self.ghosts: list[SimulatedRunner] = []
@@ -561,7 +625,7 @@ class World:
     def _resume(self) -> None:
         """Another driver takes over with what was written down in time, and with runners of its own."""
         self._close()
-        self.attempts = {index: count for index, count in self.referee.charged.items() if self.rng.random() < 0.9}
+        self.attempts = {index: count for index, count in self.referee.charges.items() if self.rng.random() < 0.9}
         self.done -= {index for index in sorted(self.referee.given_up) if self.rng.random() < 0.5}
         self._open()
 
@@ -619,13 +683,14 @@ class World:
 
     def _join(self) -> None:
         """Runners that are started one after the other do not come up in that order."""
-        runner = SimulatedRunner(self.numbers ^ 1, self.rng.randint(1, self.lanes), self.nature)
+        broken = self.rng.random() < self.bad_nodes and any(not other.broken for other in self.runners.values())
+        runner = SimulatedRunner(self.numbers ^ 1, self.rng.randint(1, self.lanes), self.nature, broken)
         self.numbers += 1
         self.runners[runner.number] = runner
         self._obey(self.referee.joined(runner.number, runner.lanes))
 
     def _lose(self, runner: SimulatedRunner | None) -> None:
-        """A runner is gone for no episode's fault, and what it was doing then is sometimes suspected or charged."""
+        """A runner is gone, pre-empted say; what it was doing then is sometimes suspected or charged."""
         if runner is None:
             return
         charged, suspects = [], []
@@ -663,7 +728,7 @@ class World:
     def _irrelevant(self, runner: SimulatedRunner) -> Pairs:
         """Return charges that mean nothing: episodes of others, and attempts that were charged before."""
         assert runner.death is not None
-        holder, charged = self.referee.holder, self.referee.charged
+        holder, charged = self.referee.holder, self.referee.attempts
         others = [index for index in range(self.num_episodes) if holder.get(index) != runner.number]
         stale = [index for index in charged if holder.get(index) == runner.number and index != runner.death.index]
         noise = [(index, charged[index]) for index in stale]
@@ -696,13 +761,17 @@ class World:
         if runner is None:
             return
         report = runner.reports.popleft()
+        if runner.broken:
+            self.framed.update(index for index, _ in report.failed_attempts)
         self._obey(
             self.referee.reported(runner.number, report.finished, report.failed_attempts, report.returned, report.live)
         )
 
     def _obey(self, commands: list[Any]) -> None:
         for command in commands:
-            if hasattr(command, "runner") and command.runner in self.runners:
+            if isinstance(command, api.Exclude):
+                self.ghosts.append(self.runners.pop(command.runner))
+            elif hasattr(command, "runner") and command.runner in self.runners:
                 self.runners[command.runner].obey(command)
         for runner in self.runners.values():
             runner.post(self.referee.schedule.holds(runner.number))
@@ -732,6 +801,8 @@ class World:
         while not self.referee.schedule.complete:
             if not self.runners or (len(self.runners) < self.most_runners and self.rng.random() < 0.2):
                 self._join()
+            if self.referee.schedule.awaits_runners:
+                self._obey(self.referee.fleet_sized(len(self.runners)))
             before = self.numbers, len(self.ghosts), self.referee.unfinished
             self._round()
             patience = patience + 1 if before == (self.numbers, len(self.ghosts), self.referee.unfinished) else 0
@@ -740,13 +811,13 @@ class World:
             )
 
 
-def run_history(seed: int, modules: Modules = GENUINE) -> World:
+def run_history(seed: int, module: ModuleType = rl_eval.schedule) -> World:
     """Run one history.
 
     Raises:
         AssertionError: A law was broken; the message names it, the seed, and the latest events.
     """
-    world = World(seed, modules)
+    world = World(seed, module)
     try:
         world.run()
     except Exception as error:

@@ -30,6 +30,10 @@ LAYERS = (
     "interrupts",
     "recorder",
     "plan",
+    "failures",
+    "isolation",
+    "schedule_events",
+    "schedule_runners",
     "schedule",
     "blame",
     "trace",
@@ -81,7 +85,7 @@ LAYERS = (
 )
 """Parts of the package, bottom to top: a part imports from itself and from those before it."""
 
-PURE = ("plan", "schedule", "determinism_check", "fail_fast")
+PURE = ("plan", "failures", "isolation", "schedule_events", "schedule_runners", "schedule", "determinism_check", "fail_fast")
 """Neither time nor chance nor processes: events in, commands out."""
 
 IMPURE_MODULES = {

@@ -88,7 +88,7 @@ class World:
         """Lose a runner, in the order in which the driver tells it."""
         member = self.member(index)
         charged = self.evaluation.lost(member, autopsy)
-        self.fleet.lose(member, RunnerLost("gone"), 2.0, charged=charged)
+        self.fleet.lose(member, RunnerLost("gone"), 2.0, free=charged)
         return charged
 
     def replace(self) -> None:

@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from torch import nn
 
 from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Lease, Outcome, RunReport
+from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Lease, Outcome, RunReport, failed_row
 from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, WeightsError
 from rl_eval.plan import EpisodePlan
 from rl_eval.policies.mlp import make_mlp
@@ -217,9 +217,16 @@ def play(
     for _ in range(calls):
         recorded += report.rows["index"].tolist()
         collect(table, report)
+        again = []
+        for fault in report.faults:
+            if fault.attempt < runner.settings.fault_tolerance.max_attempts_per_episode:
+                again.append(Lease(fault.index, fault.seed, fault.attempt + 1, 0))
+            else:
+                recorded.append(fault.index)
+                table.fill(failed_row(fault.index, fault.seed, fault.attempt, 0))
         if len(recorded) >= len(given):
             break
-        report = runner.run((), budget_s)
+        report = runner.run(again, budget_s)
     assert sorted(recorded) == sorted(lease.index for lease in given)
     return table
 

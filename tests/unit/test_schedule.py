@@ -15,12 +15,14 @@ import pytest
 
 from rl_eval.episode import ROW, EpisodeTable, Lease, Outcome
 from rl_eval.plan import EpisodePlan
-from rl_eval.schedule import (
+from rl_eval.schedule import Schedule
+from rl_eval.schedule_events import (
     Abort,
     Audit,
     Cancelled,
     Charge,
     Command,
+    Exclude,
     FleetSized,
     GiveUp,
     Grant,
@@ -29,11 +31,10 @@ from rl_eval.schedule import (
     RunnerJoined,
     RunnerLost,
     RunnerReported,
-    Schedule,
 )
 from tests.unit.schedule_world import World, run_history
 
-BATCHES, BATCH = 16, 250
+HISTORIES = 600
 
 
 def make(
@@ -116,15 +117,53 @@ def test_what_a_lost_runner_held_goes_to_another() -> None:
     assert [(lease.index, lease.attempt, lease.runner) for lease in grant.leases] == [(0, 1, 1), (1, 1, 1)]
 
 
-def test_charged_attempts_are_carried_to_the_next_runner() -> None:
-    """What was charged before the loss stays charged: the next runner starts with the third attempt."""
+def two_runners(num_episodes: int) -> Schedule:
+    schedule = make(num_episodes, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    schedule.handle(RunnerJoined(1, lanes=1))
+    return schedule
+
+
+def test_a_failed_attempt_is_charged_and_runs_again_elsewhere() -> None:
+    """The runner on which it failed gets what is fresh; the other one gets the retry, with the next attempt."""
+    schedule = two_runners(6)
+    assert granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: [4]}
+    assert attempts_granted(schedule.handle(RunnerReported(1, finished=[2]))) == {0: 2, 5: 1}
+
+
+def test_the_only_runner_retries_where_it_failed() -> None:
+    """There is no other, and none is expected."""
     schedule = make(1)
     schedule.handle(RunnerJoined(0, lanes=1))
-    assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1), (0, 2)])) == []
-    schedule.handle(RunnerLost(0))
-    [grant] = schedule.handle(RunnerJoined(1, lanes=1))
-    assert isinstance(grant, Grant)
-    assert grant.leases[0].attempt == 3
+    assert attempts_granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: 2}
+
+
+def test_a_retry_waits_for_runners_that_are_expected_until_there_are_none() -> None:
+    """The first runner that is up must not use up the attempts of an episode alone."""
+    schedule = make(1, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=1))
+    assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)])) == []
+    assert schedule.awaits_runners
+    assert attempts_granted(schedule.handle(FleetSized(1))) == {0: 2}
+    assert not schedule.awaits_runners
+
+
+def test_a_retry_goes_to_a_free_lane_beyond_the_share() -> None:
+    """It has waited long enough."""
+    schedule = make(2, runners=2)
+    schedule.handle(RunnerJoined(0, lanes=2))
+    schedule.handle(RunnerJoined(1, lanes=2))
+    assert granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {1: [0]}
+
+
+def test_when_attempts_are_used_up_the_episode_is_given_up() -> None:
+    """By the schedule, wherever the last attempt failed."""
+    schedule = two_runners(1)
+    assert attempts_granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: 2}
+    schedule.handle(RunnerReported(1, failed_attempts=[(0, 2)]))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 3)]))
+    schedule.handle(RunnerReported(1, failed_attempts=[(0, 3)]))
+    assert schedule.complete
 
 
 def test_a_late_row_is_audited() -> None:
@@ -242,7 +281,8 @@ def test_attempts_that_a_live_runner_reported_count() -> None:
     """Two exceptions and a hang are three attempts."""
     schedule = make(1)
     schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1), (0, 2)], live=[0]))
+    for attempt in (1, 2):
+        schedule.handle(RunnerReported(0, failed_attempts=[(0, attempt)]))
     assert schedule.handle(RunnerLost(0, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
 
 
@@ -250,7 +290,7 @@ def test_an_attempt_is_charged_once() -> None:
     """Evidence about an attempt that ended before, as a recorder that lags may give, charges nothing."""
     schedule = make(1)
     schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)], live=[0]))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))
     assert schedule.handle(RunnerLost(0, charged=[(0, 1)])) == []
     assert attempts_granted(schedule.handle(RunnerJoined(1, lanes=1))) == {0: 2}
 
@@ -266,18 +306,64 @@ def test_evidence_against_what_the_lost_runner_did_not_hold_means_nothing() -> N
     assert attempts_granted(schedule.handle(RunnerJoined(3, lanes=2))) == {1: 1}
 
 
-def test_the_quarantine_opens_for_one_episode_and_one_runner_at_a_time() -> None:
-    """Suspects run in the order of the plan, on the lowest incarnation, while all others wait."""
+def test_suspects_run_alone_on_every_idle_runner() -> None:
+    """In parallel, one on each, in the order of the plan; who has one gets nothing else."""
     schedule = make(3)
     schedule.handle(RunnerJoined(0, lanes=3))
     schedule.handle(RunnerLost(0, suspects=[(0, 1), (2, 1)]))
     assert granted(schedule.handle(RunnerJoined(2, lanes=3))) == {2: [1]}
-    assert granted(schedule.handle(RunnerJoined(1, lanes=3))) == {}
-    assert granted(schedule.handle(RunnerReported(2, finished=[1]))) == {1: [0]}
-    assert schedule.handle(RunnerReported(2)) == []
+    assert granted(schedule.handle(RunnerJoined(1, lanes=3))) == {1: [0]}
+    assert granted(schedule.handle(RunnerJoined(3, lanes=3))) == {3: [2]}
     assert schedule.handle(FleetSized(7)) == []
-    assert granted(schedule.handle(RunnerJoined(3, lanes=3))) == {}
-    assert granted(schedule.handle(RunnerReported(1, finished=[0]))) == {1: [2]}
+    assert schedule.handle(RunnerLost(1, suspects=[(0, 1)])) == [Charge(0, 1)]
+    assert attempts_granted(schedule.handle(RunnerReported(3, finished=[2]))) == {0: 2}
+
+
+def test_many_suspects_are_cleared_in_groups() -> None:
+    """One of 64 episodes ended a forward pass: groups of eight run apart; one that dies too is split again."""
+    schedule = make(64)
+    schedule.handle(RunnerJoined(0, lanes=64))
+    schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in range(64)]))
+    first = [granted(schedule.handle(RunnerJoined(runner, lanes=64)))[runner] for runner in (1, 2)]
+    assert first == [[*range(8)], [*range(8, 16)]]
+    assert schedule.handle(RunnerLost(1, suspects=[(index, 1) for index in range(8)])) != [Charge(0, 1)]
+    assert granted(schedule.handle(RunnerJoined(3, lanes=64))) == {3: [0]}
+
+
+def test_what_a_group_leaves_behind_when_one_of_it_is_proven_is_not_charged() -> None:
+    """A deadline names its episode, also among suspects."""
+    schedule = make(16)
+    schedule.handle(RunnerJoined(0, lanes=16))
+    schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in range(16)]))
+    assert granted(schedule.handle(RunnerJoined(1, lanes=16))) == {1: [0, 1]}
+    assert schedule.handle(RunnerLost(1, charged=[(1, 1)])) == [Charge(1, 1)]
+
+
+def test_a_kill_in_a_wide_forward_pass_costs_three_episode_lengths_at_most() -> None:
+    """8 runners of 64 lanes, 2048 equal episodes, one process killed: all suspects are done soon after the rest."""
+    schedule = make(2048, runners=8)
+    held: dict[int, list[int]] = {runner: [] for runner in range(8)}
+
+    def obey(commands: list[Command]) -> None:
+        for runner, indices in granted(commands).items():
+            held[runner] += indices
+
+    for runner in range(8):
+        obey(schedule.handle(RunnerJoined(runner, lanes=64)))
+    killed, held[8] = held.pop(0)[:64], []
+    obey(schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in killed])))
+    obey(schedule.handle(RunnerJoined(8, lanes=64)))
+    suspected, rounds, late = set(killed), 0, 0
+    while not schedule.complete:
+        rounds += 1
+        common_left = any(index not in suspected for indices in held.values() for index in indices)
+        late += not common_left
+        for runner in list(held):
+            now, held[runner] = held[runner][:64], held[runner][64:]
+            if now:
+                obey(schedule.handle(RunnerReported(runner, finished=now)))
+    assert late <= 3
+    assert rounds <= 2048 // 512 + 3
 
 
 def test_what_is_in_quarantine_is_nobodys_share() -> None:
@@ -398,13 +484,91 @@ def test_a_resumed_run_has_the_same_plan(index: int) -> None:
         make(3, attempts={index: 1})
 
 
+# ------------------------------------------------------------------------------ broken machines
+
+
+class Group:
+    """Runners of equal lanes: on broken ones every attempt fails at once, others need some turns for each episode."""
+
+    def __init__(self, num_episodes: int, lanes: int, broken: int, healthy: int, turns: int) -> None:
+        self.schedule = make(num_episodes, runners=broken + healthy)
+        self.broken, self.lanes, self.turns = set(range(broken)), lanes, turns
+        self.held: dict[int, dict[int, int]] = {}
+        self.queued: dict[int, list[Lease]] = {}
+        self.told: list[Command] = []
+        self.now = 0
+
+    def join(self, runner: int) -> None:
+        self.held[runner], self.queued[runner] = {}, []
+        self.obey(self.schedule.handle(RunnerJoined(runner, self.lanes)))
+
+    def obey(self, commands: list[Command]) -> None:
+        self.told += commands
+        for command in commands:
+            if isinstance(command, Grant):
+                self.queued[command.runner] += command.leases
+            if isinstance(command, Exclude):
+                del self.queued[command.runner]
+
+    def turn(self) -> None:
+        self.now += 1
+        for runner in [*self.queued]:
+            live, queue = self.held[runner], self.queued[runner]
+            while queue and len(live) < self.lanes:
+                lease = queue.pop(0)
+                live[lease.index] = self.now if runner in self.broken else self.now + self.turns
+                self.attempt = {**getattr(self, "attempt", {}), lease.index: lease.attempt}
+            over = [index for index, due in live.items() if due <= self.now]
+            for index in over:
+                del live[index]
+            failed = [(index, self.attempt[index]) for index in over] if runner in self.broken else []
+            self.obey(self.schedule.handle(RunnerReported(runner, () if failed else over, failed, live=list(live))))
+
+
+@pytest.mark.parametrize(("lanes", "broken", "healthy"), [(1, 1, 1), (4, 1, 1), (8, 1, 3), (1, 2, 6)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_broken_machine_costs_no_episode(lanes: int, broken: int, healthy: int, first: bool) -> None:
+    """All attempts on it fail at once, and healthy ones are slow: it is excluded, and nothing is given up."""
+    group = Group(200, lanes, broken, healthy, turns=50)
+    for runner in range(broken):
+        group.join(runner)
+    for _ in range(20 * first):
+        group.turn()
+    for runner in range(broken, broken + healthy):
+        group.join(runner)
+    while not group.schedule.complete and group.now < 100_000:
+        group.turn()
+    assert group.schedule.complete
+    assert not [command for command in group.told if isinstance(command, GiveUp)]
+    excluded = [command for command in group.told if isinstance(command, Exclude)]
+    assert sorted(command.runner for command in excluded) == [*range(broken)]
+    assert all(len(command.uncharged) == command.failures <= 25 * lanes for command in excluded)
+
+
+def test_episodes_that_fail_everywhere_exclude_nobody() -> None:
+    """Then it is not the machines: attempts are used up, and every episode is given up."""
+    group = Group(30, lanes=2, broken=3, healthy=0, turns=1)
+    for runner in range(3):
+        group.join(runner)
+    while not group.schedule.complete and group.now < 10_000:
+        group.turn()
+    kinds = Counter(type(command) for command in group.told)
+    assert (kinds[GiveUp], kinds[Exclude]) == (30, 0)
+
+
 # ------------------------------------------------------------------------------ any history
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_history_breaks_a_law(batch: int) -> None:
+def test_no_history_breaks_a_law() -> None:
     """Whatever happens, every law of the referee holds after every event; see ``schedule_world``."""
-    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+    for seed in range(HISTORIES):
+        run_history(seed)
+
+
+@pytest.mark.slow
+def test_no_history_of_many_breaks_a_law() -> None:
+    """The same, for longer."""
+    for seed in range(HISTORIES, 20 * HISTORIES):
         run_history(seed)
 
 
@@ -420,7 +584,6 @@ def happened(world: World) -> Counter[str]:
             counts["deaths without a word"] += isinstance(event, RunnerLost) and not (event.charged or event.suspects)
             for command in commands:
                 counts[type(command).__name__] += 1
-                counts["given up at once"] += isinstance(command, GiveUp) and not isinstance(event, RunnerLost)
                 counts["reclaimed"] += len(command.indices) if isinstance(command, Reclaim) else 0
                 leases = command.leases if isinstance(command, Grant) else ()
                 counts["carried attempts"] += sum(lease.attempt > 1 for lease in leases)
@@ -432,14 +595,14 @@ def happened(world: World) -> Counter[str]:
 def test_histories_are_hard() -> None:
     """Each thing that can go wrong goes wrong often, reclaims that come too late included."""
     counts: Counter[str] = Counter()
-    for seed in range(BATCH):
+    for seed in range(HISTORIES // 2):
         counts += happened(run_history(seed))
     for name in (
         *("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
-        *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "given up at once"),
+        *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "Exclude"),
     ):
         assert counts[name] >= 20, name
-    assert counts["sessions"] > BATCH + 20
+    assert counts["sessions"] > HISTORIES // 2 + 20
     assert counts["reclaimed"] > 100
 
 

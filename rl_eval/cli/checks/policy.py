@@ -73,14 +73,26 @@ def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
     """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
-    return [fault for call in range(_CALLS) for fault in runner.run(() if call else leases, _CALL_S).faults]
+    faults: list[Fault] = []
+    for _ in range(_CALLS):
+        found = runner.run(leases, _CALL_S).faults
+        faults += found
+        leases = [
+            Lease(fault.index, fault.seed, fault.attempt + 1, 0) for fault in found if _has_another(fault, settings)
+        ]
+    return faults
+
+
+def _has_another(fault: Fault, settings: EvalSettings) -> bool:
+    """Whether the episode has attempts left after this one."""
+    return fault.attempt < settings.fault_tolerance.max_attempts_per_episode
 
 
 def _judged(fault: Fault, settings: EvalSettings) -> Finding:
     told = f"{fault.error_type}: {fault.message}"
     if fault.culprit == "policy":
         return problem(f"cannot act: {told}")
-    if fault.attempt < settings.fault_tolerance.max_attempts_per_episode:
+    if _has_another(fault, settings):
         return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")
     return problem(f"every attempt of an episode under the policy's actions failed; the last: {told}")
 

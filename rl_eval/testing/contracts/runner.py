@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeTable, Fault, Lease, Outcome, RunReport
+from rl_eval.episode import EpisodeTable, Fault, Lease, RunReport
 from rl_eval.errors import EvalError
 from rl_eval.plan import EpisodePlan
 from rl_eval.protocols import EnvContext
@@ -147,17 +147,15 @@ class EvalRunnerContract:
                 told = sorted((at.index, at.attempt, at.culprit) for at in played.faults)
                 _expect(told, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
-    def test_attempts_run_out(self) -> None:
-        """An episode that fails in every attempt is recorded as failed, without a return; the others complete."""
+    def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
+        """It has a fault and no row: the group decides whether the episode runs again. The others complete."""
         for lanes in self.lane_counts:
             with self._runner(lanes, {"kind": "raise", "episodes": [1]}) as runner:
                 played = _play(runner, _leases(self.num_episodes))
-            failed = played.rows[played.rows["outcome"] == Outcome.FAILED]
-            _expect(failed["index"].tolist(), [1], f"failed episodes, {lanes} lanes")
-            _expect(int(failed["attempts"][0]), _ATTEMPTS, "attempts of the failed episode")
-            _expect(bool(np.isnan(failed["episode_return"][0])), True, "the return of a failed episode is NaN")
-            _expect(len(played.faults), _ATTEMPTS, "faults of the failed episode")
-            self._expect_reference(played.rows[played.rows["outcome"] == Outcome.COMPLETED], f"{lanes} lanes")
+            _expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} lanes")
+            _expect([fault.attempt for fault in played.faults], [*range(1, _ATTEMPTS + 1)], "attempts of its faults")
+            _expect(len(played.rows), self.num_episodes - 1, f"rows of the others, {lanes} lanes")
+            self._expect_reference(played.rows, f"{lanes} lanes")
 
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
         """Attempts that other runners were charged with count."""
@@ -174,7 +172,7 @@ class EvalRunnerContract:
         for lanes in self.lane_counts:
             with self._runner(lanes, wrapper=_Endless, timeout_s=_TIMEOUT_S) as runner:
                 played = _play(runner, _leases(2), budget_s=_TIMEOUT_S / 2, calls=30)
-            _expect(set(played.rows["outcome"].tolist()), {Outcome.FAILED}, f"outcomes, {lanes} lanes")
+            _expect(len(played.rows), 0, f"rows, {lanes} lanes")
             _expect({fault.culprit for fault in played.faults}, {"timeout"}, f"culprits, {lanes} lanes")
 
     # ------------------------------------------------------------------ control
@@ -303,15 +301,15 @@ class EvalRunnerContract:
             fault: Arguments of :class:`FaultyEnv`.
             runner: The class; by default the one under test.
             wrapper: Put around every environment.
-            timeout_s: Limit of an attempt, instead of the limit of steps; there is one attempt then.
+            timeout_s: Limit of an attempt, instead of the limit of steps.
         """
         selected = runner_class(self.runner if runner is None else runner)
         section = self._settings.environment
         env_kwargs = {"env": section.env, "env_kwargs": section.env_kwargs, **(fault or {})}
-        evaluation, tolerance = self._settings.evaluation, FaultToleranceSection(max_attempts_per_episode=_ATTEMPTS)
+        evaluation, tolerance = self._settings.evaluation, FaultToleranceSection()
         if timeout_s is not None:
             evaluation = evaluation.model_copy(update={"max_episode_steps": None})
-            tolerance = FaultToleranceSection(max_attempts_per_episode=1, episode_timeout_s=timeout_s)
+            tolerance = FaultToleranceSection(episode_timeout_s=timeout_s)
         settings = self._settings.model_copy(
             update={
                 "environment": section.model_copy(update={"env": _factory(wrapper), "env_kwargs": env_kwargs}),
@@ -386,29 +384,33 @@ def _play(
     count: int | None = None,
     calls: int = 100_000,
 ) -> _Played:
-    """Run to the end, and once more.
+    """Run to the end, and once more; what fails runs again as long as it has attempts, and has no row then.
 
     Args:
         runner: Runs.
         leases: Are given with the first call.
         budget_s: Of every call.
         begun: Reports of earlier calls, to be counted in.
-        count: Number of rows that make the end; by default as many as leases.
+        count: Number of episodes that must end; by default as many as leases.
         calls: At most so many.
     """
     count = len(leases) if count is None else count
     reports = [*begun, runner.run(leases, budget_s)]
-    idle = 0
-    while sum(len(report.rows) for report in reports) < count and idle < _PATIENCE and len(reports) < calls:
-        reports.append(runner.run((), budget_s))
+    idle = failed = 0
+    while sum(len(report.rows) for report in reports) + failed < count and idle < _PATIENCE and len(reports) < calls:
+        faults = reports[-1].faults
+        again = [Lease(at.index, at.seed, at.attempt + 1, 0) for at in faults if at.attempt < _ATTEMPTS]
+        failed += len(faults) - len(again)
+        reports.append(runner.run(again, budget_s))
         idle = 0 if reports[-1].env_steps or len(reports[-1].rows) or reports[-1].faults else idle + 1
     reports.append(runner.run((), 0.0))
     rows = np.concatenate([report.rows for report in reports])
+    failed = sum(fault.attempt >= _ATTEMPTS for report in reports for fault in report.faults)
     indices = sorted(rows["index"].tolist())
-    if len(rows) != count or len(set(indices)) != count:
+    if len(rows) + failed != count or len(set(indices)) != len(rows):
         raise AssertionError(
-            f"{count} leases must give {count} rows, once each, but after {len(reports)} calls of run(budget_s="
-            f"{budget_s}) there were rows {indices}"
+            f"{count} leases must give {count - failed} rows, once each, but after {len(reports)} calls of "
+            f"run(budget_s={budget_s}) there were rows {indices}"
         )
     faults = tuple(fault for report in reports for fault in report.faults)
     return _Played(rows, faults, sum(report.env_steps for report in reports))

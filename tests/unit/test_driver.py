@@ -1,0 +1,274 @@
+"""The control loop on a fake backend and a clock that the test moves: what one failure means for the others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_eval import EvalConfig
+from rl_eval.backends import Call, Reply
+from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
+from rl_eval.driver import Driver
+from rl_eval.episode import ROW, Fault, Outcome, RunReport
+from rl_eval.errors import ConfigError, EnvError, RunnerLost
+from rl_eval.evaluation import Evaluation
+from rl_eval.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.fleet import Fleet, PublishedWeights
+from rl_eval.jobs import Apply, WeightsSync
+from rl_eval.plan import EpisodePlan
+from rl_eval.weights import snapshot_weights
+
+NO_LICENCE = EnvError("no licence on this node")
+
+
+class FakeBackend:
+    """Answers what the test puts into ``ready``."""
+
+    busy = True
+
+    def __init__(self) -> None:
+        self.ready: list[Reply] = []
+        self.calls: list[tuple[int, Any, int]] = []
+        self.ended: list[tuple[int, str]] = []
+
+    def spawn(self, runner: int, index: int) -> None:
+        self.calls.append((runner, Start(index), 0))
+
+    def call(self, runner: int, request: Any, *, tag: int = 0) -> None:
+        self.calls.append((runner, request, tag))
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        ready, self.ready = self.ready, []
+        return ready
+
+    def kill(self, runner: int) -> None:
+        self.calls = [call for call in self.calls if call[0] != runner]
+
+    def condemn(self, runner: int, why: RunnerLost) -> None:
+        self.ended.append((runner, str(why)))
+        self.ready.append(Reply(Call(runner, Run(), 0), error=why, lost=True))
+
+    def starting(self, runners: Sequence[int]) -> str:
+        return "starting"
+
+    def shortage(self) -> str:
+        return "none"
+
+    def capacity(self) -> int | None:
+        return None
+
+    def leave(self) -> None:
+        pass
+
+
+class World:
+    """A driver and its runners; each turn takes a tenth of a second."""
+
+    def __init__(self, runners: int = 4, lanes: int = 1, **faults: Any) -> None:
+        config = EvalConfig().environment("CartPole-v1").policy(lambda o: o)
+        config = config.runners(num_runners=runners, num_envs_per_runner=lanes).fault_tolerance(**faults)
+        self.settings = config.evaluation(num_episodes=200, purity_check=0).build()
+        self.backend, self.now = FakeBackend(), 1000.0
+        self.fleet = Fleet(self.backend, self.settings)
+        self.driver = Driver(self.backend, self.fleet, clock=lambda: self.now)
+        self.fleet.grow(runners, self.now)
+
+    def turn(self, *replies: Reply) -> None:
+        self.backend.ready += replies
+        self.now += 0.1
+        self.driver._turn()
+
+    def start(self, *runners: int, error: Exception | None = None) -> None:
+        self.backend.calls = [call for call in self.backend.calls if call[0] not in runners]
+        self.turn(*(Reply(Call(runner, Start(runner), 0), error=error) for runner in runners))
+
+    def post(self, job: Any) -> Any:
+        self.driver._inbox.put(job)
+        self.turn()
+        return job
+
+    def answer(self, broken: Sequence[int] = ()) -> None:
+        """Answer all calls: on broken positions every attempt fails, on the others every one completes."""
+        calls, self.backend.calls = self.backend.calls, []
+        for runner, request, tag in calls:
+            if member := self.fleet.members.get(runner):
+                value = played(request, member.index, member.index in broken) if isinstance(request, Run) else 1
+                self.turn(Reply(Call(runner, request, tag), value))
+
+
+def played(run: Run, position: int, broken: bool) -> RunReport:
+    """Return the report of a runner that ends all it is given."""
+    rows = np.zeros(0 if broken else len(run.leases), ROW)
+    faults = []
+    for place, lease in enumerate(run.leases):
+        if broken:
+            text = "ImportError", "no licence", "File"
+            faults.append(Fault(lease.index, lease.seed, lease.attempt, "env", "reset", 0, *text, position, "bad", 0.0))
+        else:
+            rows[place]["index"], rows[place]["seed"] = lease.index, lease.seed
+            rows[place]["runner"] = position
+            rows[place]["outcome"], rows[place]["attempts"] = Outcome.COMPLETED, lease.attempt
+    return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), len(rows), 0.0, 0.0, 0.0, 0)
+
+
+def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
+    evaluation = Evaluation(world.driver.next_tag(), world.settings, EpisodePlan(200))
+    world.post(evaluation)
+    for _ in range(10_000):
+        if evaluation.done:
+            break
+        world.turn()
+        world.answer(broken)
+    return evaluation.handle.result(timeout_s=0)
+
+
+# ------------------------------------------------------------------------------ one of several fails
+
+
+def test_a_runner_that_cannot_start_and_answers_first_costs_only_itself() -> None:
+    """The evaluation completes on the other three."""
+    world = World()
+    world.start(0, error=NO_LICENCE)
+    world.start(1, 2, 3)
+    assert world.driver._fatal is None
+    result = evaluate(world)
+    assert (result.status, len(result.episodes)) == ("complete", 200)
+    assert {record.runner for record in result.episodes} <= {0, 1, 2, 3}
+
+
+def test_a_broken_runner_is_excluded_and_named() -> None:
+    """200 of 200 complete, and none is charged with what failed on it."""
+    world = World(runners=2, lanes=4)
+    world.start(0, 1)
+    result = evaluate(world, broken=[0])
+    assert (result.status, len(result.episodes)) == ("complete", 200)
+    assert {record.runner for record in result.episodes} == {1}
+    assert result.faults
+    assert not [fault for fault in result.faults if fault.charged]
+    (note,) = {note for note in result.provenance["notes"] if "excluded" in note}
+    assert "runner 0 was excluded" in note
+    assert "no licence" in note
+    assert len(result.provenance["runners_excluded"]) <= 1 + world.settings.fault_tolerance.max_runner_restarts
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), EnvError("no room")])
+def test_weights_that_do_not_fit_on_one_machine_cost_only_its_runner(error: Exception) -> None:
+    """Those of a start and those of a broadcast alike; the others go on."""
+    world = World()
+    weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
+    world.start(0, 1, 2, 3)
+    sync = world.post(WeightsSync(world.driver.next_tag(), weights))
+    world.turn(Reply(Call(0, SetWeights("ref"), sync.tag), error=error))
+    world.turn(*(Reply(Call(runner, SetWeights("ref"), sync.tag), 1) for runner in (1, 2, 3)))
+    assert sync.future.result(timeout=0) == [1, 1, 1]
+    assert world.driver._fatal is None
+    assert [member.index for member in world.fleet.ready()] == [1, 2, 3]
+
+
+def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> None:
+    """No machine is to blame then, and nobody waits for restarts."""
+    world = World(runners=2)
+    world.start(0, 1)
+    weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
+    sync = world.post(WeightsSync(world.driver.next_tag(), weights))
+    for runner in (0, 1):
+        world.turn(Reply(Call(runner, SetWeights("ref"), sync.tag), error=NO_LICENCE))
+    assert sync.future.exception(timeout=0) is NO_LICENCE
+    assert world.driver._fatal is None
+
+
+def test_a_start_that_fails_everywhere_ends_the_group() -> None:
+    """With the original error, as soon as the last one has failed."""
+    world = World(runners=2)
+    world.start(0, error=EnvError("first"))
+    assert world.driver._fatal is None
+    world.start(1, error=NO_LICENCE)
+    assert world.driver._fatal is NO_LICENCE
+
+
+def test_a_usage_error_ends_the_group_at_once() -> None:
+    """Nothing would be different elsewhere."""
+    world = World()
+    world.start(2, error=ConfigError("environment.env: no such module"))
+    assert isinstance(world.driver._fatal, ConfigError)
+
+
+def test_what_a_callers_function_raises_is_for_the_caller() -> None:
+    """Its runner lives on."""
+    world = World(runners=2)
+    world.start(0, 1)
+    job = world.post(Apply(world.driver.next_tag(), lambda runner: None))
+    runner, request, tag = world.backend.calls[-1]
+    world.turn(Reply(Call(runner, request, tag), error=ValueError("mine")))
+    assert isinstance(job.future.exception(timeout=0), ValueError)
+    assert len(world.fleet.ready()) == 2
+
+
+# ------------------------------------------------------------------------------ silence
+
+
+def test_replies_that_lay_there_while_the_loop_was_busy_break_the_silence() -> None:
+    """Two seconds with a limit of half a second: nobody is ended, since all had answered."""
+    world = World(runner_timeout_s=0.5)
+    world.start(0, 1, 2, 3)
+    for member in world.fleet.ready():
+        world.fleet.call(member, Run(), tag=7, now=world.now)
+        member.probed = True
+    world.now += 2.0
+    world.turn(*(Reply(Call(runner, Run(), 7)) for runner in range(4)))
+    assert world.backend.ended == []
+
+
+def test_a_silent_runner_is_ended_and_replaced() -> None:
+    """Where nothing came."""
+    world = World(runner_timeout_s=0.5)
+    world.start(0, 1, 2, 3)
+    (member,) = world.fleet.ready()[:1]
+    world.fleet.call(member, GetWeightsVersion(), tag=7, now=world.now)
+    member.probed = True
+    world.now += 2.0
+    world.turn()
+    assert [runner for runner, _ in world.backend.ended] == [0]
+    world.turn()
+    assert world.fleet.losses == 1
+    world.now += 1.0
+    world.turn()
+    assert any(isinstance(request, Start) and runner > 3 for runner, request, _ in world.backend.calls)
+
+
+def test_a_preempted_node_is_not_counted_against_its_position() -> None:
+    """It may be taken away as often as it likes."""
+    world = World(runners=2, max_runner_restarts=0)
+    world.start(0, 1)
+    for _ in range(5):
+        member = world.fleet.ready()[0]
+        lost = Call(member.incarnation, Run(), 0)
+        world.turn(Reply(lost, error=RunnerLost("preempted"), lost=True, preempted=True))
+        world.now += 1.0
+        world.turn()
+        newest = max(world.fleet.members)
+        world.start(newest)
+    assert len(world.fleet.ready()) == 2
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+@pytest.mark.parametrize(
+    ("failure", "verdict"),
+    [
+        (StartFailed(ConfigError("x"), everywhere=False), Verdict.END),
+        (StartFailed(EnvError("x"), everywhere=False), Verdict.REPLACE),
+        (StartFailed(EnvError("x"), everywhere=True), Verdict.END),
+        (CallFailed(RuntimeError("x"), everywhere=False), Verdict.REPLACE),
+        (CallFailed(RuntimeError("x"), everywhere=True), Verdict.END),
+        (RunnerDied(), Verdict.REPLACE),
+        (RunnerDied(charged=True), Verdict.REPLACE_FREE),
+        (RunnerDied(preempted=True), Verdict.REPLACE_FREE),
+    ],
+)
+def test_verdicts(failure: Any, verdict: Verdict) -> None:
+    """One failure, one verdict."""
+    assert judge(failure) is verdict
