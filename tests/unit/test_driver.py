@@ -69,7 +69,7 @@ class World:
     def __init__(self, runners: int = 4, lanes: int = 1, **faults: Any) -> None:
         config = EvalConfig().environment("CartPole-v1").policy(lambda o: o)
         config = config.runners(num_runners=runners, num_envs_per_runner=lanes).fault_tolerance(**faults)
-        self.settings = config.evaluation(num_episodes=200, purity_check=0).build()
+        self.settings = config.evaluation(num_episodes=200, determinism_check=0).build()
         self.backend, self.now = FakeBackend(), 1000.0
         self.fleet = Fleet(self.backend, self.settings)
         self.driver = Driver(self.backend, self.fleet, clock=lambda: self.now)
