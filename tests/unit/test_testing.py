@@ -306,8 +306,9 @@ def test_a_deadly_fault_ends_the_process(kind: str, tmp_path: Path) -> None:
     assert "went on" not in output
     assert ("cleaned up" in output) == (kind == "exit")
     assert (tmp_path / f"{kind}-step-0").read_text() == str(process.pid)
-    with child(kind=kind, folder=str(tmp_path)) as process:
-        assert "went on" in process.communicate(timeout=60)[0]
+    if kind == "exit":  # The note that a strike leaves is the same for all kinds.
+        with child(kind=kind, folder=str(tmp_path)) as process:
+            assert "went on" in process.communicate(timeout=60)[0]
 
 
 @pytest.mark.process
