@@ -12,7 +12,8 @@ from rl_eval.episode import Fault
 __all__ = ["FailFast"]
 
 _FEWEST: Final = 20
-_PER_LANE: Final = 2
+_PER_LANE: Final = 4
+"""A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _PACKAGE: Final = Path(__file__).parent
 
@@ -22,7 +23,7 @@ class FailFast:
     """Counter of the first attempts of an evaluation, as long as all of them fail with one error at one place.
 
     Args:
-        lanes: Lanes of all runners: each may fail twice before the evaluation ends.
+        lanes: Lanes of all runners: each may fail four times before the evaluation ends.
     """
 
     def __init__(self, lanes: int) -> None:

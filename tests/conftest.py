@@ -51,8 +51,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if files else min(os.cpu_count() or 1, _MOST_WORKERS)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on Ray first, all on one worker."""
+    """Put the tests on Ray first, all on one worker; pytest-xdist reads the groups next."""
     items[:] = with_derived_marks(items)
 
 

@@ -18,12 +18,12 @@ def fault(kind: str = "OSError", line: int = 3, phase: str = "reset") -> Fault:
 
 @given(st.lists(st.integers(1, 4), max_size=60), st.integers(1, 64))
 def test_it_ends_at_the_limit_and_not_before(batches, lanes) -> None:
-    """Twenty attempts, or two for each lane, counted over all reports."""
+    """Twenty attempts, or four for each lane, counted over all reports."""
     counter, count = FailFast(lanes), 0
     for size in batches:
         count += size
         told = counter.failed([fault()] * size)
-        assert bool(told) == (count >= max(20, 2 * lanes))
+        assert bool(told) == (count >= max(20, 4 * lanes))
         assert not told or told.startswith("OSError: no licence")
 
 

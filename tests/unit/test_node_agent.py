@@ -249,6 +249,21 @@ def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent)
     assert not Path(alive.residence.recorder).parent.exists()
 
 
+def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it hears of that, and replaces it: it must not go quiet."""
+
+    def breaks(*args: Any) -> None:
+        raise IndexError("an empty status file")
+
+    monkeypatch.setattr("rl_eval.backends.node_agent.living", breaks)
+    agent = NodeAgent(Deadlines(step_s=1.0))
+    agent.watch(1, Residence("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s")))
+    with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
+        agent.vigil()
+    assert isinstance(caught.value.__cause__, IndexError)
+    agent._undertaker.dismiss()
+
+
 def moment(phase: Any, since: float, started: float = 0.0) -> Moment:
     return Moment(phase, 0, 0, since, (LaneEntry(True, 0, 0, 1, started),))
 

@@ -34,7 +34,7 @@ from rl_eval.schedule_events import (
 )
 from tests.unit.schedule_world import World, run_history
 
-HISTORIES = 600
+HISTORIES = 400
 
 
 def make(
@@ -601,7 +601,7 @@ def test_histories_are_hard() -> None:
         *("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
         *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "Exclude"),
     ):
-        assert counts[name] >= 20, name
+        assert counts[name] >= 15, name
     assert counts["sessions"] > HISTORIES // 2 + 20
     assert counts["reclaimed"] > 100
 
@@ -659,17 +659,17 @@ def calls_per_episode(num_episodes: int, runners: int) -> float:
 
 def test_an_episode_costs_the_same_in_a_long_plan() -> None:
     """The number of calls per episode does not grow with the number of episodes."""
-    assert calls_per_episode(20_000, runners=8) < 1.2 * calls_per_episode(2_000, runners=8)
+    assert calls_per_episode(8_000, runners=8) < 1.2 * calls_per_episode(1_000, runners=8)
 
 
 def test_an_episode_costs_the_same_in_a_large_fleet() -> None:
     """The number of calls per episode does not grow with the number of runners."""
-    assert calls_per_episode(20_000, runners=100) < 2 * calls_per_episode(20_000, runners=10)
+    assert calls_per_episode(5_000, runners=100) < 2 * calls_per_episode(5_000, runners=10)
 
 
 def test_a_finished_episode_costs_at_most_200_bytes() -> None:
     """Plan, schedule and table together peak below 200 bytes per episode."""
-    num_episodes = 200_000
+    num_episodes = 60_000
     tracemalloc.start()
     try:
         plan = EpisodePlan(num_episodes)
