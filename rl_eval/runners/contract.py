@@ -19,9 +19,9 @@ class Runner(Protocol):
 
     A runner is built where it works, as ``cls(settings, runner_index, policy)``, and called by one thread. It answers
     for three things: every lease becomes one row or one fault, or is given back; the row depends on the lease, the
-    environment and the policy alone; and no call takes much longer than its budget. :class:`~rl_eval.testing.EvalRunnerContract`
-    tests them. What went wrong in an episode is a :class:`~rl_eval.episode.Fault` of the report; what a method raises
-    is the runner's own failure.
+    environment and the policy alone; and no call takes much longer than its budget.
+    :class:`~rl_eval.testing.EvalRunnerContract` tests them. What went wrong in an episode is a
+    :class:`~rl_eval.episode.Fault` of the report; what a method raises is the runner's own failure.
     """
 
     default_lanes: ClassVar[int]
