@@ -46,7 +46,7 @@ def notes(folder: Path) -> dict[str, str]:
 
 
 def pids(evaluator: Evaluator) -> list[int]:
-    found: list[int] = evaluator._engine._group.foreach_runner(lambda runner: runner.pid())  # type: ignore[attr-defined]
+    found: list[int] = evaluator._engine._group.foreach_runner(lambda runner: os.getpid())  # type: ignore[attr-defined]
     return found
 
 
@@ -110,7 +110,7 @@ def test_a_killed_runner_delays_a_result_and_changes_nothing(tmp_path: Path) -> 
 
     with Evaluator(config(gate=str(tmp_path)), Scale(), backend="ray") as ev:
         group = ev._engine._group  # type: ignore[attr-defined]
-        (pid,) = group.foreach_runner(lambda runner: runner.pid())
+        (pid,) = group.foreach_runner(lambda runner: os.getpid())
         handle = ev.submit(Scale(6.0), step=1)
         evaluator_world.wait_for(tmp_path / "entered")
         os.kill(pid, signal.SIGKILL)

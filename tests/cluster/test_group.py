@@ -44,7 +44,7 @@ def trained(ray_cluster: None) -> Iterator[EvalRunnerGroup]:
 
 def pids_of(group: EvalRunnerGroup) -> list[int]:
     # A nested function travels by value; one of this module's could not be imported by the runners.
-    return group.foreach_runner(lambda runner: runner.pid())
+    return group.foreach_runner(lambda runner: os.getpid())
 
 
 def alive(pid: int) -> bool:

@@ -44,10 +44,10 @@ def test_videos_of_runners_and_the_evaluations_around_them(tmp_path):
     config = cartpole(attempt_rates=[0.3]).environment("CartPole-v1", env_kwargs={}).runners(num_runners=2)
     with EvalRunnerGroup(config) as group:
         before = group.evaluate()
-        pids = group.foreach_runner(lambda runner: runner.pid())
+        pids = group.foreach_runner(lambda runner: os.getpid())
         videos = record_with_group(group, before, VideoSettings("worst,first:3", tmp_path), 500)
         after = group.evaluate()
-        assert group.foreach_runner(lambda runner: runner.pid()) == pids
+        assert group.foreach_runner(lambda runner: os.getpid()) == pids
     assert after.fingerprint == before.fingerprint == evaluate(config.runners(num_runners=0)).fingerprint
     assert after.timing.env_steps == before.timing.env_steps
     assert len(videos) >= 3
@@ -96,11 +96,11 @@ def test_a_runner_that_dies_in_the_call_is_told_and_replaced(group, before):
 
 def test_a_call_that_never_returns_is_given_up(group, before):
     """Its runner is replaced."""
-    (pid,) = group.foreach_runner(lambda runner: runner.pid())
+    (pid,) = group.foreach_runner(lambda runner: os.getpid())
     with pytest.raises(ClusterError, match="runner 0 did not return from a call within"):
         group.apply_to_one(lambda runner: time.sleep(3600), timeout_s=0.5)
     assert group.evaluate().fingerprint == before.fingerprint
-    assert group.foreach_runner(lambda runner: runner.pid()) != [pid]
+    assert group.foreach_runner(lambda runner: os.getpid()) != [pid]
 
 
 def test_a_function_that_cannot_travel_is_refused(group):
