@@ -32,6 +32,7 @@ EARLY, FINAL = (Path(f"configs/weights/cartpole_ppo_{name}.safetensors") for nam
 def warm(ray_cluster: None) -> Iterator[EvalRunnerGroup]:
     """A group of two runners without torch, which tests leave as it was."""
     with EvalRunnerGroup(config().evaluation(determinism_check=0)) as group:
+        assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         yield group
 
 
