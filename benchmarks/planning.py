@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.runner import Row
-from rl_eval.episode import EpisodeTable, Outcome
-from rl_eval.plan import EpisodePlan
-from rl_eval.schedule import Schedule
-from rl_eval.schedule_events import Command, Grant, Reclaim, RunnerJoined, RunnerReported
+from rl_eval.records.episode import EpisodeTable, Outcome
+from rl_eval.scheduling.events import Command, Grant, Reclaim, RunnerJoined, RunnerReported
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.schedule import Schedule
 
 __all__ = ["measure"]
 

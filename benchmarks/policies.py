@@ -19,7 +19,7 @@ from typing import Any, Final
 from benchmarks.policy_kinds import FACTORIES
 from benchmarks.runner import Row
 from rl_eval import EvalConfig, EvalError, EvalResult, EvalRunnerGroup
-from rl_eval.numerics import reproducible_environment
+from rl_eval.supervision.process_environment import reproducible_environment
 
 __all__ = ["LAYOUTS", "SILENT", "measure", "verdict"]
 

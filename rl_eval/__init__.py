@@ -9,59 +9,59 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_eval.comparison import Comparison, compare
-    from rl_eval.config import EvalConfig
-    from rl_eval.determinism import Determinism
-    from rl_eval.episode import EpisodeRecord, Fault
+    from rl_eval.config.builder import EvalConfig
+    from rl_eval.config.settings import EvalSettings
     from rl_eval.errors import EvalError, EvaluatorBusy
-    from rl_eval.eval_schedule import EvalSchedule
-    from rl_eval.evaluator import Evaluator
-    from rl_eval.group import EvalRunnerGroup, evaluate
-    from rl_eval.handle import EvalHandle, EvalProgress
-    from rl_eval.hooks import NewBest, StopOnThreshold
-    from rl_eval.loading import load
-    from rl_eval.plan import EpisodePlan
-    from rl_eval.point import EvalPoint
+    from rl_eval.execution.group import EvalRunnerGroup, evaluate
+    from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
-    from rl_eval.replaying import Replay, replay
-    from rl_eval.result import EvalResult
+    from rl_eval.records.determinism import Determinism
+    from rl_eval.records.episode import EpisodeRecord, Fault
+    from rl_eval.results.comparison import Comparison, compare
+    from rl_eval.results.loading import load
+    from rl_eval.results.point import EvalPoint
+    from rl_eval.results.replay import Replay, replay
+    from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
-    from rl_eval.settings import EvalSettings
+    from rl_eval.scheduling.plan import EpisodePlan
+    from rl_eval.training.callbacks import NewBest, StopOnThreshold
+    from rl_eval.training.evaluator import Evaluator
+    from rl_eval.training.schedule import EvalSchedule
     from rl_eval.video import VideoSettings
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Comparison": "comparison",
-    "Determinism": "determinism",
+    "Comparison": "results.comparison",
+    "Determinism": "records.determinism",
     "EnvContext": "protocols",
-    "EpisodePlan": "plan",
-    "EpisodeRecord": "episode",
-    "EvalConfig": "config",
+    "EpisodePlan": "scheduling.plan",
+    "EpisodeRecord": "records.episode",
+    "EvalConfig": "config.builder",
     "EvalError": "errors",
-    "EvalHandle": "handle",
-    "EvalPoint": "point",
-    "EvalProgress": "handle",
-    "EvalResult": "result",
+    "EvalHandle": "execution.handle",
+    "EvalPoint": "results.point",
+    "EvalProgress": "execution.handle",
+    "EvalResult": "results.result",
     "EvalRunner": "runners",
-    "EvalRunnerGroup": "group",
-    "EvalSchedule": "eval_schedule",
-    "EvalSettings": "settings",
-    "Evaluator": "evaluator",
+    "EvalRunnerGroup": "execution.group",
+    "EvalSchedule": "training.schedule",
+    "EvalSettings": "config.settings",
+    "Evaluator": "training.evaluator",
     "EvaluatorBusy": "errors",
-    "Fault": "episode",
-    "NewBest": "hooks",
+    "Fault": "records.episode",
+    "NewBest": "training.callbacks",
     "NoiseSource": "protocols",
     "Policy": "protocols",
-    "Replay": "replaying",
+    "Replay": "results.replay",
     "SingleAgentEvalRunner": "runners",
-    "StopOnThreshold": "hooks",
+    "StopOnThreshold": "training.callbacks",
     "VectorEvalRunner": "runners",
     "VideoSettings": "video",
-    "compare": "comparison",
-    "evaluate": "group",
-    "load": "loading",
-    "replay": "replaying",
+    "compare": "results.comparison",
+    "evaluate": "execution.group",
+    "load": "results.loading",
+    "replay": "results.replay",
 }
 
 __all__ = [

@@ -107,7 +107,7 @@ class LogOwned(UsageError):
 
 
 class EpisodeError(EvalError):
-    """One episode went wrong; runners turn it into a :class:`~rl_eval.episode.Fault`."""
+    """One episode went wrong; runners turn it into a :class:`~rl_eval.records.episode.Fault`."""
 
 
 class EnvError(EpisodeError):

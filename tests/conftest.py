@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_eval.numerics import reproducible_environment
+from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
 from tests.tiers import TierWatch, with_derived_marks
 

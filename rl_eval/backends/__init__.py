@@ -1,4 +1,8 @@
-"""Where runners live, and how calls reach them."""
+"""Backends: where runners live, and how requests reach them.
+
+The reference runs them in this process, the other as Ray actors. The only folder of the core that imports Ray.
+Imported by ``results/`` (to replay) and ``execution/``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import cloudpickle
 
 from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.errors import ConfigError, RunnerLost
-from rl_eval.recorder import Autopsy
+from rl_eval.supervision.flight_recorder import Autopsy
 
 __all__ = ["Backend", "Call", "Reply", "pickled"]
 

@@ -12,8 +12,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_eval.backends.node_agent import Deadlines, NodeAgent
-from rl_eval.recorder import Residence
+from rl_eval.supervision.flight_recorder import Residence
+from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 
 __all__ = ["NodeAgents"]
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import ray
 
+from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
-from rl_eval.numerics import reproducible_environment
-from rl_eval.settings import RunnersSection
+from rl_eval.supervision.process_environment import reproducible_environment
 
 __all__ = ["connect", "gist", "process_kept", "runtime_env_of"]
 

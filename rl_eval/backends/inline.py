@@ -11,9 +11,9 @@ import cloudpickle
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
-from rl_eval.settings import EvalSettings
 
 __all__ = ["InlineBackend"]
 

@@ -23,11 +23,11 @@ from ray.exceptions import (
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import connect, gist, process_kept, runtime_env_of
-from rl_eval.backends.node_agent import Deadlines
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
+from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ClusterError, ConfigError, RunnerLost
-from rl_eval.settings import EvalSettings, RunnersSection
+from rl_eval.supervision.node_agent import Deadlines
 
 __all__ = ["RayBackend"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import assert_never
 
-from rl_eval.episode import Lease
+from rl_eval.records.episode import Lease
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner

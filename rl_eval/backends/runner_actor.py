@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, answer
-from rl_eval.interrupts import expect_no_ctrl_c
-from rl_eval.recorder import Residence, install
+from rl_eval.supervision.flight_recorder import Residence, install
+from rl_eval.supervision.interrupts import expect_no_ctrl_c
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
@@ -56,7 +56,7 @@ class RunnerActor:
             raise self._trouble
         init_fn = cloudpickle.loads(self._init_fn)
         if isinstance(init_fn, str):
-            from rl_eval.importing import import_attribute
+            from rl_eval.config.references import import_attribute
 
             init_fn = import_attribute("runners.init_fn", init_fn)
         if init_fn is not None:

@@ -24,8 +24,8 @@ def compare(
 ) -> None:
     """Compare two results of the same plan, episode by episode: b minus a."""
     with reported(debug):
-        from rl_eval.comparison import compare as compare_results
-        from rl_eval.loading import load
+        from rl_eval.results.comparison import compare as compare_results
+        from rl_eval.results.loading import load
 
         comparison = compare_results(load(a), load(b), force=force)
         if as_json:

@@ -15,7 +15,7 @@ from rl_eval.cli.show import Results
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_eval.result import EvalResult
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["Format", "export"]
 
@@ -44,7 +44,7 @@ def export(
 ) -> None:
     """Write one row per finished episode, with its faults."""
     with reported(debug):
-        from rl_eval.loading import load
+        from rl_eval.results.loading import load
 
         target = _default_file(path, format) if output is None else output
         if target.exists() and not force:
@@ -85,7 +85,7 @@ def _to_csv(result: EvalResult) -> str:
     import pyarrow as pa
     from pyarrow import csv
 
-    from rl_eval.report.files import episode_table
+    from rl_eval.results.report.files import episode_table
 
     sink = pa.BufferOutputStream()
     csv.write_csv(episode_table(result.table), sink)
@@ -93,8 +93,8 @@ def _to_csv(result: EvalResult) -> str:
 
 
 def _to_json_lines(result: EvalResult) -> str:
-    from rl_eval.plain import plain
-    from rl_eval.report.files import episode_table
+    from rl_eval.records.plain import plain
+    from rl_eval.results.report.files import episode_table
 
     rows = episode_table(result.table).to_pylist()
     return "".join(json.dumps(plain(row | {"faults": json.loads(row["faults"])})) + "\n" for row in rows)

@@ -105,7 +105,7 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
         ConfigError: It holds the result of another evaluation, or files of that name which no evaluation wrote, or
             cannot be written to.
     """
-    from rl_eval.report.files import EPISODES_FILE, RESULT_FILE
+    from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output {folder} is a file: give a folder")
@@ -146,7 +146,7 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
         return run_dir is not None
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.report.files import RESULT_FILE
+    from rl_eval.results.report.files import RESULT_FILE
 
     manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder / RESULT_FILE)
     if manifest is None:
@@ -157,7 +157,7 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
 
 def is_saved(fingerprint: str, folder: Path) -> bool:
     """Tell whether a folder holds a result with this fingerprint already."""
-    from rl_eval.report.files import RESULT_FILE
+    from rl_eval.results.report.files import RESULT_FILE
 
     return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)
 
@@ -171,7 +171,7 @@ def _is_episodes(path: Path) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from rl_eval.episode import ROW
+    from rl_eval.records.episode import ROW
 
     try:
         return set(ROW.names or ()) <= set(pq.read_schema(path).names)

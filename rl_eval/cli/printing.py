@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from rl_eval.comparison import Comparison
-    from rl_eval.report.table import Page
-    from rl_eval.result import EvalResult
+    from rl_eval.results.comparison import Comparison
+    from rl_eval.results.report.table import Page
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["print_page", "print_report"]
 
@@ -26,7 +26,7 @@ def print_report(report: EvalResult | Comparison) -> None:
 
 def print_page(page: Page) -> None:
     """Print any other page."""
-    from rl_eval.report.table import rich_page, text_page
+    from rl_eval.results.report.table import rich_page, text_page
 
     console = Console(highlight=False)
     if console.is_terminal:

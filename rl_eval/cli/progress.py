@@ -20,13 +20,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl_eval.report.table import WIDTH, Line, Page, decimals, number, rich_page
+from rl_eval.results.report.table import WIDTH, Line, Page, decimals, number, rich_page
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from rl_eval.handle import EvalProgress
-    from rl_eval.settings import EvalSettings
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.execution.handle import EvalProgress
 
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_monitor", "progress_line"]
 
@@ -209,7 +209,7 @@ def _drawing(view: View) -> Group:
 
 
 def _nothing_yet(settings: EvalSettings) -> EvalProgress:
-    from rl_eval.handle import EvalProgress  # It brings NumPy, for which the first view does not wait.
+    from rl_eval.execution.handle import EvalProgress  # It brings NumPy, for which the first view does not wait.
 
     return EvalProgress(settings.evaluation.num_episodes, 0, 0, 0, 0, math.nan, math.nan, 0, 0.0, 0)
 

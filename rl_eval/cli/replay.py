@@ -12,8 +12,8 @@ from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 
 if TYPE_CHECKING:
-    from rl_eval.replaying import Replay
-    from rl_eval.report.table import Line, Page
+    from rl_eval.results.replay import Replay
+    from rl_eval.results.report.table import Line, Page
 
 __all__ = ["replay"]
 
@@ -27,7 +27,7 @@ def replay(
     """Run one episode again in this process, from its provenance, and compare it with its record."""
     with reported(debug):
         result = load_to_run(path, trust)
-        from rl_eval.replaying import replay as run_again
+        from rl_eval.results.replay import replay as run_again
 
         again = run_again(result, index, trust=True)
         print_page(_page(again))
@@ -36,7 +36,7 @@ def replay(
 
 
 def _page(replayed: Replay) -> Page:
-    from rl_eval.report.table import Line, Page
+    from rl_eval.results.report.table import Line, Page
 
     record, again = replayed.recorded, replayed.again
     lines = [
@@ -57,7 +57,7 @@ def _page(replayed: Replay) -> Page:
 
 
 def _differences(replayed: Replay) -> list[Line]:
-    from rl_eval.report.table import Line
+    from rl_eval.results.report.table import Line
 
     return [
         Line(name.removeprefix("episode_"), _text(now), f"recorded as {_text(was)}")

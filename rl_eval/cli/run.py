@@ -21,13 +21,13 @@ from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_proce
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
-from rl_eval.report.table import interval_text
+from rl_eval.results.report.table import interval_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
-    from rl_eval.handle import EvalHandle
-    from rl_eval.result import EvalResult
-    from rl_eval.settings import EvalSettings
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.execution.handle import EvalHandle
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["run"]
 
@@ -163,7 +163,7 @@ def _evaluate(
     """
     monitor.plan(settings)
     monitor.say("loading")
-    from rl_eval.group import EvalRunnerGroup
+    from rl_eval.execution.group import EvalRunnerGroup
 
     def begin(handle: EvalHandle) -> None:
         monitor.follow(handle.progress)
@@ -208,7 +208,7 @@ def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
     Raises:
         ConfigError: It cannot be saved.
     """
-    from rl_eval.report.files import EPISODES_FILE, RESULT_FILE
+    from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 
     failure: OSError | None = None
     try:

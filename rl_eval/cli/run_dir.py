@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, LogError
-from rl_eval.loading import result_of_log
 from rl_eval.log import LogContents, read_log
 from rl_eval.log.code_changes import code_differences, newest_code
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
-from rl_eval.provenance import manifest_of
-from rl_eval.report.files import RESULT_FILE
-from rl_eval.result import EvalResult
-from rl_eval.settings import EvalSettings
+from rl_eval.results.loading import result_of_log
+from rl_eval.results.provenance import manifest_of
+from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.results.result import EvalResult
 from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["finished_result", "fresh_run_dir"]

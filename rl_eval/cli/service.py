@@ -13,8 +13,8 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page
 
 if TYPE_CHECKING:
-    from rl_eval.report.table import Page
-    from rl_eval.service.messages import ServiceStatus
+    from rl_eval.results.report.table import Page
+    from rl_eval.training.service.messages import ServiceStatus
 
 __all__ = ["app"]
 
@@ -53,7 +53,7 @@ def list_(
 ) -> None:
     """Show the evaluation services of a cluster: what they do, and their clients."""
     with reported(debug), _connected(address):
-        from rl_eval.service.directory import list_services
+        from rl_eval.training.service.directory import list_services
 
         services = list_services(namespace)
         for (space, name), status in services.items():
@@ -74,7 +74,7 @@ def stop(
 ) -> None:
     """End an evaluation service and its runners; what it has not done stays in its folder."""
     with reported(debug), _connected(address):
-        from rl_eval.service.directory import end_service
+        from rl_eval.training.service.directory import end_service
 
         orderly = end_service(name, namespace)
         typer.echo(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
@@ -84,7 +84,7 @@ def stop(
 def _connected(address: str | None) -> Iterator[None]:
     import ray
 
-    from rl_eval.service.directory import reach
+    from rl_eval.training.service.directory import reach
 
     owns_connection = reach(address)
     try:
@@ -95,7 +95,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _page(status: ServiceStatus) -> Page:
-    from rl_eval.report.table import Line, Page
+    from rl_eval.results.report.table import Line, Page
 
     until = f"ends after {_duration(status.idle_timeout_s)} without clients and work"
     clients = [
@@ -123,7 +123,7 @@ def _page(status: ServiceStatus) -> Page:
 
 
 def _silent_page(namespace: str, name: str) -> Page:
-    from rl_eval.report.table import Page
+    from rl_eval.results.report.table import Page
 
     return Page(f"service {name}", f"namespace {namespace}", "", [], [f"no answer; `rl-eval service stop {name}`"])
 

@@ -14,8 +14,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
 
 if TYPE_CHECKING:
-    from rl_eval.config import EvalConfig
-    from rl_eval.settings import EvalSettings
+    from rl_eval.config.builder import EvalConfig
+    from rl_eval.config.settings import EvalSettings
 
 __all__ = [
     "Assignments",
@@ -59,7 +59,7 @@ def read_settings(
     Raises:
         ConfigError: Anything about it is wrong; the message names the key.
     """
-    from rl_eval.config import EvalConfig
+    from rl_eval.config.builder import EvalConfig
 
     config = EvalConfig.from_yaml(path, section)
     for key, value in (flags or {}).items():
@@ -78,7 +78,7 @@ def prepare_process() -> None:
 
 def fix_numerics() -> None:
     """Make this process compute as a runner does; a variable that the user has set stays."""
-    from rl_eval.numerics import reproducible_environment
+    from rl_eval.supervision.process_environment import reproducible_environment
 
     for name, value in reproducible_environment().items():
         os.environ.setdefault(name, value)

@@ -13,10 +13,10 @@ from rl_eval.cli.printing import print_page, print_report
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
-    from rl_eval.episode import EpisodeRecord, Fault
-    from rl_eval.report.table import Line
-    from rl_eval.result import EvalResult
-    from rl_eval.story import Event
+    from rl_eval.records.episode import EpisodeRecord, Fault
+    from rl_eval.results.report.table import Line
+    from rl_eval.results.result import EvalResult
+    from rl_eval.results.story import Event
 
 __all__ = ["Results", "show"]
 
@@ -41,8 +41,8 @@ def show(
 ) -> None:
     """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
     with reported(debug):
-        from rl_eval.loading import load
-        from rl_eval.report.table import Page
+        from rl_eval.results.loading import load
+        from rl_eval.results.report.table import Page
 
         if episode is not None:
             _show_episode(load(path), episode, faults=faults, as_json=as_json)
@@ -64,9 +64,9 @@ def show(
 
 
 def _show_episode(result: EvalResult, index: int, *, faults: bool, as_json: bool) -> None:
-    from rl_eval.plain import plain
-    from rl_eval.report.table import Page
-    from rl_eval.story import story
+    from rl_eval.records.plain import plain
+    from rl_eval.results.report.table import Page
+    from rl_eval.results.story import story
 
     events = story(result, index)
     if as_json:
@@ -79,7 +79,7 @@ def _show_episode(result: EvalResult, index: int, *, faults: bool, as_json: bool
 
 
 def _event_line(event: Event) -> Line:
-    from rl_eval.report.table import Line, number
+    from rl_eval.results.report.table import Line, number
 
     label = f"attempt {event.attempt}" if event.attempt else event.kind
     runner = "" if event.runner is None else f"runner {event.runner}"
@@ -120,7 +120,7 @@ def _state(run: dict[str, Any]) -> str:
 
 
 def _run_lines(run: dict[str, Any]) -> list[Line]:
-    from rl_eval.report.table import Line
+    from rl_eval.results.report.table import Line
 
     if not run:
         return []
@@ -139,7 +139,7 @@ def _damage(run: dict[str, Any]) -> str:
 
 
 def _fault_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.report.table import Line
+    from rl_eval.results.report.table import Line
 
     counted = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
     messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
@@ -147,7 +147,7 @@ def _fault_lines(result: EvalResult) -> list[Line]:
 
 
 def _slow_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.report.table import Line, number
+    from rl_eval.results.report.table import Line, number
 
     return _labelled(
         "slowest",
@@ -159,7 +159,7 @@ def _slow_lines(result: EvalResult) -> list[Line]:
 
 
 def _failed_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.report.table import Line
+    from rl_eval.results.report.table import Line
 
     failed = _failed(result)
     lines = [
@@ -177,7 +177,7 @@ def _labelled(label: str, lines: list[Line]) -> list[Line]:
 def _slowest(result: EvalResult) -> list[EpisodeRecord]:
     import numpy as np
 
-    from rl_eval.report.metrics import episode_seconds
+    from rl_eval.results.report.metrics import episode_seconds
 
     order = np.argsort(np.where(result.table.completed, -episode_seconds(result.table.rows), np.inf), kind="stable")
     return [result.table.record(int(index)) for index in order[: min(_SHOWN, int(result.table.completed.sum()))]]

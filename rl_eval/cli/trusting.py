@@ -10,7 +10,7 @@ import typer
 from rl_eval.cli.settings import find_modules_here, fix_numerics
 
 if TYPE_CHECKING:
-    from rl_eval.result import EvalResult
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["Trust", "load_to_run"]
 
@@ -30,8 +30,8 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
     """
     fix_numerics()
     from rl_eval.errors import UntrustedError
-    from rl_eval.loading import load
-    from rl_eval.trust import check_trust
+    from rl_eval.results.loading import load
+    from rl_eval.results.trust import check_trust
 
     result = load(path)
     try:

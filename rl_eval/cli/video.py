@@ -13,7 +13,7 @@ from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 
 if TYPE_CHECKING:
-    from rl_eval.report.table import Page
+    from rl_eval.results.report.table import Page
     from rl_eval.video import Video
 
 __all__ = ["video"]
@@ -52,7 +52,7 @@ def video(
 
 
 def _page(videos: list[Video], folder: Path) -> Page:
-    from rl_eval.report.table import Line, Page
+    from rl_eval.results.report.table import Line, Page
 
     different = [made for made in videos if not made.identical]
     cut = [made for made in videos if made.cut]

@@ -17,13 +17,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Fault, fingerprint_rows
 from rl_eval.errors import LogError
 from rl_eval.log.code_changes import Amendment, read_amendments
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage
+from rl_eval.records.episode import ROW, Fault, fingerprint_rows
 
 __all__ = ["LogContents", "Scan", "read_log", "read_manifest", "scan", "set_aside"]
 
@@ -40,7 +40,7 @@ class LogContents:
 
     manifest: Manifest
     rows: npt.NDArray[np.void]
-    """Array of :data:`~rl_eval.episode.ROW`, shape (n,), in order of writing, each index once."""
+    """Array of :data:`~rl_eval.records.episode.ROW`, shape (n,), in order of writing, each index once."""
     infos: npt.NDArray[np.float64]
     """Their info scalars, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]

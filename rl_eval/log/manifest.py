@@ -16,7 +16,7 @@ from typing import Any, Final
 import xxhash
 
 from rl_eval.errors import LogError
-from rl_eval.plain import ABSENT, differences, plain
+from rl_eval.records.plain import ABSENT, differences, plain
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 

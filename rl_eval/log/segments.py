@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rl_eval.columns import episode_columns, fault_columns, read_episodes, read_faults
-from rl_eval.episode import ROW, Fault
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
+from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
+from rl_eval.records.episode import ROW, Fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ class Batch:
     """Rows, faults and totals that are committed together. The log keeps the arrays: they must not change any more."""
 
     rows: npt.NDArray[np.void]
-    """Array of :data:`~rl_eval.episode.ROW`, shape (n,)."""
+    """Array of :data:`~rl_eval.records.episode.ROW`, shape (n,)."""
     infos: npt.NDArray[np.float64]
     """Their info scalars, shape (n, k)."""
     faults: tuple[Fault, ...] = ()

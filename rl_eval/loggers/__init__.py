@@ -1,4 +1,7 @@
-"""Loggers of learning curves. Names are loaded on first use: no logger imports another's packages."""
+"""Loggers of learning curves: console, files, TensorBoard, Weights & Biases, Ray metrics.
+
+Names are loaded on first use: no logger imports another's packages. Imported by ``training/`` and above.
+"""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
 
 if TYPE_CHECKING:
-    from rl_eval.handle import EvalProgress
+    from rl_eval.execution.handle import EvalProgress
     from rl_eval.video import Video
 
 __all__ = ["Logger", "finite_metrics", "prefix_of", "row_of"]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.loggers.base import Logger, prefix_of
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
 
 if TYPE_CHECKING:
     from rl_eval.video import Video

@@ -19,8 +19,8 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.loggers.base import Logger, row_of
-from rl_eval.plain import plain
-from rl_eval.point import EvalPoint
+from rl_eval.records.plain import plain
+from rl_eval.results.point import EvalPoint
 
 __all__ = ["CSVLogger", "JSONLinesLogger"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.episode import Outcome
 from rl_eval.loggers.base import Logger
-from rl_eval.point import EvalPoint
+from rl_eval.records.episode import Outcome
+from rl_eval.results.point import EvalPoint
 
 if TYPE_CHECKING:
-    from rl_eval.handle import EvalProgress
+    from rl_eval.execution.handle import EvalProgress
 
 __all__ = ["RayMetrics"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rl_eval.errors import ConfigError
 from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
 
 if TYPE_CHECKING:
     from rl_eval.video import Video

@@ -1,4 +1,7 @@
-"""Which adapter turns the user's object into a :class:`rl_eval.Policy`."""
+"""Policies: adapters of users' objects to :class:`rl_eval.Policy`, and noise that depends on the episode alone.
+
+The only folder that imports torch at module level. Imported by runners, integrations and watching.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any, Final
 
 import gymnasium as gym
 
+from rl_eval.adapters import integration_for
+from rl_eval.config.references import import_attribute
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.frameworks import integration_for
-from rl_eval.importing import import_attribute
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
-from rl_eval.settings import PolicySection
 
 __all__ = ["adapt_policy", "came_from_factory"]
 

@@ -1,12 +1,16 @@
-"""Runners, and the class that a config selects."""
+"""Runners: leases to records, one environment slot at a time; and the class that a config selects.
+
+``contract`` is what the control loop needs of any runner, ``base`` the abstract runner over slots. Imported by
+backends and test tools; knows no schedule, store or log.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any, Final, cast
 
+from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.importing import import_attribute
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
 from rl_eval.runners.observers import EpisodeObserver

@@ -22,12 +22,22 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import ROW, Culprit, Fault, Lease, Outcome, Phase, RunReport, Truncation, first_seen, record_of
+from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
-from rl_eval.interrupts import survivable
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
-from rl_eval.recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
+from rl_eval.records.episode import (
+    ROW,
+    Culprit,
+    Fault,
+    Lease,
+    Outcome,
+    Phase,
+    RunReport,
+    Truncation,
+    first_seen,
+    record_of,
+)
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
@@ -35,7 +45,8 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
-from rl_eval.settings import DEFAULT_LANES, EvalSettings
+from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
+from rl_eval.supervision.interrupts import survivable
 from rl_eval.weights import WeightsSnapshot, apply_weights
 
 __all__ = ["EvalRunner"]

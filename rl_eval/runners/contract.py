@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from rl_eval.episode import Lease, RunReport
-from rl_eval.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["Runner"]
@@ -21,7 +21,7 @@ class Runner(Protocol):
     for three things: every lease becomes one row or one fault, or is given back; the row depends on the lease, the
     environment and the policy alone; and no call takes much longer than its budget.
     :class:`~rl_eval.testing.EvalRunnerContract` tests them. What went wrong in an episode is a
-    :class:`~rl_eval.episode.Fault` of the report; what a method raises is the runner's own failure.
+    :class:`~rl_eval.records.episode.Fault` of the report; what a method raises is the runner's own failure.
     """
 
     default_lanes: ClassVar[int]

@@ -10,11 +10,11 @@ from typing import Any, Final
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
+from rl_eval.adapters import integration_for
+from rl_eval.config.references import import_attribute
+from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 from rl_eval.errors import ConfigError
-from rl_eval.frameworks import integration_for
-from rl_eval.importing import import_attribute
 from rl_eval.protocols import EnvContext
-from rl_eval.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 
 __all__ = ["construct_env", "import_env"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_eval.episode import EpisodeSpec, Lease, Outcome, Progress, Truncation, row_of
-from rl_eval.recorder import STEP, FlightRecorder
+from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, Progress, Truncation, row_of
+from rl_eval.records.trace import TraceRecorder
 from rl_eval.runners.observers import ObservedSlot
-from rl_eval.trace import TraceRecorder
+from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
 __all__ = ["Lane"]
 
@@ -142,7 +142,7 @@ class Lane:
     def row(
         self, outcome: Outcome, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the attempt as a :data:`rl_eval.episode.ROW`; a failed one keeps no partial sums."""
+        """Return the attempt as a :data:`rl_eval.records.episode.ROW`; a failed one keeps no partial sums."""
         assert self.lease is not None
         values = {
             "index": self.lease.index,

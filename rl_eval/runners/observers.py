@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
-from rl_eval.episode import EpisodeRecord, EpisodeSpec, first_seen
+from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
-from rl_eval.importing import import_attribute
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 
 __all__ = ["EpisodeObserver", "ObservedSlot", "observer_factories"]
 

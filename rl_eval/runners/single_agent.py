@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import ClassVar, final
 
-from rl_eval.episode import Lease, RunReport
-from rl_eval.recorder import ACT
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
+from rl_eval.supervision.flight_recorder import ACT
 
 __all__ = ["SingleAgentEvalRunner"]
 

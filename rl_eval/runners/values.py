@@ -14,8 +14,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from rl_eval.episode import first_seen
 from rl_eval.errors import EnvError
+from rl_eval.records.episode import first_seen
 from rl_eval.runners.lane import Lane
 
 __all__ = ["ValueReader", "broken_step", "read_reset"]

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, final
 
-from rl_eval.episode import Lease, RunReport
-from rl_eval.recorder import ACT, NOW, SINCE, FlightRecorder
+from rl_eval.config.settings import EvalSettings
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
-from rl_eval.settings import EvalSettings
+from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 
 __all__ = ["VectorEvalRunner"]
 

@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.config.settings import EnvironmentSection
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.environment import construct_env
-from rl_eval.settings import EnvironmentSection
 
 __all__ = ["DictObservation", "ImpureEnv", "TwoLengthEnv", "impure", "two_length", "wrapped_env"]
 

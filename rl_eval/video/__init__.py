@@ -1,4 +1,7 @@
-"""Videos of chosen episodes: each is run once more, in an environment of its own that renders."""
+"""Videos of chosen episodes: each is run once more, in an environment of its own that renders.
+
+Built on a group and its runners. Imported by loggers, training and the command line.
+"""
 
 from __future__ import annotations
 

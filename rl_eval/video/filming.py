@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.episode import EpisodeRecord, EpisodeSpec, Lease, Outcome, different_columns
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
-from rl_eval.replaying import run_lease
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, Outcome, different_columns
+from rl_eval.results.replay import run_lease
 from rl_eval.runners import EvalRunner, Runner
-from rl_eval.settings import EvalSettings
 from rl_eval.video.encoder import Encoder
 
 __all__ = ["Video", "record_episode"]

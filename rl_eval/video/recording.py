@@ -12,15 +12,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, UsageError
-from rl_eval.group import EvalRunnerGroup
-from rl_eval.jobs import FollowUp
-from rl_eval.loading import load
-from rl_eval.replaying import rebuilt_runner
-from rl_eval.result import EvalResult
+from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.execution.jobs import FollowUp
+from rl_eval.results.loading import load
+from rl_eval.results.replay import rebuilt_runner
+from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
-from rl_eval.settings import EvalSettings
 from rl_eval.video.filming import Video, record_episode
 from rl_eval.video.selection import VideoSettings, select_episodes
 

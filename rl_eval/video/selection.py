@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rl_eval.episode import Outcome
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.result import EvalResult
+from rl_eval.records.episode import Outcome
+from rl_eval.results.result import EvalResult
 
 __all__ = ["VideoSettings", "check_encoder", "select_episodes"]
 

@@ -14,7 +14,7 @@ from rl_eval.atomic_write import sweep, write_text
 from rl_eval.watching.checkpoints import Snapshot, copy_checkpoint
 
 if TYPE_CHECKING:
-    from rl_eval.settings import EvaluationSection
+    from rl_eval.config.settings import EvaluationSection
     from rl_eval.watching.journal import Entry, Score
 
 __all__ = ["BestCheckpoint", "describe"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ConfigError
-from rl_eval.source_code import code_of
+from rl_eval.results.source_code import code_of
 
 if TYPE_CHECKING:
-    from rl_eval.settings import EvalSettings
+    from rl_eval.config.settings import EvalSettings
 
 __all__ = ["WEIGHTS", "check_key", "task_of", "with_checkpoint"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
-from rl_eval.group import EvalRunnerGroup
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies import came_from_factory
 from rl_eval.watching.best import BestCheckpoint, describe
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
@@ -29,9 +29,9 @@ from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
 from rl_eval.weights import load_weights_file
 
 if TYPE_CHECKING:
-    from rl_eval.handle import EvalHandle
-    from rl_eval.result import EvalResult
-    from rl_eval.settings import EvalSettings, EvaluationSection
+    from rl_eval.config.settings import EvalSettings, EvaluationSection
+    from rl_eval.execution.handle import EvalHandle
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["WatchOptions", "Watcher"]
 

@@ -19,7 +19,7 @@ from machines import add_node, eventually, many_nodes
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.proc import process_state
+from rl_eval.supervision.proc import process_state
 
 pytestmark = pytest.mark.ray
 

@@ -13,7 +13,7 @@ from machines import eventually
 from workloads import MLP, WEIGHTS
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
-from rl_eval.proc import process_born
+from rl_eval.supervision.proc import process_born
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -12,7 +12,7 @@ from workloads import cartpole
 
 from rl_eval import EvalProgress, EvalRunnerGroup
 from rl_eval.loggers import RayMetrics
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
 
 pytestmark = pytest.mark.ray
 

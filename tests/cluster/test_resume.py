@@ -17,9 +17,9 @@ import pytest
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.episode import ROW, Fault
 from rl_eval.log import Batch, EvaluationLog, read_log
-from rl_eval.proc import process_state
+from rl_eval.records.episode import ROW, Fault
+from rl_eval.supervision.proc import process_state
 from rl_eval.testing import faulty
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,7 @@ import yaml
 from service_world import echo
 
 from rl_eval import Evaluator
-from rl_eval.loading import load
+from rl_eval.results.loading import load
 from tests.planted import leaking_files, leaks, secret
 from tests.unit.cli_world import call, call_alone, make_folder
 

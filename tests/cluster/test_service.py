@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from rl_eval import EvalConfig, Evaluator, EvaluatorBusy, load
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
-from rl_eval.service.directory import end_service, list_services
-from rl_eval.service.messages import ServiceStatus
+from rl_eval.training.service.directory import end_service, list_services
+from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 
 pytestmark = pytest.mark.ray

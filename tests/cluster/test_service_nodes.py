@@ -9,7 +9,7 @@ from machines import eventually, many_nodes
 from service_world import echo
 
 from rl_eval import Evaluator
-from rl_eval.service.directory import end_service
+from rl_eval.training.service.directory import end_service
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
-from rl_eval.jobs import WeightsSync
+from rl_eval.execution.jobs import WeightsSync
 from rl_eval.loggers import Logger
 from rl_eval.weights import load_weights_file
 
@@ -483,7 +483,7 @@ def test_a_step_that_hangs_delays_the_shutdown_within_limits(
     beside: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can interrupt it in this process; who waits for its result is told all the same."""
-    monkeypatch.setattr("rl_eval.driver._STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rl_eval.execution.loop._STOP_TIMEOUT_S", 0.2)
     ev = make(beside, config(gate=str(gate.folder)))
     handle = ev.submit()
     gate.entered()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rl_eval import EvalConfig, EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
-from rl_eval.episode import Lease, RunReport
-from rl_eval.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.testing import EvalRunnerContract
 
 
@@ -117,7 +117,7 @@ class OwnSeeds(Textbook):
         return report
 
     def true_seeds(self, indices: Any) -> Any:
-        from rl_eval.plan import EpisodePlan
+        from rl_eval.scheduling.plan import EpisodePlan
 
         return EpisodePlan(1000).seeds[indices]
 

@@ -23,11 +23,11 @@ from rllib_worlds import Gated, mean_std, ppo
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
-from rl_eval.evaluator import Evaluator
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
 from rl_eval.loggers import Logger
-from rl_eval.point import EvalPoint
-from rl_eval.result import EvalResult
+from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalResult
+from rl_eval.training.evaluator import Evaluator
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

@@ -21,10 +21,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 from rl_eval import EvalConfig, evaluate
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3 import as_policy, as_weights, load_policy, portable
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.settings import PolicySection
 from rl_eval.weights import snapshot_weights
 
 DATA = Path(__file__).parent / "data"

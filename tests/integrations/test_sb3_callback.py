@@ -31,10 +31,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.evaluator import Evaluator
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
 from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel
+from rl_eval.training.evaluator import Evaluator
 
 
 def make_ppo(envs=2, action="box", normalize=False):

@@ -31,7 +31,7 @@ from torchrl_worlds import Constant, Steps, bare_steps, constant, make_constant,
 
 from rl_eval.errors import ConfigError, EvalError, UsageError, WeightsError
 from rl_eval.integrations.torchrl import Evaluator, RayEvalWorker
-from rl_eval.plan import EpisodePlan
+from rl_eval.scheduling.plan import EpisodePlan
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -21,10 +21,10 @@ from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-import rl_eval.schedule
-from rl_eval import schedule_events as api
-from rl_eval.episode import Lease
-from rl_eval.plan import EpisodePlan
+import rl_eval.scheduling.schedule
+from rl_eval.records.episode import Lease
+from rl_eval.scheduling import events as api
+from rl_eval.scheduling.plan import EpisodePlan
 
 MAX_ATTEMPTS: Final = 3
 Pairs = Sequence[tuple[int, int]]
@@ -579,7 +579,7 @@ class SimulatedRunner:
 class World:
     """One random history, from the first runner to the last record."""
 
-    def __init__(self, seed: int, module: ModuleType = rl_eval.schedule) -> None:
+    def __init__(self, seed: int, module: ModuleType = rl_eval.scheduling.schedule) -> None:
         self.rng = random.Random(seed)
         self.module = module
         self.num_episodes = self.rng.choice([1, 2, 3, 5, 8, 13, 21, 40, 60])
@@ -811,7 +811,7 @@ class World:
             )
 
 
-def run_history(seed: int, module: ModuleType = rl_eval.schedule) -> World:
+def run_history(seed: int, module: ModuleType = rl_eval.scheduling.schedule) -> World:
     """Run one history.
 
     Raises:

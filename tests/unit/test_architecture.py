@@ -16,85 +16,34 @@ import rl_eval
 ROOT = Path(rl_eval.__file__).parent
 
 LAYERS = (
+    "adapters",
+    "atomic_write",
+    "protocols",
     "redaction",
     "errors",
-    "plain",
-    "splitmix64",
-    "atomic_write",
-    "episode",
-    "protocols",
-    "frameworks",
-    "importing",
-    "numerics",
-    "proc",
-    "interrupts",
-    "recorder",
-    "plan",
-    "failures",
-    "isolation",
-    "schedule_events",
-    "schedule_runners",
-    "schedule",
-    "blame",
-    "trace",
-    "determinism",
-    "determinism_check",
-    "fail_fast",
-    "numerics_agreement",
-    "stats",
-    "settings",
-    "determinism_phase",
-    "config",
-    "canonical",
-    "weights",
-    "source_code",
-    "columns",
+    "records",
+    "supervision",
     "log",
+    "scheduling",
+    "weights",
+    "config",
     "policies",
     "runners",
     "backends",
-    "fleet",
-    "handle",
-    "jobs",
-    "report",
-    "result",
-    "story",
-    "trust",
-    "provenance",
-    "ledger",
-    "evaluation",
-    "driver",
-    "group",
-    "loading",
-    "replaying",
-    "comparison",
-    "point",
-    "eval_schedule",
-    "hooks",
-    "watching",
-    "video",
-    "loggers",
-    "service",
-    "engine",
-    "delivery",
-    "evaluator",
-    "integrations",
     "testing",
+    "results",
+    "execution",
+    "video",
+    "watching",
+    "loggers",
+    "training",
+    "integrations",
     "cli",
     "__main__",
 )
 """Parts of the package, bottom to top: a part imports from itself and from those before it."""
 
-PURE = (
-    "plan",
-    "failures",
-    "isolation",
-    "schedule_events",
-    "schedule_runners",
-    "schedule",
-    "determinism_check",
-    "fail_fast",
-)
+PURE = ("scheduling", "execution.determinism_check")
 """Neither time nor chance nor processes: events in, commands out."""
 
 IMPURE_MODULES = {
@@ -118,10 +67,16 @@ IMPURE_MODULES = {
 TORCH_AT_ONCE = ("policies.mlp", "policies.module")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
-RAY = ("backends.ray_actors", "backends.agents", "backends.connection", "service.client", "service.directory")
+RAY = (
+    "backends.ray_actors",
+    "backends.agents",
+    "backends.connection",
+    "training.service.client",
+    "training.service.directory",
+)
 """Modules that import Ray."""
 
-RAY_LATER = ("cli", "backends", "loggers", "service")
+RAY_LATER = ("cli", "backends", "loggers", "training")
 """Parts that may import Ray inside functions."""
 
 
@@ -216,11 +171,15 @@ def _above(name: str, part: str, statement: Import, root: Path) -> Iterator[str]
             yield other
 
 
+def is_pure(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{pure}.") for pure in PURE)
+
+
 def _outsiders(name: str, part: str, statement: Import) -> Iterator[str]:
     outsider = statement.module.split(".")[0]
     if part in PEERS:
         return
-    if part in PURE and outsider in IMPURE_MODULES:
+    if is_pure(name) and outsider in IMPURE_MODULES:
         yield f"imports {outsider}, but {part} is pure"
     if outsider == "ray" and name not in RAY and (part not in RAY_LATER or statement.at_once):
         yield "imports ray"
@@ -262,22 +221,18 @@ def test_the_table_of_layers_names_what_there_is() -> None:
 
 def test_the_pure_parts_use_no_generator_of_numpy_either() -> None:
     """Chance does not come in through ``np.random``."""
-    for part in PURE:
-        attributes = {
-            node.attr
-            for node in ast.walk(ast.parse((ROOT / f"{part}.py").read_text()))
-            if isinstance(node, ast.Attribute)
-        }
+    for path in [path for name, path in files(ROOT).items() if is_pure(name)]:
+        attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert "random" not in attributes
 
 
 IMPORTED = [
     ("rl_eval", ("torch", "ray", "tensordict", "gymnasium", "numpy")),
     ("rl_eval.backends.runner_actor", ("torch", "ray", "tensordict", "gymnasium", "rl_eval.runners")),
-    ("rl_eval.service.actor", ("torch", "ray", "tensordict", "gymnasium", "rl_eval.runners")),
-    ("rl_eval.schedule", ("torch", "ray", "tensordict", "gymnasium")),
+    ("rl_eval.training.service.actor", ("torch", "ray", "tensordict", "gymnasium", "rl_eval.runners")),
+    ("rl_eval.scheduling.schedule", ("torch", "ray", "tensordict", "gymnasium")),
     ("rl_eval.weights", ("torch", "ray", "tensordict", "gymnasium")),
-    ("rl_eval.group", ("torch", "ray", "tensordict")),
+    ("rl_eval.execution.group", ("torch", "ray", "tensordict")),
     ("rl_eval.cli", ("torch", "ray", "tensordict", "gymnasium")),
     ("rl_eval.cli.progress", ("torch", "ray", "tensordict", "gymnasium", "numpy")),
 ]
@@ -314,15 +269,15 @@ def plant(folder: Path, planted: dict[str, str]) -> Path:
     """Write a small package that keeps all rules, with some files replaced."""
     root = folder / "rl_eval"
     sources = {
-        "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rl_eval.group import evaluate\n",
+        "__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from rl_eval.execution import evaluate\n",
         "errors.py": "import difflib\n",
-        "plan.py": "import numpy as np\nfrom rl_eval.errors import ConfigError\n",
+        "scheduling.py": "import numpy as np\nfrom rl_eval.errors import ConfigError\n",
         "policies/__init__.py": "def adapt():\n    import torch\n    from rl_eval.policies.module import A\n",
         "policies/module.py": "import torch\nfrom ..errors import ConfigError\n",
         "backends/__init__.py": "",
         "backends/ray_actors.py": "import ray\nfrom rl_eval.backends import Call\n",
-        "group.py": "def make():\n    from rl_eval.backends.ray_actors import RayBackend\n",
-        "cli.py": "from rl_eval import __version__\ndef doctor():\n    import ray\n    from rl_eval import group\n",
+        "execution.py": "def make():\n    from rl_eval.backends.ray_actors import RayBackend\n",
+        "cli.py": "from rl_eval import __version__\ndef doctor():\n    import ray\n    from rl_eval import execution\n",
     }
     for name, text in (sources | planted).items():
         path = root / name
@@ -339,33 +294,39 @@ def test_a_package_that_keeps_the_rules_has_no_violations(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("planted", "expected"),
     [
-        ({"errors.py": "from rl_eval.plan import A\n", "plan.py": ""}, "errors:1: imports plan from above"),
-        ({"errors.py": "import rl_eval.group\n"}, "errors:1: imports group from above"),
-        ({"errors.py": "from rl_eval import group\n"}, "errors:1: imports group from above"),
-        ({"errors.py": "from . import plan\n", "plan.py": ""}, "errors:1: imports plan from above"),
+        (
+            {"errors.py": "from rl_eval.scheduling import A\n", "scheduling.py": ""},
+            "errors:1: imports scheduling from above",
+        ),
+        ({"errors.py": "import rl_eval.execution\n"}, "errors:1: imports execution from above"),
+        ({"errors.py": "from rl_eval import execution\n"}, "errors:1: imports execution from above"),
+        ({"errors.py": "from . import scheduling\n", "scheduling.py": ""}, "errors:1: imports scheduling from above"),
         ({"errors.py": "from rl_eval import evaluate\n"}, "errors:1: imports the package itself from above"),
         (
-            {"policies/module.py": "def act():\n    from ..group import evaluate\n"},
-            "policies.module:2: imports group from above",
+            {"policies/module.py": "def act():\n    from ..execution import evaluate\n"},
+            "policies.module:2: imports execution from above",
         ),
         ({"policies/module.py": "from rl_eval import cli\n"}, "policies.module:1: imports cli from above"),
-        ({"__init__.py": "from rl_eval.plan import EpisodePlan\n"}, "rl_eval:1: imports plan from above"),
+        ({"__init__.py": "from rl_eval.scheduling import EpisodePlan\n"}, "rl_eval:1: imports scheduling from above"),
         (
-            {"plan.py": "if typing.TYPE_CHECKING:\n    import rl_eval.group\nelse:\n    import rl_eval.cli\n"},
-            "plan:4: imports cli from above",
+            {"scheduling.py": "if TYPE_CHECKING:\n    import rl_eval.execution\nelse:\n    import rl_eval.cli\n"},
+            "scheduling:4: imports cli from above",
         ),
         ({"extra.py": ""}, "extra: is not in the table of layers"),
-        ({"plan.py": "import numpy\nimport time\n"}, "plan:2: imports time, but plan is pure"),
-        ({"plan.py": "def now():\n    from random import random\n"}, "plan:2: imports random, but plan is pure"),
-        ({"schedule.py": "import concurrent.futures\n"}, "schedule:1: imports concurrent, but schedule is pure"),
-        ({"group.py": "def stop():\n    import ray\n"}, "group:2: imports ray"),
+        ({"scheduling.py": "import numpy\nimport time\n"}, "scheduling:2: imports time, but scheduling is pure"),
+        (
+            {"scheduling.py": "def now():\n    from random import random\n"},
+            "scheduling:2: imports random, but scheduling is pure",
+        ),
+        ({"scheduling.py": "import concurrent.futures\n"}, "scheduling:1: imports concurrent, but scheduling is pure"),
+        ({"execution.py": "def stop():\n    import ray\n"}, "execution:2: imports ray"),
         ({"backends/__init__.py": "from ray.util import state\n"}, "backends:1: imports ray"),
         ({"cli.py": "import ray\n"}, "cli:1: imports ray"),
         ({"policies/__init__.py": "import torch\n"}, "policies:1: imports torch at once"),
         ({"policies/__init__.py": "class A:\n    import torch\n"}, "policies:2: imports torch at once"),
         (
-            {"group.py": "try:\n    import tensordict\nexcept ImportError:\n    pass\n"},
-            "group:2: imports tensordict at once",
+            {"execution.py": "try:\n    import tensordict\nexcept ImportError:\n    pass\n"},
+            "execution:2: imports tensordict at once",
         ),
         (
             {

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rl_eval.blame import assign_blame
-from rl_eval.recorder import Autopsy, LaneEntry, Moment
+from rl_eval.scheduling.attribution import assign_blame
+from rl_eval.supervision.flight_recorder import Autopsy, LaneEntry, Moment
 
 LANES = (LaneEntry(True, 10, 100, 1, 5.0), LaneEntry(True, 11, 110, 2, 6.0), LaneEntry(False, 9, 90, 1, 1.0))
 ENV_PHASES = ("construct", "reset", "step")

@@ -22,7 +22,7 @@ from rl_eval.cli.exits import ExitCode, code_of, reported
 from rl_eval.cli.output import claimed_folder, new_folder
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, Monitor, View, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import (
     ComparisonError,
     ConfigError,
@@ -36,8 +36,8 @@ from rl_eval.errors import (
     RunnerStartError,
     WeightsError,
 )
-from rl_eval.handle import EvalProgress
-from rl_eval.result import EvalResult
+from rl_eval.execution.handle import EvalProgress
+from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
 COMMANDS = ("run", "show", "export", "replay", "video", "watch", "service", "compare", "doctor")

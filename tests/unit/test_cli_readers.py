@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.loading import load
 from rl_eval.log import EvaluationLog
+from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder
 
 FLAKY = [

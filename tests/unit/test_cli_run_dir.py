@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_eval import group
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.run_dir import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced
-from rl_eval.loading import load
+from rl_eval.execution import group
 from rl_eval.log import Batch, EvaluationLog, read_log
-from rl_eval.result import EvalResult
+from rl_eval.results.loading import load
+from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import call, environment, make_folder
 
 

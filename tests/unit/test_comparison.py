@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 from rich.console import Console
 
-from rl_eval.comparison import Comparison, _verdict, compare
-from rl_eval.episode import ROW, EpisodeTable, Outcome
 from rl_eval.errors import ComparisonError
-from rl_eval.plan import EpisodePlan
-from rl_eval.result import EvalResult, Timing
-from rl_eval.stats import Interval, mcnemar, paired_difference
+from rl_eval.records.episode import ROW, EpisodeTable, Outcome
+from rl_eval.results.comparison import Comparison, _verdict, compare
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.stats import Interval, mcnemar, paired_difference
+from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings, check_runner, describe_object, needs_processes
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
-from rl_eval.settings import EvalSettings, check_runner, describe_object, needs_processes
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "environment": {

@@ -65,7 +65,7 @@ def test_results_load_nothing_heavy_and_an_evaluation_in_this_process_does_not_i
     """Heavy packages load when they are first used; num_runners=0 needs no Ray."""
     code = f"""
 import sys
-import rl_eval.result, rl_eval.comparison
+import rl_eval.results.result, rl_eval.results.comparison
 assert not {{'scipy.stats', 'pandas', 'rich', 'torch', 'ray'}} & set(sys.modules)
 from rl_eval import EvalConfig, evaluate
 config = EvalConfig.from_yaml({str(ROOT / "configs" / "local.yaml")!r}).evaluation(num_episodes=4)

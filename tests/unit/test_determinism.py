@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
-from rl_eval.determinism import Determinism, FirstDifference
-from rl_eval.determinism_check import DeterminismCheck, Origin
-from rl_eval.determinism_phase import DeterminismPhase, affordable, candidates
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.errors import ComparisonError
+from rl_eval.execution.determinism_check import DeterminismCheck, Origin
+from rl_eval.execution.determinism_phase import DeterminismPhase, affordable, candidates
+from rl_eval.records.determinism import Determinism, FirstDifference
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
+from rl_eval.records.trace import TRACE, Divergence, TraceRecorder, first_divergence
 from rl_eval.runners.spaces import ObservationBatch
-from rl_eval.trace import TRACE, Divergence, TraceRecorder, first_divergence
 
 MLP = "rl_eval.policies.mlp:make_mlp"
 

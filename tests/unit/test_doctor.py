@@ -20,11 +20,11 @@ from rl_eval.cli.checks.episodes import Player, first_difference, for_player, sa
 from rl_eval.cli.checks.machine import check_address, check_machine
 from rl_eval.cli.checks.policy import check_policy
 from rl_eval.cli.checks.processes import check_processes
-from rl_eval.config import EvalConfig
-from rl_eval.episode import Lease, without_place
-from rl_eval.group import evaluate
-from rl_eval.plan import EpisodePlan
-from rl_eval.trace import TRACE
+from rl_eval.config.builder import EvalConfig
+from rl_eval.execution.group import evaluate
+from rl_eval.records.episode import Lease, without_place
+from rl_eval.records.trace import TRACE
+from rl_eval.scheduling.plan import EpisodePlan
 
 
 class Good(gym.Env):

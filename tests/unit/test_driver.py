@@ -10,14 +10,14 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
-from rl_eval.driver import Driver
-from rl_eval.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.errors import ConfigError, EnvError, RunnerLost
-from rl_eval.evaluation import Evaluation
-from rl_eval.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
-from rl_eval.fleet import Fleet, PublishedWeights
-from rl_eval.jobs import Apply, WeightsSync
-from rl_eval.plan import EpisodePlan
+from rl_eval.execution.evaluation import Evaluation
+from rl_eval.execution.jobs import Apply, WeightsSync
+from rl_eval.execution.loop import Driver
+from rl_eval.execution.runner_pool import Fleet, PublishedWeights
+from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
+from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights
 
 NO_LICENCE = EnvError("no licence on this node")

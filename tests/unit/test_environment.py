@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.environment import construct_env
-from rl_eval.settings import EnvironmentSection
 
 
 class Corridor(gym.Env[Any, Any]):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.errors import EvalError, EvaluatorBusy, UsageError
-from rl_eval.eval_schedule import EvalSchedule
+from rl_eval.training.schedule import EvalSchedule
 
 
 class FakeHandle:

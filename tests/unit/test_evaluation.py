@@ -11,13 +11,13 @@ import pytest
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, RunnerRequest
-from rl_eval.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
-from rl_eval.evaluation import Evaluation
-from rl_eval.fleet import Fleet, Member
-from rl_eval.ledger import Ledger
-from rl_eval.plan import EpisodePlan
-from rl_eval.recorder import Autopsy, LaneEntry, Moment
+from rl_eval.execution.evaluation import Evaluation
+from rl_eval.execution.record_store import Ledger
+from rl_eval.execution.runner_pool import Fleet, Member
+from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.supervision.flight_recorder import Autopsy, LaneEntry, Moment
 
 PLAN = EpisodePlan(4, 0)
 

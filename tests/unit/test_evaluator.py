@@ -89,7 +89,7 @@ def result() -> EvalResult:
 @pytest.fixture
 def cue(result: EvalResult, monkeypatch: pytest.MonkeyPatch) -> Cue:
     made = Cue(result)
-    monkeypatch.setattr("rl_eval.engine.EvalRunnerGroup", lambda settings, policy, threaded: made)
+    monkeypatch.setattr("rl_eval.training.engine.EvalRunnerGroup", lambda settings, policy, threaded: made)
     return made
 
 
@@ -309,7 +309,7 @@ def test_an_error_surfaces_where_it_is_documented(cue: Cue, caplog: pytest.LogCa
     def raising(point: EvalPoint) -> None:
         raise ValueError("callback")
 
-    with Evaluator(config(), on_result=raising) as ev, caplog.at_level(logging.ERROR, "rl_eval.delivery"):
+    with Evaluator(config(), on_result=raising) as ev, caplog.at_level(logging.ERROR, "rl_eval.training.delivery"):
         handle = ev.submit()
         cue.end(0, ClusterError("first"))
         settled(ev)
@@ -463,7 +463,7 @@ class _Counting(Logger):
 
 def test_progress_that_cannot_be_told_ends_nothing(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluator's thread survives it."""
-    monkeypatch.setattr("rl_eval.delivery._PROGRESS_S", 0.01)
+    monkeypatch.setattr("rl_eval.training.delivery._PROGRESS_S", 0.01)
     asked = threading.Event()
     told: list[BaseException] = []
 
@@ -500,7 +500,7 @@ def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
     cue: Cue, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than so many results wait for it, whatever the policy; evaluate() waits for its turn as ever."""
-    monkeypatch.setattr("rl_eval.delivery._BACKLOG", 5)
+    monkeypatch.setattr("rl_eval.training.delivery._BACKLOG", 5)
     go, steps = threading.Event(), []
 
     def slow(point: EvalPoint) -> None:

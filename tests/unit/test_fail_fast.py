@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.episode import Fault
-from rl_eval.fail_fast import FailFast
+from rl_eval.records.episode import Fault
+from rl_eval.scheduling.fail_fast import FailFast
 
 
 def fault(kind: str = "OSError", line: int = 3, phase: str = "reset") -> Fault:

@@ -10,9 +10,9 @@ import torch
 
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
-from rl_eval.fleet import Fleet, Member, PublishedWeights
+from rl_eval.execution.runner_pool import Fleet, Member, PublishedWeights
 from rl_eval.weights import snapshot_weights
 
 RUN, APPLY = Run(), Apply(repr)

@@ -55,7 +55,7 @@ class _Hangs(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_stop_does_not_wait_for_ever_nor_close_under_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hung step delays stop() by its limit; the handle fails, and the environment is closed where it was stepped."""
-    monkeypatch.setattr("rl_eval.driver._STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rl_eval.execution.loop._STOP_TIMEOUT_S", 0.2)
     _Hangs.entered.clear()
     _Hangs.go.clear()
     _Hangs.closed_by.clear()

@@ -10,8 +10,8 @@ import pytest
 from rl_eval import EvalConfig, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.log.manifest import Manifest, checksum
-from rl_eval.plan import EpisodePlan
-from rl_eval.result import EvalResult
+from rl_eval.results.result import EvalResult
+from rl_eval.scheduling.plan import EpisodePlan
 
 
 class Draw(gym.Env):

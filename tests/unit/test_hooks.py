@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import UsageError, WeightsError
-from rl_eval.evaluator import Evaluator
-from rl_eval.hooks import NewBest, StopOnThreshold
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
+from rl_eval.training.callbacks import NewBest, StopOnThreshold
+from rl_eval.training.evaluator import Evaluator
 from rl_eval.weights import load_weights_file, save_weights_file, snapshot_weights
 from tests.unit.test_comparison import make_result
 

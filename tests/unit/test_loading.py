@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import LogError, UsageError
-from rl_eval.group import EvalRunnerGroup, evaluate
-from rl_eval.loading import load
+from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.log import Batch, EvaluationLog, read_log
-from rl_eval.result import EvalResult
+from rl_eval.results.loading import load
+from rl_eval.results.result import EvalResult
 
 NUM_EPISODES = 24
 

@@ -27,7 +27,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rich.console import Console
 
 from rl_eval.atomic_write import is_temporary, temporary_name
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.loggers import (
     ConsoleLogger,
@@ -37,9 +36,10 @@ from rl_eval.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from rl_eval.plan import EpisodePlan
-from rl_eval.point import EvalPoint
-from rl_eval.result import EvalResult, Timing
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.video import Video
 from rl_eval.video.encoder import Encoder
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from rl_eval.backends.node_agent import Deadlines, NodeAgent
-from rl_eval.proc import process_state
-from rl_eval.recorder import LaneEntry, Moment, Residence
+from rl_eval.supervision.flight_recorder import LaneEntry, Moment, Residence
+from rl_eval.supervision.node_agent import Deadlines, NodeAgent
+from rl_eval.supervision.proc import process_state
 
 LIMIT_S = 60.0
 
 PRELUDE = """
 import ctypes, os, subprocess, sys, time
-from rl_eval.recorder import *
-from rl_eval.recorder import CLOSE, CONSTRUCT
+from rl_eval.supervision.flight_recorder import *
+from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT
 residence = install("group-{group}", "{name}", 2, "node")
 recorder = flight_recorder(2)
 recorder.begin(1, 37, 1234, 2)
@@ -255,7 +255,7 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
     def breaks(*args: Any) -> None:
         raise IndexError("an empty status file")
 
-    monkeypatch.setattr("rl_eval.backends.node_agent.living", breaks)
+    monkeypatch.setattr("rl_eval.supervision.node_agent.living", breaks)
     agent = NodeAgent(Deadlines(step_s=1.0))
     agent.watch(1, Residence("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s")))
     with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
@@ -303,8 +303,8 @@ def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> No
 
 AGENT = """
 import json, sys
-from rl_eval.backends.node_agent import Deadlines, NodeAgent
-from rl_eval.recorder import Residence
+from rl_eval.supervision.node_agent import Deadlines, NodeAgent
+from rl_eval.supervision.flight_recorder import Residence
 agent = NodeAgent(Deadlines())
 agent.watch(1, Residence(**json.loads(sys.argv[1])))
 print("watching", flush=True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl_eval.episode import ROW
 from rl_eval.errors import NumericsMismatch
+from rl_eval.records.episode import ROW
 from tests.unit.test_evaluation import World, report
 
 OLD, NEW = {"cpu_capability": "AVX2"}, {"cpu_capability": "AVX512"}

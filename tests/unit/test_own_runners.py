@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import WeightsError
+from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
 from rl_eval.runners import Runner
-from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot
 
 

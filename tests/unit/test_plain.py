@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.episode import COLUMNS, ROW, EpisodeRecord, EpisodeTable, Outcome, failed_row, row_of
-from rl_eval.plain import ABSENT, Difference, convert, differences, leaves, plain
+from rl_eval.records.episode import COLUMNS, ROW, EpisodeRecord, EpisodeTable, Outcome, failed_row, row_of
+from rl_eval.records.plain import ABSENT, Difference, convert, differences, leaves, plain
 
 TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.episode import EpisodeSpec
 from rl_eval.errors import ConfigError
-from rl_eval.plan import MAX_EPISODES, EpisodePlan, episode_seeds
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan, episode_seeds
 
 ROOTS = (0, 1, 2, 12_345, 2**63, 2**64 - 1)
 

@@ -17,10 +17,11 @@ from gymnasium import spaces
 from scipy import stats
 from torch import nn
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.references import import_attribute
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.group import evaluate
-from rl_eval.importing import import_attribute
+from rl_eval.execution.group import evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.mlp import MLPActor, make_mlp
@@ -28,7 +29,6 @@ from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 from rl_eval.runners.spaces import ActionReader
-from rl_eval.settings import PolicySection
 
 Array = npt.NDArray[Any]
 

@@ -19,12 +19,12 @@ from torch import nn
 from benchmarks.policies import SILENT, Outcome, verdict
 from benchmarks.policy_kinds import Acting, build
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.runners.policy_memory import remembered, training_layers, weights_digest
-from rl_eval.settings import PolicySection
 
 Array = npt.NDArray[Any]
 

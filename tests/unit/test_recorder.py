@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_eval.proc import process_born, process_state
-from rl_eval.recorder import (
+from rl_eval.supervision.flight_recorder import (
     ACT,
     NOW,
     RESET,
@@ -20,6 +19,7 @@ from rl_eval.recorder import (
     FlightRecorder,
     read_moment,
 )
+from rl_eval.supervision.proc import process_born, process_state
 
 
 def written(path: Path, recorder: FlightRecorder) -> Path:
@@ -75,7 +75,7 @@ def test_what_is_no_recording_is_none(tmp_path: Path, content: bytes) -> None:
 
 SCRIPT = """
 import os, subprocess, sys, time
-from rl_eval.recorder import RESET, flight_recorder, install
+from rl_eval.supervision.flight_recorder import RESET, flight_recorder, install
 residence = install("group-{pid}", "7", 2, "node")
 recorder = flight_recorder(2)
 recorder.begin(1, 37, 1234, 2)
@@ -120,7 +120,7 @@ def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> Non
 
 INSTALL = """
 import resource, sys
-from rl_eval.recorder import install
+from rl_eval.supervision.flight_recorder import install
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 print(install("group", "7", 10_000, "node").recorder)
 """

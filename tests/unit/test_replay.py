@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, UsageError, WeightsError
-from rl_eval.group import evaluate
-from rl_eval.replaying import replay
+from rl_eval.execution.group import evaluate
+from rl_eval.results.replay import replay
 from rl_eval.testing import two_length
 
 MODULE = '''

@@ -16,8 +16,8 @@ import pytest
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.restarts import Child, Progress, delay_s, is_final, repeated, without_option
 from rl_eval.errors import LogError
-from rl_eval.loading import load
 from rl_eval.log import read_log
+from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder, start
 
 

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError
-from rl_eval.plan import EpisodePlan
-from rl_eval.report.table import decimals, number
-from rl_eval.result import EvalResult, Timing
-from rl_eval.stats import aggregate, mean_interval, success_interval
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.results.report.table import decimals, number
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.stats import aggregate, mean_interval, success_interval
+from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

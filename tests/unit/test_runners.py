@@ -17,12 +17,11 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from torch import nn
 
-from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeRecord, EpisodeTable, Fault, Lease, RunReport, failed_row
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, WeightsError
-from rl_eval.plan import EpisodePlan
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.protocols import EnvContext
+from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Lease, RunReport, failed_row
 from rl_eval.runners import (
     EvalRunner,
     SingleAgentEvalRunner,
@@ -33,6 +32,7 @@ from rl_eval.runners import (
     single_agent,
     vector,
 )
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing import dict_observation, impure, make_dict_policy, make_gru
 from rl_eval.weights import load_weights_file, snapshot_weights
 

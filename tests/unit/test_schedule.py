@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rl_eval.episode import ROW, EpisodeTable, Lease, Outcome
-from rl_eval.plan import EpisodePlan
-from rl_eval.schedule import Schedule
-from rl_eval.schedule_events import (
+from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome
+from rl_eval.scheduling.events import (
     Abort,
     Audit,
     Cancelled,
@@ -32,6 +30,8 @@ from rl_eval.schedule_events import (
     RunnerLost,
     RunnerReported,
 )
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.schedule import Schedule
 from tests.unit.schedule_world import World, run_history
 
 HISTORIES = 400

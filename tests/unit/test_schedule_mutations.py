@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-import rl_eval.schedule
+import rl_eval.scheduling.schedule
 from tests.unit.schedule_world import run_history
 
 HISTORIES = 150
@@ -45,7 +45,7 @@ MUTANTS = {
 
 def plant(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the schedule with one snippet replaced."""
-    text = inspect.getsource(rl_eval.schedule)
+    text = inspect.getsource(rl_eval.scheduling.schedule)
     assert text.count(old) == 1, f"schedule.py has {old!r} {text.count(old)} times: adapt or remove the mutant"
     module = ModuleType("mutated_schedule")
     monkeypatch.setitem(sys.modules, module.__name__, module)

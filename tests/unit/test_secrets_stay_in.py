@@ -16,9 +16,9 @@ import rl_eval
 from rl_eval import EvalConfig, Evaluator, evaluate, redaction
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError
-from rl_eval.loading import load
 from rl_eval.log.storage import open_storage
 from rl_eval.loggers import ConsoleLogger, CSVLogger, JSONLinesLogger, TensorBoardLogger
+from rl_eval.results.loading import load
 from tests.planted import leaking_files, leaks, secret
 from tests.unit.cli_world import call, call_alone, make_folder
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from rl_eval import EvalConfig, load
 from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
-from rl_eval.handle import EvalHandle
-from rl_eval.service.actor import EvalService
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.training.service.actor import EvalService
 from rl_eval.weights import snapshot_weights
 
 LIMIT_S = 30.0
@@ -315,8 +315,8 @@ def test_a_request_is_answered_and_the_next_runs_although_its_result_cannot_be_k
     if where == "result":
         monkeypatch.setattr(EvalHandle, "exception", refuse_once(EvalHandle.exception, full))
     elif where == "write":
-        write = pytest.importorskip("rl_eval.service.journal").write_bytes
-        monkeypatch.setattr("rl_eval.service.journal.write_bytes", refuse_once(write, full))
+        write = pytest.importorskip("rl_eval.training.service.journal").write_bytes
+        monkeypatch.setattr("rl_eval.training.service.journal.write_bytes", refuse_once(write, full))
     else:
         journal = world.service._journal
         monkeypatch.setattr(journal, "conclude", refuse_once(journal.conclude, MemoryError("no room")))
@@ -335,7 +335,7 @@ def test_a_cancelled_request_is_answered_although_its_empty_result_cannot_be_mad
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rl_eval.evaluation.Evaluation", full)
+    monkeypatch.setattr("rl_eval.execution.evaluation.Evaluation", full)
     world.call("cancel", "waiting", "not needed", True)
     assert isinstance(world.result("waiting"), OSError)
 

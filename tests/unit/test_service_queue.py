@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.service.queue import FairQueue
+from rl_eval.training.service.queue import FairQueue
 
 CLIENTS = "abcd"
 

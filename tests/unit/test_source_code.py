@@ -21,7 +21,7 @@ from rl_eval import EvalConfig
 from rl_eval.errors import LogError, LogMismatch
 from rl_eval.log import EvaluationLog, Manifest, read_log, version_notes
 from rl_eval.log.manifest import checksum
-from rl_eval.source_code import code_of
+from rl_eval.results.source_code import code_of
 from tests.unit.log_world import make_batch, make_manifest
 
 
@@ -163,7 +163,7 @@ def test_what_has_no_file_is_left_out() -> None:
 SCRIPT = """
 import json, sys
 from rl_eval import EvalConfig
-from rl_eval.source_code import code_of
+from rl_eval.results.source_code import code_of
 
 if {runners} < 0:
     from helper import Env

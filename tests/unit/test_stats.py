@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from rl_eval.errors import UsageError
-from rl_eval.stats import (
+from rl_eval.results.stats import (
     aggregate,
     exact_mean,
     interval,
@@ -22,7 +22,7 @@ from rl_eval.stats import (
     paired_difference,
     success_interval,
 )
-from rl_eval.stats.paired import _every_sum, sign_flip_test
+from rl_eval.results.stats.paired import _every_sum, sign_flip_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -364,7 +364,7 @@ def test_sampled_p_value_is_never_zero() -> None:
 
 def test_batches_of_signs_are_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one pattern to a batch every pattern still counts: half of 10 000 coins land each way."""
-    monkeypatch.setattr("rl_eval.stats.paired._BATCH_ELEMENTS", 64)
+    monkeypatch.setattr("rl_eval.results.stats.paired._BATCH_ELEMENTS", 64)
     a, b = _pairs(40, 0.1, seed=9)
     small = sign_flip_test(b - a)[0]
     monkeypatch.undo()

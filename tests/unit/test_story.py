@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl_eval.determinism import Determinism, FirstDifference
-from rl_eval.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.errors import UsageError
-from rl_eval.plan import EpisodePlan
-from rl_eval.result import EvalResult, Timing
-from rl_eval.story import story
+from rl_eval.records.determinism import Determinism, FirstDifference
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.story import story
+from rl_eval.scheduling.plan import EpisodePlan
 
 PLAN = EpisodePlan(4, 7)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_eval import trust
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UntrustedError
-from rl_eval.loading import load
-from rl_eval.replaying import replay
+from rl_eval.results import trust
+from rl_eval.results.loading import load
+from rl_eval.results.replay import replay
 from rl_eval.video import record_videos
 from tests.unit.cli_world import call, environment, make_folder
 
@@ -98,7 +98,7 @@ def test_python_needs_trust_too(stranger, monkeypatch):
 
 def test_a_config_that_is_given_needs_no_trust(stranger, monkeypatch):
     """What runs then is the caller's, and not the folder's."""
-    from rl_eval.config import EvalConfig
+    from rl_eval.config.builder import EvalConfig
 
     monkeypatch.syspath_prepend(str(stranger))
     assert replay("runs", 3, config=EvalConfig.from_yaml("toy.yaml")).identical

@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 
 from rl_eval import EvalConfig, EvalResult, evaluate
-from rl_eval.episode import Fault, first_seen
 from rl_eval.errors import EnvError
-from rl_eval.ledger import Ledger
+from rl_eval.execution.record_store import Ledger
+from rl_eval.records.episode import Fault, first_seen
 
 ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.config import EvalConfig
-from rl_eval.episode import Fault
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
-from rl_eval.group import EvalRunnerGroup, evaluate
+from rl_eval.execution.group import EvalRunnerGroup, evaluate
+from rl_eval.records.episode import Fault
 from rl_eval.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
 from rl_eval.video.encoder import Encoder, gif
 from rl_eval.video.recording import filming

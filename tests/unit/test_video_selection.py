@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.episode import ROW, EpisodeTable, Outcome
 from rl_eval.errors import ConfigError
-from rl_eval.plan import EpisodePlan
-from rl_eval.result import EvalResult, Timing
+from rl_eval.records.episode import ROW, EpisodeTable, Outcome
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.video import VideoSettings, select_episodes
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
 from rl_eval.cli.exits import ExitCode
+from rl_eval.config.settings import make_settings
 from rl_eval.errors import ConfigError, LogOwned
-from rl_eval.settings import make_settings
 from rl_eval.watching import Watcher, WatchOptions, watcher
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, compile_step_pattern
 from rl_eval.watching.curve import curve_png

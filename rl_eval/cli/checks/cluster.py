@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised
-from rl_eval.group import EvalRunnerGroup
-from rl_eval.result import EvalResult
-from rl_eval.settings import EvalSettings, RunnersSection
+from rl_eval.config.settings import EvalSettings, RunnersSection
+from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.results.result import EvalResult
 
 __all__ = ["check_cluster"]
 

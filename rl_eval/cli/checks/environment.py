@@ -12,11 +12,11 @@ import numpy.typing as npt
 from rl_eval.cli.checks.contract import check_contract
 from rl_eval.cli.checks.episodes import MAX_SECONDS, Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.episode import Lease, RunReport, Truncation, without_place
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.plan import EpisodePlan
+from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
 from rl_eval.runners.policy_memory import remembered
-from rl_eval.settings import EvalSettings
+from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["check_environment"]
 

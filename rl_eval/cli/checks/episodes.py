@@ -18,13 +18,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.episode import Lease, RunReport, without_place
+from rl_eval.config.settings import EvalSettings, PolicySection
 from rl_eval.errors import EnvError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
+from rl_eval.records.episode import Lease, RunReport, without_place
+from rl_eval.records.trace import first_divergence
 from rl_eval.runners import EvalRunner
-from rl_eval.settings import EvalSettings, PolicySection
-from rl_eval.trace import first_divergence
 
 __all__ = ["MAX_SECONDS", "Player", "Trace", "first_difference", "for_player", "sampled_actions"]
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
-from rl_eval.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings
 
 __all__ = ["check_address", "check_machine"]
 

@@ -7,12 +7,12 @@ from time import perf_counter
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.episode import Fault, Lease
-from rl_eval.plan import EpisodePlan
+from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
+from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
-from rl_eval.settings import EvalSettings
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["check_policy"]

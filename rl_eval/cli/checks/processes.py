@@ -17,9 +17,9 @@ import numpy as np
 
 from rl_eval.cli.checks.episodes import Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
-from rl_eval.episode import Lease
-from rl_eval.plan import EpisodePlan
-from rl_eval.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings
+from rl_eval.records.episode import Lease
+from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["check_processes"]
 

@@ -13,11 +13,11 @@ from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
 from rl_eval.policies.random_state import random_state_kept
-from rl_eval.settings import PolicySection
 
 __all__ = ["VersionedWeights", "as_policy", "as_weights", "portable", "versioned_weights"]
 

@@ -11,7 +11,7 @@ from ray.rllib.env.env_context import EnvContext as RLlibEnvContext
 from ray.rllib.utils import force_list
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 

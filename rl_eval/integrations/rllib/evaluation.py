@@ -14,13 +14,13 @@ from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib.algorithm import versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.integrations.rllib.session import EvaluationSession, Receivers, open_session, session_of
 from rl_eval.loggers import Logger
-from rl_eval.point import EvalPoint
+from rl_eval.results.point import EvalPoint
 
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
@@ -50,7 +50,7 @@ def evaluation_function(
             one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
             before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
             ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Called with each :class:`rl_eval.point.EvalPoint`, the final one included.
+        on_result: Called with each :class:`rl_eval.results.point.EvalPoint`, the final one included.
         on_error: Called with what an evaluation, a callback or a logger raised; training goes on. Without it an
             evaluation that could not run ends the training, and what a callback or a logger raised is logged.
         loggers: Where results are logged besides; closed by ``Algorithm.stop()``. Like the callbacks they are pickled

@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary, finalize, ref
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from rl_eval.config import EvalConfig
-from rl_eval.evaluator import Evaluator
-from rl_eval.handle import EvalHandle
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
+from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, portable, versioned_weights
 from rl_eval.loggers import Logger
-from rl_eval.point import EvalPoint
-from rl_eval.settings import EvalSettings
+from rl_eval.results.point import EvalPoint
+from rl_eval.training.evaluator import Evaluator
 
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings

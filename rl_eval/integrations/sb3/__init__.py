@@ -1,6 +1,6 @@
 """Stable-Baselines3: its models as policies, live or from a zip file, and evaluation beside its training.
 
-Import this only where Stable-Baselines3 is installed; ``rl_eval.frameworks`` does so when it meets one of its objects.
+Import this only where Stable-Baselines3 is installed; ``rl_eval.adapters`` does so when it meets one of its objects.
 """
 
 from rl_eval.integrations.sb3.callback import EvalCallback

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from rl_eval.atomic_write import write_atomically
-from rl_eval.result import EvalResult
+from rl_eval.results.result import EvalResult
 
 __all__ = ["EvaluationArrays"]
 

@@ -19,15 +19,15 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.logger import KVWriter
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
-from rl_eval.eval_schedule import EvalSchedule
-from rl_eval.evaluator import Evaluator
-from rl_eval.handle import EvalHandle
+from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel, Candidate
-from rl_eval.result import EvalResult
-from rl_eval.settings import EvalSettings
+from rl_eval.results.result import EvalResult
+from rl_eval.training.evaluator import Evaluator
+from rl_eval.training.schedule import EvalSchedule
 
 __all__ = ["EvalCallback"]
 

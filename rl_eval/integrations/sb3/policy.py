@@ -35,13 +35,13 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.td3.policies import TD3Policy
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.live import portable
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
 from rl_eval.integrations.sb3.observations import Preprocessor, State
 from rl_eval.policies.sampling import bernoulli, categorical
 from rl_eval.protocols import NoiseSource
-from rl_eval.settings import PolicySection
 
 __all__ = ["SB3Policy", "as_policy"]
 

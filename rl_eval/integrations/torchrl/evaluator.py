@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from rl_eval.config import EvalConfig
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, UsageError
-from rl_eval.evaluator import Evaluator as _Evaluator
 from rl_eval.integrations.torchrl.arguments import (
     BACKENDS,
     ArgumentError,
@@ -38,12 +37,13 @@ from rl_eval.integrations.torchrl.arguments import (
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
 from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.integrations.torchrl.scope import forget_scope
+from rl_eval.training.evaluator import Evaluator as _Evaluator
 
 if TYPE_CHECKING:
-    from rl_eval.handle import EvalHandle
+    from rl_eval.execution.handle import EvalHandle
     from rl_eval.loggers import Logger
-    from rl_eval.point import EvalPoint
-    from rl_eval.result import EpisodeSequence, EvalResult
+    from rl_eval.results.point import EvalPoint
+    from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.video import VideoSettings
 
 __all__ = ["EvaluationFailed", "EvaluationPending", "Evaluator"]

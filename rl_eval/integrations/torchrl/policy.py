@@ -25,12 +25,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
 from rl_eval.integrations.torchrl.stages import stages_of
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import NoiseSource
-from rl_eval.settings import PolicySection
 
 __all__ = ["TensorDictPolicy", "as_policy", "portable"]
 

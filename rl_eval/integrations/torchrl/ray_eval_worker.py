@@ -10,17 +10,17 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.config import EvalConfig
-from rl_eval.evaluator import Evaluator
+from rl_eval.config.builder import EvalConfig
 from rl_eval.integrations.torchrl.arguments import ArgumentError, plain_key, runner_settings, with_rules
 from rl_eval.integrations.torchrl.evaluator import EvaluationFailed
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
 from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.integrations.torchrl.scope import forget_scope
+from rl_eval.training.evaluator import Evaluator
 
 if TYPE_CHECKING:
-    from rl_eval.handle import EvalHandle
-    from rl_eval.result import EvalResult
+    from rl_eval.execution.handle import EvalHandle
+    from rl_eval.results.result import EvalResult
     from rl_eval.video import VideoSettings
 
 __all__ = ["RayEvalWorker"]
@@ -182,7 +182,7 @@ class RayEvalWorker:
         if evaluator is not None:
             evaluator.shutdown()
             if self._owned is not None:
-                from rl_eval.service.directory import end_service
+                from rl_eval.training.service.directory import end_service
 
                 end_service(self._owned, _NAMESPACE)
         forget_scope(self._token)

@@ -16,13 +16,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.config import EvalConfig
-from rl_eval.episode import EpisodeTable, Fault, Lease, RunReport
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings, FaultToleranceSection, RunnersSection
 from rl_eval.errors import EvalError
-from rl_eval.plan import EpisodePlan
 from rl_eval.protocols import EnvContext
+from rl_eval.records.episode import EpisodeTable, Fault, Lease, RunReport
 from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
-from rl_eval.settings import EvalSettings, FaultToleranceSection, RunnersSection
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing.contracts.subject import build_subject
 from rl_eval.testing.faulty_env import faulty
 from rl_eval.weights import WeightsSnapshot, snapshot_weights

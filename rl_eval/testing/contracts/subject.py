@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.runners.environment import construct_env
-from rl_eval.settings import EvalSettings
 from rl_eval.weights import WeightsSnapshot, apply_weights, load_weights_file, snapshot_weights
 
 __all__ = ["Subject", "build_subject"]

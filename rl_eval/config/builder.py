@@ -1,0 +1,280 @@
+"""Configuration of an evaluation: a builder in RLlib's style, and YAML.
+
+:class:`EvalConfig` is the builder: each section method changes it and returns it. What runs is
+:class:`~rl_eval.config.settings.EvalSettings`, the frozen and validated copy that :meth:`EvalConfig.build` makes.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import yaml
+
+from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.plain import convert
+from rl_eval.redaction import MASK, redact
+
+__all__ = ["EvalConfig"]
+
+
+class _Unset:
+    """Default of a keyword that was not given."""
+
+    def __repr__(self) -> str:
+        return "unset"
+
+
+_UNSET: Final[Any] = _Unset()
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _documented(method: _Method) -> _Method:
+    """Add the documentation of a section's keys to the method that sets them: that of its keywords."""
+    fields = SECTIONS[method.__name__].model_fields.items()
+    keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
+    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *(_indented(key) for key in keys)])
+    return method
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+
+
+class EvalConfig:
+    """Builder of an evaluation's configuration.
+
+    Example:
+        >>> config = (
+        ...     EvalConfig()
+        ...     .environment("CartPole-v1")
+        ...     .runners(num_runners=2, num_envs_per_runner=16)
+        ...     .evaluation(num_episodes=200, seed=0)
+        ... )
+        >>> config.build().evaluation.num_episodes
+        200
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+
+    # ------------------------------------------------------------------ sections
+
+    @_documented
+    def environment(
+        self,
+        env: str | Callable[..., Any] = _UNSET,
+        *,
+        env_kwargs: Mapping[str, Any] = _UNSET,
+        env_reuse: Literal["lane", "episode"] = _UNSET,
+    ) -> EvalConfig:
+        """Set the environment."""
+        return self._update("environment", locals())
+
+    @_documented
+    def policy(
+        self,
+        policy: Any = _UNSET,
+        *,
+        policy_kwargs: Mapping[str, Any] = _UNSET,
+        weights: str | Path | None = _UNSET,
+        weights_key: str | None = _UNSET,
+        deterministic: bool = _UNSET,
+        actions: Literal["clip", "unsquash", "none"] = _UNSET,
+        device: str = _UNSET,
+        inference: Literal["exact", "batched"] = _UNSET,
+        allow_nondeterministic: bool = _UNSET,
+    ) -> EvalConfig:
+        """Set the policy."""
+        return self._update("policy", locals())
+
+    @_documented
+    def runners(
+        self,
+        *,
+        num_runners: int = _UNSET,
+        num_envs_per_runner: int | None = _UNSET,
+        runner: str | type = _UNSET,
+        num_cpus_per_runner: float = _UNSET,
+        num_gpus_per_runner: float = _UNSET,
+        custom_resources_per_runner: Mapping[str, float] = _UNSET,
+        label_selector: Mapping[str, str] = _UNSET,
+        init_fn: str | Callable[[], object] | None = _UNSET,
+        runtime_env: Mapping[str, Any] = _UNSET,
+        address: str | None = _UNSET,
+        runner_start_timeout_s: float = _UNSET,
+    ) -> EvalConfig:
+        """Set the runners."""
+        return self._update("runners", locals())
+
+    @_documented
+    def evaluation(
+        self,
+        *,
+        num_episodes: int = _UNSET,
+        seed: int = _UNSET,
+        first_index: int = _UNSET,
+        max_episode_steps: int | None = _UNSET,
+        gamma: float = _UNSET,
+        info_keys: tuple[str, ...] | list[str] = _UNSET,
+        return_bounds: tuple[float, float] | None = _UNSET,
+        observers: tuple[Any, ...] | list[Any] = _UNSET,
+        determinism_check: float | Literal["auto"] = _UNSET,
+    ) -> EvalConfig:
+        """Set the episodes."""
+        return self._update("evaluation", locals())
+
+    @_documented
+    def fault_tolerance(
+        self,
+        *,
+        max_attempts_per_episode: int = _UNSET,
+        episode_timeout_s: float | None = _UNSET,
+        reset_timeout_s: float | None = _UNSET,
+        step_timeout_s: float | None = _UNSET,
+        runner_timeout_s: float | None = _UNSET,
+        max_runner_restarts: int = _UNSET,
+        fail_fast: bool = _UNSET,
+        max_failed_episodes: float | None = _UNSET,
+    ) -> EvalConfig:
+        """Set how faults are handled."""
+        return self._update("fault_tolerance", locals())
+
+    def _update(self, section: str, values: Mapping[str, Any]) -> EvalConfig:
+        given = {key: value for key, value in values.items() if key != "self" and value is not _UNSET}
+        if isinstance(given.get("weights"), Path):
+            given["weights"] = str(given["weights"])
+        self._values[section].update(copy_containers(given))
+        return self
+
+    # ------------------------------------------------------------------ in and out
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EvalConfig:
+        """Build from nested sections, such as one section of a larger algorithm config.
+
+        Raises:
+            ConfigError: A section or key is unknown; the message suggests the nearest.
+        """
+        config = cls()
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a config is a mapping of sections ({', '.join(SECTIONS)}), not {_shown(values)}")
+        for section, keys in values.items():
+            if section not in SECTIONS:
+                raise ConfigError(f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}")
+            if not isinstance(keys, Mapping):
+                raise ConfigError(f"config section {section!r} must be a mapping of keys, not {_shown(keys)}")
+            for key, value in keys.items():
+                config.set(f"{section}.{key}", value)
+        return config
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
+        """Read a YAML file, or one (dotted) section of it.
+
+        A relative ``policy.weights`` is taken relative to the file.
+
+        Raises:
+            ConfigError: The file is missing or broken, or holds an unknown section or key.
+        """
+        path = Path(path)
+        values = _read_yaml(path)
+        for part in section.split(".") if section else ():
+            if not isinstance(values, Mapping) or part not in values:
+                known = values if isinstance(values, Mapping) else ()
+                raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
+            values = values[part]
+        config = cls.from_dict(values)
+        weights = config._values["policy"].get("weights")
+        if isinstance(weights, str) and not Path(weights).is_absolute():
+            config._values["policy"]["weights"] = str((path.parent / weights).resolve())
+        return config
+
+    def set(self, key: str, value: Any) -> EvalConfig:
+        """Set one value by its dotted name, as ``--set`` does.
+
+        Raises:
+            ConfigError: The key is unknown; the message suggests the nearest.
+        """
+        section, _, name = key.partition(".")
+        if section not in SECTIONS or not name:
+            known = [f"{s}.{k}" for s, model in SECTIONS.items() for k in model.model_fields]
+            raise ConfigError(f"unknown config key {key!r}: {nearest(key, known)}")
+        if name not in SECTIONS[section].model_fields:
+            raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}")
+        self._values[section][name] = copy_containers(value)
+        return self
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the values that were set, as nested plain data where they are plain."""
+        return {section: copy_containers(values) for section, values in self._values.items() if values}
+
+    def to_yaml(self) -> str:
+        """Return YAML that :meth:`from_yaml` reads back.
+
+        Raises:
+            ConfigError: A value is a live object; give it as ``"module:attr"`` instead.
+        """
+        # The keys of a mapping keep their types.
+        return yaml.safe_dump(
+            convert(self.to_dict(), _yaml_leaf, name=lambda key: _yaml_leaf("a key", key)), sort_keys=False
+        )
+
+    def copy(self) -> EvalConfig:
+        """Return an independent copy; live objects are shared."""
+        duplicate = EvalConfig()
+        duplicate._values = copy_containers(self._values)
+        return duplicate
+
+    def build(self) -> EvalSettings:
+        """Validate and freeze.
+
+        Raises:
+            ConfigError: A value is wrong, or a setting cannot be honoured with the others.
+        """
+        return make_settings(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EvalConfig) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"EvalConfig({redact(self.to_dict())})"
+
+
+def _shown(value: Any) -> str:
+    """Return what is where a mapping should be; what it assigns may be a secret."""
+    return re.sub(r"(?s)([=:]).*", rf"\1{MASK}", repr(value))
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {str(path)!r}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: it is no text file ({error})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML{_locate(error)}") from None
+
+
+def _locate(error: yaml.YAMLError) -> str:
+    """Say where YAML is broken and why, with the line itself and a mark below the place."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return f": {str(error).splitlines()[0]}"
+    shown = f"\n{snippet}" if (snippet := mark.get_snippet()) else ""
+    return f", in line {mark.line + 1}, column {mark.column + 1}: {problem}{shown}"
+
+
+def _yaml_leaf(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')

@@ -1,0 +1,356 @@
+"""Settings of an evaluation: sections of keys with defaults, validated alone and together, frozen.
+
+The docstring of a key is its documentation everywhere: in ``help()`` of the builder's methods, on the command line, and
+in ``docs/configuration.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_eval.config.references import import_attribute
+from rl_eval.errors import ConfigError
+from rl_eval.records.plain import convert
+from rl_eval.redaction import digest_secrets, learn, redact
+from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
+
+__all__ = [
+    "DEFAULT_LANES",
+    "LIVE_ENVIRONMENT",
+    "SECTIONS",
+    "EnvironmentSection",
+    "EvalSettings",
+    "EvaluationSection",
+    "FaultToleranceSection",
+    "PolicySection",
+    "RunnersSection",
+    "check_runner",
+    "copy_containers",
+    "describe_object",
+    "is_live_environment",
+    "make_settings",
+    "needs_processes",
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, strict=False, use_attribute_docstrings=True
+    )
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0)]
+Processes = Field(json_schema_extra={"needs": "processes"})
+"""Mark of a key that needs runners in processes of their own, ``runners.num_runners`` of 1 or more."""
+
+
+class EnvironmentSection(_Section):
+    """The environment, and how long each instance of it is used."""
+
+    env: Any = None
+    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
+    env_kwargs: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    env_reuse: Literal["lane", "episode"] = "lane"
+    """Whether an environment serves all episodes of its lane, or is built anew for each."""
+
+
+class PolicySection(_Section):
+    """The policy, its weights, and how it acts."""
+
+    policy: Any = None
+    """An ``nn.Module``, a callable on batches, a ``Policy``, or ``"module:factory"``."""
+    policy_kwargs: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
+    weights: str | None = None
+    """A safetensors file, or a torch file that ``weights_only=True`` can load."""
+    weights_key: str | None = None
+    """Where the weights are in a file that holds more, such as ``model`` in ``{"model": ..., "optimizer": ...}``; dots
+    lead deeper."""
+    deterministic: bool = True
+    """Take the mode of the policy's distribution; else sample, from each episode's own stream."""
+    actions: Literal["clip", "unsquash", "none"] = "clip"
+    """For Box spaces: clip into the bounds, map [-1, 1] onto them, or pass actions as they are."""
+    device: str = "cpu"
+    """Torch device of the policy."""
+    inference: Literal["exact", "batched"] = "exact"
+    """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
+    ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
+    allow_nondeterministic: bool = False
+    """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
+
+
+class RunnersSection(_Section):
+    """The runners: how many, of which kind, with which resources."""
+
+    num_runners: Annotated[int, Field(ge=0)] = 0
+    """Ray actors; 0 is this process, without Ray."""
+    num_envs_per_runner: PositiveInt | None = None
+    """Environments in each runner; by default 8, 1 for ``single_agent``, and for others what their class says."""
+    runner: str | type = "vector"
+    """``vector``, ``single_agent``, or the ``"module:Class"`` of a runner."""
+    num_cpus_per_runner: Fraction = 1.0
+    """CPUs that Ray reserves for each runner."""
+    num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
+    """GPUs that Ray reserves for each runner; a fraction shares one."""
+    custom_resources_per_runner: Annotated[dict[str, float], Processes] = {}
+    """Custom Ray resources that Ray reserves for each runner, by name."""
+    label_selector: Annotated[dict[str, str], Processes] = {}
+    """Ray node labels that a runner's node must have."""
+    init_fn: Annotated[Any, Processes] = None
+    """A callable without arguments, or ``"module:attr"``: called first in a runner's process, before torch, the
+    environment and the policy are imported."""
+    runtime_env: Annotated[dict[str, Any], Processes] = {}
+    """Ray runtime environment of the runners, merged over rl_eval's own."""
+    address: Annotated[str | None, Processes] = None
+    """Address of the Ray cluster. By default that of ``RAY_ADDRESS``, else a local cluster that ends with the group."""
+    runner_start_timeout_s: PositiveFloat = 120.0
+    """Longest wait for the first runner."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes per runner."""
+        if self.num_envs_per_runner is not None:
+            return self.num_envs_per_runner
+        return DEFAULT_LANES if self.runner == "vector" else int(self.runner_class.default_lanes)
+
+    @property
+    def runner_class(self) -> Any:
+        """Class of the runners, which is imported now.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
+
+
+class EvaluationSection(_Section):
+    """The episodes, and what is recorded of them."""
+
+    num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)] = 100
+    """Episodes to run."""
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    """Root seed of the plan. The seed of every episode follows from it and the episode's index."""
+    first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
+    """Where the plan begins: episodes ``first_index`` to ``first_index + num_episodes - 1`` of this root seed. Plans
+    over ranges that do not overlap share no episode."""
+    max_episode_steps: PositiveInt | None = None
+    """Cut episodes after this many steps and mark them truncated by us."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of ``discounted_return``."""
+    info_keys: tuple[str, ...] = ()
+    """Scalars of the step ``info`` to record, as of the episode's last step that has them."""
+    return_bounds: tuple[float, float] | None = None
+    """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
+    observers: tuple[Any, ...] = ()
+    """Factories of :class:`~rl_eval.runners.EpisodeObserver`, callables that take an environment or ``"module:attr"``:
+    what their observers return at the end of an episode is in ``result.artifacts``."""
+    determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
+    """Share of the episodes that are run once more in fresh environments, and compared with their records. ``auto``
+    is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
+
+    def plan(self) -> EpisodePlan:
+        """Return the episodes to run.
+
+        Raises:
+            ConfigError: There are not so many from ``first_index`` on.
+        """
+        return EpisodePlan(self.num_episodes, self.seed, self.first_index)
+
+
+class FaultToleranceSection(_Section):
+    """Faults: how often to try again, and when to stop waiting."""
+
+    max_attempts_per_episode: Annotated[int, Field(ge=1, le=60_000)] = 3
+    """Attempts of one episode, all with its seed; after the last it is recorded as failed."""
+    episode_timeout_s: PositiveFloat | None = 3600.0
+    """Wall-clock limit of one attempt, checked between steps."""
+    reset_timeout_s: Annotated[PositiveFloat | None, Processes] = None
+    """Longest reset, constructor or close; a runner that takes longer is ended and the episode charged."""
+    step_timeout_s: Annotated[PositiveFloat | None, Processes] = None
+    """Longest step; a runner that takes longer is ended and the episode charged."""
+    runner_timeout_s: Annotated[PositiveFloat | None, Processes] = None
+    """Longest silence of a working runner, whatever it does."""
+    max_runner_restarts: Annotated[int, Field(ge=0)] = 10
+    """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
+    fail_fast: bool = True
+    """End the evaluation as ``failed`` when its first attempts, 20 or two per lane, all fail with one error at one
+    place."""
+    max_failed_episodes: Fraction | None = None
+    """More failed episodes than this count (or share, below 1) make the result ``failed``."""
+
+
+class EvalSettings(_Section):
+    """A complete, validated, frozen configuration: what actually runs."""
+
+    environment: EnvironmentSection = EnvironmentSection()
+    policy: PolicySection = PolicySection()
+    runners: RunnersSection = RunnersSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    fault_tolerance: FaultToleranceSection = FaultToleranceSection()
+
+    def identity(self) -> dict[str, Any]:
+        """What the result may depend on besides plan, weights and numerics; no layout in it, and digests of secrets."""
+        return {
+            "environment": {
+                "env": describe_object(self.environment.env),
+                "env_kwargs": _identified(self.environment.env_kwargs, "environment", "env_kwargs"),
+                "env_reuse": self.environment.env_reuse,
+            },
+            "policy": describe_object(self.policy.policy),
+            "policy_kwargs": _identified(self.policy.policy_kwargs, "policy", "policy_kwargs"),
+            "deterministic": self.policy.deterministic,
+            "actions": self.policy.actions,
+            "max_episode_steps": self.evaluation.max_episode_steps,
+            "gamma": self.evaluation.gamma,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
+        described = redact(_described(self.model_dump()))
+        assert isinstance(described, dict)
+        return described
+
+
+DEFAULT_LANES: Final = 8
+"""Lanes of a runner whose class does not say otherwise."""
+
+LIVE_ENVIRONMENT: Final = "every lane needs one of its own: give a function that builds it"
+"""What is wrong with an environment where one that can be built is needed."""
+
+SECTIONS: Final[Mapping[str, type[_Section]]] = {
+    "environment": EnvironmentSection,
+    "policy": PolicySection,
+    "runners": RunnersSection,
+    "evaluation": EvaluationSection,
+    "fault_tolerance": FaultToleranceSection,
+}
+
+
+def needs_processes(section: str) -> list[str]:
+    """Return the keys of a section that need runners in processes of their own."""
+    fields = SECTIONS[section].model_fields
+    return [name for name, field in fields.items() if field.json_schema_extra == Processes.json_schema_extra]
+
+
+def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
+    """Validate and freeze nested values.
+
+    Raises:
+        ConfigError: A value is wrong, or a setting cannot be honoured with the others.
+    """
+    learn(values)  # Before any message can quote them.
+    try:
+        settings = EvalSettings.model_validate(copy_containers(values))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    _check_together(settings)
+    return settings
+
+
+def copy_containers(value: Any) -> Any:
+    """Copy nested dicts, lists and tuples, so that later changes do not reach in; live objects are shared."""
+    if isinstance(value, Mapping):
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_containers(item) for item in value)
+    return value
+
+
+def is_live_environment(value: Any) -> bool:
+    """Whether a value is an environment, and not what builds one."""
+    return hasattr(value, "step") and not isinstance(value, type)
+
+
+def describe_object(value: Any) -> Any:
+    """Name a live object as ``module:qualname``; return plain data as it is."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
+    target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _described(value: Any) -> Any:
+    return convert(value, lambda _, leaf: describe_object(leaf))
+
+
+def _identified(value: Any, *path: str) -> Any:
+    return digest_secrets(_described(value), *path)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"][:2])
+        shown = redact(problem["input"], *map(str, problem["loc"]))
+        lines.append(f"{key} is {shown!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return "; ".join(lines)
+
+
+def check_runner(runners: RunnersSection) -> None:
+    """Check the settings of runners against what their class says of itself.
+
+    Raises:
+        ConfigError: They contradict it, or there is no such class.
+    """
+    cls = runners.runner_class
+    if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
+        raise ConfigError(
+            f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
+            f'{cls.max_lanes}: leave it out, or set runners.runner to "vector"'
+        )
+    if cls.needs_processes and not runners.num_runners:
+        raise ConfigError(
+            f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process: use 1 or more"
+        )
+
+
+def _check_together(settings: EvalSettings) -> None:
+    runners = settings.runners
+    if runners.runner != "vector" and (isinstance(runners.runner, type) or ":" not in runners.runner):
+        # The default has no limits, and a user's module is not imported before a group needs it.
+        check_runner(runners)
+    if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
+        raise ConfigError(
+            f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'
+        )
+    if settings.environment.env is None:
+        raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
+    if runners.num_runners and is_live_environment(settings.environment.env):
+        raise ConfigError(
+            f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
+            f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
+        )
+    settings.evaluation.plan()
+    bounds = settings.evaluation.return_bounds
+    if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
+        raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")
+    if not runners.num_runners:
+        _check_in_process(settings)
+    elif settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
+        raise ConfigError(
+            f"policy.device is {settings.policy.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
+            "would see a GPU: give each runner a GPU, or a fraction of one"
+        )
+
+
+def _check_in_process(settings: EvalSettings) -> None:
+    """Refuse what only runners in processes of their own can honour."""
+    for section in SECTIONS:
+        for key in needs_processes(section):
+            if value := redact(getattr(getattr(settings, section), key), section, key):
+                raise ConfigError(
+                    f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
+                    "where no deadline can interrupt a call: remove it, or use runners.num_runners=1 or more"
+                )

@@ -1,0 +1,420 @@
+"""A group of runners that stays warm between evaluations."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from rl_eval.adapters import integration_for
+from rl_eval.backends import Backend, pickled
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
+from rl_eval.errors import ConfigError
+from rl_eval.execution.evaluation import Evaluation
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
+from rl_eval.execution.loop import Driver
+from rl_eval.execution.runner_pool import Fleet, PublishedWeights
+from rl_eval.redaction import learn
+from rl_eval.results.result import EvalResult
+from rl_eval.runners import EvalRunner
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+
+if TYPE_CHECKING:
+    from rl_eval.log import EvaluationLog
+
+__all__ = ["EvalRunnerGroup", "evaluate", "portable_policy"]
+
+Result = TypeVar("Result")
+
+
+@final
+class EvalRunnerGroup:
+    """Runners that evaluate one policy in one environment, again and again.
+
+    Runners start at once and in parallel; the first that is up begins to work. All methods may be called from any
+    thread; evaluations and weight broadcasts happen one after the other, in the order of the calls.
+
+    Args:
+        config: What to evaluate and how; a copy is frozen.
+        policy: A live policy, used instead of the configured one and its weights.
+        threaded: Whether the group works in a thread of its own, so that ``submit`` returns at once. Without one every
+            method does the work before it returns, in the thread that calls it, which must always be the same; only
+            for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) need
+            this, or :func:`evaluate`.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+        RunnerStartError: The cluster cannot be reached.
+
+    Example:
+        >>> with EvalRunnerGroup(config) as group:  # doctest: +SKIP
+        ...     group.sync_weights(module, version=10_000)
+        ...     print(group.evaluate(num_episodes=100))
+    """
+
+    def __init__(self, config: EvalConfig | EvalSettings, policy: Any = None, *, threaded: bool = True) -> None:
+        settings = config.build() if isinstance(config, EvalConfig) else config
+        if settings.runners.num_runners and not threaded:
+            raise ConfigError(
+                f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
+                "a thread: leave threaded=True, or use runners.num_runners=0"
+            )
+        check_runner(settings.runners)
+        live = policy if policy is not None else settings.policy.policy
+        if live is None:
+            raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
+        if policy is not None:
+            settings = _with_policy(settings, policy)
+        learn(settings.model_dump())  # They may have been made in another process.
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._post_lock = threading.Lock()
+        """Held while jobs that belong together are posted, so that no others come between them."""
+        if not isinstance(live, str):
+            live = portable_policy(live)
+        weights = _initial_weights(settings.policy, live)
+        if isinstance(live, str):
+            self._backend = _make_backend(settings, None)
+        else:
+            self._backend = _make_backend(_with_policy(settings, None), live)
+        self._fleet = Fleet(self._backend, settings)
+        self._driver = Driver(self._backend, self._fleet, threaded)
+        self._last_version = 0
+        """Of the weights that were posted last."""
+        if weights is not None:
+            self._fleet.weights = PublishedWeights(*self._backend.publish(weights))
+        self._driver.start()
+        if settings.runners.num_runners:
+            # Before Ray goes down with the process: its driver must not call it then.
+            atexit.register(self.stop)
+        count = max(1, settings.runners.num_runners)
+        self._driver.post(Do(self._driver.next_tag(), lambda fleet, now: fleet.grow(count, now)))
+
+    # ------------------------------------------------------------------ evaluating
+
+    def submit(
+        self,
+        num_episodes: int | None = None,
+        seed: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        first_index: int | None = None,
+        *,
+        weights: Any = None,
+        version: int | None = None,
+        follow_up: FollowUp | None = None,
+        accept_code_change: bool = False,
+        held: HeldWeights | None = None,
+        on_submitted: Callable[[EvalHandle], object] | None = None,
+    ) -> EvalHandle:
+        """Start an evaluation, and return at once; in a group without a thread, when it is done.
+
+        Args:
+            num_episodes: How many episodes; by default as configured.
+            seed: Root seed of the plan; by default as configured.
+            run_dir: Folder, or URI of an object store, of an evaluation log. A log that is there already is
+                continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
+                another plan, policy or environment, or was begun with other code.
+            first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
+                out: no evaluation of those before has seen them.
+            weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
+            version: Number that stamps the records; by default one more than the last.
+            follow_up: What one runner does right afterwards, before any other weights or evaluation.
+            accept_code_change: Continue a log although the source files or packages of environment or policy are
+                others than those it was begun with; the log keeps both, and the result has a note.
+            held: Gets the weights that are evaluated, when the evaluation starts.
+            on_submitted: Called with the handle before any work is done; it must not call the group. Where there is no
+                thread it is the way to watch or cancel what runs.
+
+        Raises:
+            ConfigError: A value is out of range, or the folder cannot be used.
+            LogOwned: Another driver is writing this log.
+            WeightsError: The weights are none. Those that do not fit the policy are an error of the handle.
+        """
+        changes: dict[str, Any] = {}
+        if num_episodes is not None:
+            changes["num_episodes"] = num_episodes
+        if seed is not None:
+            changes["seed"] = seed
+        if first_index is not None:
+            changes["first_index"] = first_index
+        evaluation = self.settings.evaluation.model_copy(update=changes)
+        settings = self.settings.model_copy(update={"evaluation": evaluation})
+        plan = evaluation.plan()
+        log = _open_log(run_dir, accept_code_change)
+        try:
+            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
+        except BaseException:
+            if log is not None:
+                log.close()
+            raise
+
+    def evaluate(
+        self,
+        num_episodes: int | None = None,
+        seed: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        first_index: int | None = None,
+        *,
+        accept_code_change: bool = False,
+    ) -> EvalResult:
+        """Run an evaluation and return its result: ``submit(...).result()``."""
+        return self.submit(num_episodes, seed, run_dir, first_index, accept_code_change=accept_code_change).result()
+
+    # ------------------------------------------------------------------ weights
+
+    def sync_weights(self, weights: Any, version: int | None = None) -> int:
+        """Send weights to all runners and wait until each that is up has acknowledged them.
+
+        The weights are copied at once. While an evaluation runs, the broadcast waits for its end, so that no
+        evaluation sees two versions.
+
+        Args:
+            weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
+            version: Number that stamps the records; by default one more than the last.
+
+        Returns:
+            The version.
+
+        Raises:
+            WeightsError: They do not fit the policy, which keeps those it has.
+        """
+        with self._post_lock:
+            job = self._weights_job(weights, version)
+            self._driver.post(job)
+        job.future.result()
+        return job.version
+
+    def publish_weights(self, weights: Any, version: int | None = None) -> PublishedWeights:
+        """Store weights where all runners can fetch them, without sending them; for a later ``submit(weights=...)``.
+
+        Raises:
+            WeightsError: The weights are none.
+        """
+        version = self._last_version + 1 if version is None else operator.index(version)
+        snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
+        return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
+
+    @property
+    def published_weights(self) -> PublishedWeights | None:
+        """The weights that the next evaluation uses; None if each runner has those that its policy was built with."""
+        return self._fleet.weights
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that the next evaluation uses; 0 before any ``sync_weights``."""
+        return 0 if self._fleet.weights is None else self._fleet.weights.snapshot.version
+
+    # ------------------------------------------------------------------ runners
+
+    def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
+        """Call a function with every runner that is up, where it lives; return the results by position."""
+        if self.settings.runners.num_runners:
+            pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
+        job = Apply(self._driver.next_tag(), function)
+        return self._wait(job, job.future)
+
+    def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
+        """Call a function with one runner that is up, where it lives, between evaluations; return its result.
+
+        Args:
+            function: What to call; for runners in other processes it must be picklable.
+            timeout_s: Longest time that it may take, in seconds; then its runner is given up. Nothing can interrupt
+                it in this process.
+
+        Raises:
+            ClusterError: The runner was lost, or took too long.
+        """
+        if self.settings.runners.num_runners:
+            pickled(function, "the function")
+        job: Ask[Result] = Ask(self._driver.next_tag(), timeout_s, function)
+        return self._wait(job, job.future)
+
+    @property
+    def healthy_runner_ids(self) -> list[int]:
+        """Positions of the runners that are up."""
+        return [member.index for member in self._fleet.ready()]
+
+    def add_runners(self, count: int = 1) -> None:
+        """Start more runners; they take part in what runs as soon as they are up.
+
+        Raises:
+            ConfigError: ``count`` is below 1, or the group runs in this process.
+        """
+        self._check_resizable("add_runners", count)
+        self._do(lambda fleet, now: fleet.grow(count, now))
+
+    def remove_runners(self, count: int = 1) -> None:
+        """End the last runners; what they were running is run by others.
+
+        Raises:
+            ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
+        """
+        self._check_resizable("remove_runners", count)
+        if count >= self._fleet.expected():
+            raise ConfigError(
+                f"remove_runners({count}): the group has {self._fleet.expected()}, and keeps at least one"
+            )
+        self._do(lambda fleet, _: self._driver.forget(fleet.shrink(count)))
+
+    def get_metrics(self) -> dict[str, float]:
+        """Return lifetime counters of the group and the sums of its runners'."""
+        totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._fleet.restarts}
+        for metrics in self.foreach_runner(lambda runner: runner.metrics()):
+            totals["num_healthy_runners"] += 1
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
+
+    def stop(self) -> None:
+        """End everything that this group started, within about ten seconds; may be called again."""
+        with self._lock:
+            self._driver.stop()
+        atexit.unregister(self.stop)
+
+    def __enter__(self) -> EvalRunnerGroup:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------ plumbing
+
+    def _post_evaluation(
+        self,
+        settings: EvalSettings,
+        plan: EpisodePlan,
+        log: EvaluationLog | None,
+        weights: Any,
+        version: int | None,
+        follow_up: FollowUp | None,
+        held: HeldWeights | None,
+        on_submitted: Callable[[EvalHandle], object] | None,
+    ) -> EvalHandle:
+        if weights is None and version is not None:
+            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
+        with self._post_lock:
+            sync = None if weights is None else self._weights_job(weights, version)
+            next_tag = self._driver.next_tag
+            then = None if follow_up is None else partial(follow_up.jobs, next_tag)
+            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
+            job.handle.weights_version = self._last_version
+            if on_submitted is not None:
+                on_submitted(job.handle)
+            if sync is not None:
+                self._driver.post(sync)
+            self._driver.post(job)
+        return job.handle
+
+    def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
+        published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
+        self._last_version = published.snapshot.version
+        return WeightsSync(self._driver.next_tag(), published)
+
+    def _wait(self, job: Job, future: Future[Result]) -> Result:
+        self._driver.post(job)
+        return future.result()
+
+    def _do(self, function: Callable[[Fleet, float], None]) -> None:
+        job = Do(self._driver.next_tag(), function)
+        self._wait(job, job.future)
+
+    def _check_resizable(self, what: str, count: int) -> None:
+        if count < 1:
+            raise ConfigError(f"{what}({count}): give at least 1")
+        if not self.settings.runners.num_runners:
+            raise ConfigError(f"{what}: with runners.num_runners=0 the one runner is this process; configure 1 or more")
+
+
+def evaluate(
+    config: EvalConfig | EvalSettings,
+    policy: Any = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    accept_code_change: bool = False,
+) -> EvalResult:
+    """Evaluate once: start runners, run the plan, stop them.
+
+    With ``num_runners=0`` everything happens in the thread that calls, so that environments may do what only the main
+    thread may; one that never returns from a call keeps it.
+
+    Args:
+        config: What to evaluate and how.
+        policy: A live policy, used instead of the configured one and its weights.
+        run_dir: Folder or URI of an evaluation log, to continue or to begin; see :meth:`EvalRunnerGroup.submit`.
+        accept_code_change: Continue a log that was begun with other code; see there, too.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+        RunnerStartError: No runner came up.
+        LogMismatch: The log belongs to another plan, policy or environment, or was begun with other code.
+        LogOwned: Another driver is writing it.
+    """
+    settings = config.build() if isinstance(config, EvalConfig) else config
+    with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
+        return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
+
+
+def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
+    """Return the weights of the configured file, else those of the live policy, if it has any.
+
+    Raises:
+        ConfigError: They cannot be read.
+    """
+    if section.weights is not None:
+        return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
+    if section.weights_key is not None:
+        raise ConfigError(
+            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
+            "leave the key out"
+        )
+    return weights_of(live)
+
+
+def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
+    if run_dir is None:
+        if accept_code_change:
+            raise ConfigError("accept_code_change=True continues the log in run_dir: give run_dir, or leave it out")
+        return None
+    from rl_eval.log import EvaluationLog
+
+    return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)
+
+
+def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
+    if settings.runners.num_runners == 0:
+        from rl_eval.backends.inline import InlineBackend
+
+        return InlineBackend(settings, policy)
+    from rl_eval.backends.ray_actors import RayBackend
+
+    return RayBackend(settings, policy)
+
+
+def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
+    section = settings.policy.model_copy(
+        update={"policy": policy, "policy_kwargs": {}, "weights": None, "weights_key": None}
+    )
+    return settings.model_copy(update={"policy": section})
+
+
+def portable_policy(policy: Any) -> Any:
+    """Return a policy that a process without its device, and without its trainer, can unpickle."""
+    if (detach := integration_for(policy, "portable")) is not None:
+        policy = detach(policy)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(policy, torch.nn.Module):
+        return policy
+    if all(tensor.device.type == "cpu" for tensor in [*policy.parameters(), *policy.buffers()]):
+        return policy
+    return copy.deepcopy(policy).cpu()

@@ -1,0 +1,192 @@
+"""Handle of a running evaluation: a future with progress, cancellation and snapshots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from rl_eval.errors import UsageError
+from rl_eval.records.episode import EpisodeTable, Outcome
+
+if TYPE_CHECKING:
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["EvalHandle", "EvalProgress"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalProgress:
+    """Progress of an evaluation."""
+
+    num_episodes: int
+    num_finished: int
+    num_failed: int
+    num_faults: int
+    num_prefix: int
+    """Length of the finished index prefix, over which mean and interval are taken."""
+    mean_return: float
+    """Mean return of the completed episodes in the prefix; NaN while there is none."""
+    half_width: float
+    """Half width of its approximate 95 % interval; NaN below two episodes."""
+    env_steps: int
+    """Steps of this session; those before a log was continued are left out, as in ``seconds``."""
+    seconds: float
+    """Since the first runner of this session took part."""
+    num_runners: int
+    """Runners that are up."""
+    num_earlier: int = 0
+    """Finished episodes that the log held when this session began."""
+    phase: str = "running"
+    """Present activity of the evaluation, in a few words."""
+
+    @classmethod
+    def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:
+        """Count what a table holds; the other fields are given."""
+        rows = table.rows
+        prefix = rows[: table.prefix()]
+        returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
+        count = len(returns)
+        return cls(
+            num_episodes=len(rows),
+            num_finished=int(table.filled.sum()),
+            num_failed=int((rows["outcome"] == Outcome.FAILED).sum()),
+            num_faults=sum(map(len, list(table.faults.values()))),
+            num_prefix=len(prefix),
+            mean_return=float(np.mean(returns)) if count else math.nan,
+            half_width=1.96 * float(np.std(returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
+            **rest,
+        )
+
+
+@final
+class EvalHandle:
+    """A running evaluation: a future that also reports its progress.
+
+    It can be awaited: ``result = await handle``.
+
+    Args:
+        progress: Called for :meth:`progress`.
+        cancel: Called for :meth:`cancel` with its arguments.
+        flush: Called for :meth:`flush`.
+        weights_version: Version of the weights that it evaluates, as far as that is known.
+        snapshot: Called for :meth:`snapshot` with its argument.
+    """
+
+    def __init__(
+        self,
+        progress: Callable[[], EvalProgress],
+        cancel: Callable[[str, bool], None],
+        flush: Callable[[float], None],
+        weights_version: int = 0,
+        snapshot: Callable[[str], EvalResult] | None = None,
+    ) -> None:
+        self._progress = progress
+        self._cancel = cancel
+        self._flush = flush
+        self._snapshot = snapshot
+        self._future: Future[EvalResult] = Future()
+        # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
+        self._future.set_running_or_notify_cancel()
+        self.weights_version = weights_version
+        """Version of the weights that are evaluated."""
+        self.step: int | None = None
+        """Training step that they are of, if the caller gave one."""
+
+    def done(self) -> bool:
+        """Whether :meth:`result` returns at once."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> EvalResult:
+        """Wait for the result.
+
+        A cancelled evaluation has a result too: ``partial``, over the index prefix that had finished.
+
+        Args:
+            timeout_s: Longest wait, in seconds; None waits until it is done.
+
+        Raises:
+            TimeoutError: It is not done in time; it goes on.
+            EvalError: It could not run at all.
+        """
+        wait([self._future], timeout_s)
+        if not self.done():
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on: see progress()")
+        return self._future.result()
+
+    def exception(self) -> BaseException | None:
+        """Return why it could not run, or None if it has a result or is not done."""
+        return self._future.exception() if self.done() else None
+
+    def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
+        """Call a function with this handle when it is done, at once if it is; it must return soon."""
+        self._future.add_done_callback(lambda _: function(self))
+
+    def __await__(self) -> Generator[Any, None, EvalResult]:
+        import asyncio
+
+        return asyncio.wrap_future(self._future).__await__()
+
+    def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
+        """Stop; episodes that have not finished are dropped.
+
+        Args:
+            reason: What the result will say.
+            unless_started: Leave it alone if it does not wait for its turn any more.
+        """
+        if not self.done():
+            self._cancel(reason or "cancelled", unless_started)
+
+    def flush(self, timeout_s: float = 10.0) -> None:
+        """Commit what has finished to the evaluation log, if there is one, even while an environment hangs.
+
+        Raises:
+            LogError: It cannot be written, or not in time.
+        """
+        self._flush(timeout_s)
+
+    def snapshot(self, reason: str = "it was still running") -> EvalResult:
+        """Return a result of the episodes that have finished by now; the evaluation goes on, or hangs.
+
+        Args:
+            reason: Why the other episodes are missing, as the result shall say.
+
+        Raises:
+            UsageError: The evaluation runs in a service, which gives whole results only.
+        """
+        snapshot = self._snapshot  # First: it is gone once the result is there.
+        if self.done():
+            return self.result()
+        if snapshot is None:
+            raise UsageError(
+                "a service gives whole results only: wait for result(), or cancel() and take what there is"
+            )
+        return snapshot(reason)
+
+    def progress(self) -> EvalProgress:
+        """Return how far it is."""
+        return self._progress()
+
+    def _set_result(self, result: EvalResult) -> None:
+        self._future.set_result(result)
+        self._snapshot = None
+
+    def _set_error(self, error: BaseException) -> None:
+        self._future.set_exception(error)
+        self._snapshot = None
+
+    def _release(self, final: EvalProgress) -> None:
+        """Drop the evaluation, and with it its weights: a kept handle holds the result alone.
+
+        The snapshot goes when the result is there: what has finished can be had at any time.
+        """
+        self._progress = lambda: final
+        self._cancel = self._flush = _ignore
+
+
+def _ignore(*args: object) -> None:
+    """Do nothing: the evaluation is over."""

@@ -1,0 +1,317 @@
+"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the fleet."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from rl_eval.backends import requests
+from rl_eval.backends.requests import RunnerRequest
+from rl_eval.errors import ClusterError, RunnerLost
+from rl_eval.execution.runner_pool import Fleet, Member, PublishedWeights
+from rl_eval.supervision.flight_recorder import Autopsy
+
+if TYPE_CHECKING:
+    from rl_eval.results.result import EvalResult
+    from rl_eval.runners import EvalRunner
+
+__all__ = ["Apply", "Ask", "Do", "FollowUp", "Job", "WeightsSync"]
+
+
+Result = TypeVar("Result")
+
+
+class Job(abc.ABC):
+    """One request to a group, from when it starts until it is done.
+
+    Every method is called in the driver's thread. ``tag`` marks the job's calls, so that replies find it.
+    """
+
+    exclusive: bool
+    """Whether no other exclusive job may run beside it."""
+
+    def __init__(self, tag: int) -> None:
+        self.tag = tag
+
+    @abc.abstractmethod
+    def start(self, fleet: Fleet, now: float) -> None:
+        """Begin. Some members may be up already; others are reported by :meth:`joined`."""
+
+    @abc.abstractmethod
+    def joined(self, member: Member, now: float) -> None:
+        """A member came up."""
+
+    @abc.abstractmethod
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """A member is gone; return whether an episode is to blame.
+
+        Args:
+            member: Which.
+            autopsy: What it was doing, if that is known.
+        """
+
+    @abc.abstractmethod
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """A call of this job returned."""
+
+    @abc.abstractmethod
+    def tick(self, now: float) -> None:
+        """Time passed; also called while the job still waits for its turn."""
+
+    @abc.abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """It cannot be done."""
+
+    @property
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether it needs nothing more."""
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether it goes on as soon as something is written or read."""
+        return False
+
+    def successors(self) -> list[Job]:
+        """Return the jobs that run as soon as this one is done, before any other; asked once."""
+        return []
+
+
+class _Awaited(Job, Generic[Result]):
+    """A job whose caller waits for a future."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__(tag)
+        self.future: Future[Result] = Future()
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self.future.done()
+
+
+@final
+class Do(_Awaited[None]):
+    """Calls a function where the fleet may be changed: in the driver's thread, between two turns."""
+
+    exclusive = False
+
+    def __init__(self, tag: int, function: Callable[[Fleet, float], None]) -> None:
+        super().__init__(tag)
+        self._function = function
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        try:
+            self._function(fleet, now)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.future.set_result(None)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """See :class:`Job`."""
+        return False
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+
+
+class _Broadcast(_Awaited[list[Any]]):
+    """Calls every member that is up, waiting for the first if none is, and collects what they return."""
+
+    def __init__(self, tag: int, request: RunnerRequest) -> None:
+        super().__init__(tag)
+        self._request = request
+        self._waiting: dict[int, int] = {}
+        self._values: dict[int, Any] = {}
+        self._sent = False
+        self._fleet: Fleet | None = None
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._fleet = fleet
+        for member in fleet.ready():
+            self._send(fleet, member, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and not self._sent:
+            self._send(self._fleet, member, now)
+
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """See :class:`Job`."""
+        called = self._waiting.pop(member.incarnation, None) is not None
+        if called and not self._waiting and not self._values:
+            # Not sent again: what a call did before its runner was lost, nobody knows.
+            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
+        self._settle()
+        return False
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+        self._values[self._waiting.pop(member.incarnation)] = value
+        self._settle()
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and self._fleet.hopeless:
+            self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+
+    def _send(self, fleet: Fleet, member: Member, now: float) -> None:
+        self._sent = True
+        self._waiting[member.incarnation] = member.index
+        fleet.call(member, self._request, tag=self.tag, now=now)
+
+    def _settle(self) -> None:
+        if self._values and not self._waiting and not self.done:
+            self.future.set_result([self._values[index] for index in sorted(self._values)])
+
+
+@final
+class WeightsSync(_Broadcast):
+    """Sends weights to every runner; those that start later get them too."""
+
+    exclusive = True
+
+    def __init__(self, tag: int, weights: PublishedWeights) -> None:
+        super().__init__(tag, requests.SetWeights(weights.handle))
+        self._weights = weights
+        self._former: PublishedWeights | None = None
+        self.forsaken = False
+        """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are sent."""
+        return self._weights.snapshot.version
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._former, fleet.weights = fleet.weights, self._weights
+        super().start(fleet, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """A member that comes up has been sent the weights already; have it say so."""
+        if self._fleet is not None and not self._values:
+            self._waiting[member.incarnation] = member.index
+            self._fleet.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
+
+    def fail(self, error: BaseException) -> None:
+        """Fall back to the former weights, also where the new ones have arrived."""
+        if self._fleet is not None and not self.done:
+            former = self._fleet.weights = self._former
+            for member in self._fleet.ready():
+                if former is not None:
+                    self._fleet.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
+        super().fail(error)
+
+
+@final
+class Apply(_Broadcast):
+    """Calls a function with every runner."""
+
+    exclusive = False
+
+    def __init__(self, tag: int, function: Callable[[EvalRunner], Any]) -> None:
+        super().__init__(tag, requests.Apply(function))
+
+
+@final
+class Ask(_Awaited[Result]):
+    """Calls one runner, the first that is up, between evaluations.
+
+    A runner that does not answer in time is given up, as one that hangs in an episode is.
+    """
+
+    exclusive = True
+
+    def __init__(self, tag: int, timeout_s: float, function: Callable[[EvalRunner], Result]) -> None:
+        super().__init__(tag)
+        self._timeout_s = timeout_s
+        self._request = requests.Apply(function)
+        self._fleet: Fleet | None = None
+        self._member: Member | None = None
+        self._deadline = 0.0
+
+    def start(self, fleet: Fleet, now: float) -> None:
+        """See :class:`Job`."""
+        self._fleet = fleet
+        for member in fleet.ready()[:1]:
+            self.joined(member, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is not None and self._member is None:
+            self._member, self._deadline = member, now + self._timeout_s
+            self._fleet.call(member, self._request, tag=self.tag, now=now)
+
+    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """See :class:`Job`."""
+        if member is self._member:
+            self.fail(ClusterError(f"runner {member.index} was lost during the call"))
+        return False
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+        if not self.done:
+            self.future.set_result(value)
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self._fleet is None or self.done:
+            return
+        if self._member is None:
+            if self._fleet.hopeless:
+                self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+        elif now > self._deadline:
+            why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
+            self._fleet.condemn(self._member, RunnerLost(why))
+            self.fail(ClusterError(why))
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What a runner does right after an evaluation, while it still has its weights."""
+
+    choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
+    """Given the result, in the driver's thread: what to call with a runner, one after the other."""
+    done: Callable[[list[Future[Any]]], object]
+    """Given what they returned or raised, once, when all are done; must return soon."""
+    timeout_s: float
+    """Longest time that one may take."""
+
+    def jobs(self, next_tag: Callable[[], int], result: EvalResult) -> list[Job]:
+        """Return the jobs that do it."""
+        try:
+            asks: list[Job] = []
+            futures: list[Future[Any]] = []
+            for function in self.choose(result):
+                ask: Ask[Any] = Ask(next_tag(), self.timeout_s, function)
+                asks.append(ask)
+                futures.append(ask.future)
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            self.done([failed])
+            return []
+        if not futures:
+            self.done([])
+        for future in futures:
+            future.add_done_callback(lambda _: self.done(futures) if all(one.done() for one in futures) else None)
+        return asks

@@ -1,0 +1,302 @@
+"""Control loop: the one place that owns time. It moves replies to jobs and acts on verdicts about failures.
+
+A turn reads all replies that are there before it judges anybody's silence, so a loop that was busy ends no runner whose
+answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.scheduling.failures`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, final
+
+from rl_eval.backends import Backend, Reply
+from rl_eval.backends.requests import Apply, Start
+from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
+from rl_eval.execution.jobs import Job, WeightsSync
+from rl_eval.execution.runner_pool import Fleet, Member
+from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.supervision.flight_recorder import Autopsy
+from rl_eval.supervision.interrupts import ctrl_c_noted
+
+__all__ = ["Driver"]
+
+_STOP_TIMEOUT_S: Final = 8.0
+_POLL_S: Final = 0.05
+_DISK_POLL_S: Final = 0.002
+"""While a job waits for a disk."""
+_STOPPED: Final = "the group was stopped before this was done"
+
+
+@final
+class Driver:
+    """Runs jobs on a fleet, in a thread of its own or in the caller's.
+
+    Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of their posting, so an
+    evaluation never sees two versions of the weights. Others run beside them.
+
+    Args:
+        backend: Where the runners live.
+        fleet: The runners.
+        threaded: Whether there is a thread; without one, posting a job runs it, in the thread that posts.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, backend: Backend, fleet: Fleet, threaded: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._backend = backend
+        self._threaded = threaded
+        self._fleet = fleet
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._tags = itertools.count(1)
+        self._waiting: deque[Job] = deque()
+        self._active: dict[int, Job] = {}
+        self._fatal: BaseException | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="rl_eval driver", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        if self._threaded:
+            self._thread.start()
+
+    def next_tag(self) -> int:
+        """Return a mark for a new job."""
+        return next(self._tags)
+
+    def post(self, job: Job) -> None:
+        """Hand over a job.
+
+        Raises:
+            EvalError: The driver has stopped.
+        """
+        if self._stopping:
+            cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
+            raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
+        self._inbox.put(job)
+        if self._stopping:
+            # The loop may have read its inbox for the last time.
+            self._refuse_inbox()
+        elif not self._threaded:
+            self._run(until=job)
+
+    def forget(self, members: list[Member]) -> None:
+        """Tell the jobs that members left on request; call in the loop."""
+        for member in members:
+            self._report_lost(member, None)
+
+    def stop(self) -> None:
+        """Fail what is unfinished, end the thread and the runners."""
+        self._stopping = True
+        self._inbox.put(None)
+        if not self._threaded:
+            self._leave()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_TIMEOUT_S)
+        self._backend.stop()
+        if self._thread.is_alive():
+            # A step of this process hangs; whoever waits for a result must not.
+            self._fail_all(ClusterError(f"{_STOPPED}; the environment still hangs in a call"))
+
+    # ------------------------------------------------------------------ the loop
+
+    def _loop(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            self._fatal = error
+        self._leave()
+
+    def _run(self, until: Job) -> None:
+        """Do the work of the loop in this thread, until a job and what follows it is done.
+
+        Raises:
+            BaseException: What the thread was interrupted with; the group is at an end then.
+        """
+        try:
+            with ctrl_c_noted():
+                while not (until.done and not self._active) and not self._stopping:
+                    self._turn()
+        except BaseException as error:
+            self._fatal = error
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._stopping = True
+        self._backend.leave()
+        self._fail_all(self._fatal or ClusterError(_STOPPED))
+
+    def _turn(self) -> None:
+        self._read_inbox(block=not self._backend.busy)
+        looked = self._clock()
+        waits_for_disk = any(job.waits_for_disk for job in self._active.values())
+        for reply in self._backend.wait(_DISK_POLL_S if waits_for_disk else _POLL_S):
+            self._route(reply, self._clock())
+        # Whatever came before this moment has been read, however long that took.
+        self._tick(looked)
+        self._retire()
+        self._start_jobs()
+
+    def _retire(self) -> None:
+        """Let jobs go that are done; what they ask for next comes before all others."""
+        ended = [job for job in [*self._active.values(), *self._waiting] if job.done]
+        self._active = {tag: job for tag, job in self._active.items() if not job.done}
+        self._waiting = deque(job for job in self._waiting if not job.done)
+        self._waiting.extendleft(job for one in reversed(ended) for job in reversed(one.successors()))
+        # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.
+        followers = itertools.islice([*self._waiting, None], 1, None)
+        self._waiting = deque(
+            job for job, after in zip(self._waiting, followers, strict=True) if not _needless(job, after)
+        )
+
+    def _read_inbox(self, block: bool) -> None:
+        if block and not self._active:
+            timeout = self._fleet.patience(self._clock())
+        elif block and any(job.waits_for_disk for job in self._active.values()):
+            timeout = _DISK_POLL_S
+        elif block:
+            timeout = min(_POLL_S, self._fleet.patience(self._clock()))
+        else:
+            timeout = 0.0
+        try:
+            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            while True:
+                if item is not None:
+                    self._waiting.append(item)
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._start_jobs()
+
+    def _start_jobs(self) -> None:
+        busy = any(job.exclusive for job in self._active.values())
+        kept: deque[Job] = deque()
+        for job in self._waiting:
+            if self._fatal is not None:
+                job.fail(self._fatal)
+            elif job.exclusive and busy:
+                kept.append(job)
+            else:
+                busy = busy or job.exclusive
+                self._active[job.tag] = job
+                self._start(job)
+        self._waiting = kept
+
+    def _start(self, job: Job) -> None:
+        try:
+            job.start(self._fleet, self._clock())
+        except Exception as error:
+            # One job's mistake is not the end of the others.
+            job.fail(error)
+
+    def _tick(self, now: float) -> None:
+        try:
+            self._fleet.tick(now)
+        except EvalError as error:
+            self._die(error)
+        for job in [*self._active.values(), *self._waiting]:
+            job.tick(now)
+        self._retire()
+
+    # ------------------------------------------------------------------ replies
+
+    def _route(self, reply: Reply, now: float) -> None:
+        member = self._fleet.answered(reply, now)
+        if member is None:
+            return
+        if reply.lost:
+            why = reply.error or RunnerLost("runner lost")
+            self._lose(member, why, now, reply.autopsy, preempted=reply.preempted)
+        elif reply.error is not None:
+            self._raised(member, reply, reply.error, now)
+        elif isinstance(reply.call.request, Start):
+            self._fleet.start_answered(member, now)
+            for job in list(self._active.values()):
+                job.joined(member, now)
+        elif (addressee := self._active.get(reply.call.tag)) is not None:
+            self._deliver(addressee, member, reply, now)
+
+    def _deliver(self, job: Job, member: Member, reply: Reply, now: float) -> None:
+        try:
+            job.replied(member, reply.value, now)
+        except NumericsMismatch as error:
+            self._act_on(CallFailed(error, everywhere=False), member, error, job, now)
+        except EvalError as error:
+            job.fail(error)
+
+    def _raised(self, member: Member, reply: Reply, error: BaseException, now: float) -> None:
+        """Act on the error of a start or a call."""
+        asked = self._active.get(reply.call.tag)
+        if isinstance(reply.call.request, Apply):
+            # What a caller's function raises is for the caller.
+            if asked is not None:
+                asked.fail(error)
+            return
+        everywhere = self._fleet.raised(member)
+        if isinstance(reply.call.request, Start):
+            self._act_on(StartFailed(error, everywhere and not self._fleet.ever_ready), member, error, None, now)
+            return
+        # The weights that a starting runner gets first are those of the broadcast under way.
+        syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
+        self._act_on(CallFailed(error, everywhere), member, error, asked or next(iter(syncs), None), now)
+
+    def _act_on(self, failure: Failure, member: Member, error: BaseException, asked: Job | None, now: float) -> None:
+        match judge(failure):
+            case Verdict.END if asked is not None:
+                asked.fail(error)
+            case Verdict.END:
+                self._die(error)
+            case Verdict.EXCLUDE:
+                self._fleet.dismiss(member, error)
+                self.forget([member])
+            case Verdict.REPLACE | Verdict.REPLACE_FREE:
+                self._lose(member, error, now)
+
+    def _lose(
+        self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None, *, preempted: bool = False
+    ) -> None:
+        # What happened on a node that was taken away is evidence against nobody.
+        charged = self._report_lost(member, None if preempted else autopsy)
+        verdict = judge(RunnerDied(charged, preempted))
+        self._fleet.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
+
+    def _report_lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+        """Tell the jobs that a member is gone; return whether an episode was charged with it."""
+        verdicts = [job.lost(member, autopsy) for job in list(self._active.values())]
+        return any(verdicts)
+
+    def _die(self, error: BaseException) -> None:
+        """Nothing can work any more: what waits fails, and so does what comes."""
+        self._fatal = self._fatal or error
+        self._fail_all(self._fatal)
+
+    def _fail_all(self, error: BaseException) -> None:
+        self._retire()  # What was to follow a job that is done fails too, and whoever waits for it hears of that.
+        for job in [*self._active.values(), *self._waiting]:
+            with suppress(Exception):  # Whoever waits for the others must hear of it too.
+                job.fail(error)
+        self._active, self._waiting = {}, deque()
+        self._refuse_inbox()
+
+    def _refuse_inbox(self) -> None:
+        error = self._fatal or ClusterError(_STOPPED)
+        try:
+            while True:
+                if (job := self._inbox.get_nowait()) is not None:
+                    job.fail(error)
+        except queue.Empty:
+            pass
+
+
+def _needless(job: Job, after: Job | None) -> bool:
+    """Whether weights are overwritten before anybody uses them."""
+    return isinstance(job, WeightsSync) and job.forsaken and isinstance(after, WeightsSync)

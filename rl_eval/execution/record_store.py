@@ -1,0 +1,230 @@
+"""Which records an evaluation has: those that are committed, and no others.
+
+Without an evaluation log a record is committed when it arrives; with one, when its segment is written. Progress and
+result are read from here, so nobody hears of an episode that a crash could still lose.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.log import Batch, version_notes
+from rl_eval.records.determinism import Determinism
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport, without_place
+from rl_eval.redaction import redact_text
+
+if TYPE_CHECKING:
+    from rl_eval.log import EvaluationLog, LogContents, Manifest
+
+__all__ = ["FLUSH_TIMEOUT_S", "Ledger"]
+
+FLUSH_TIMEOUT_S: Final = 120.0
+_TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")
+
+
+@final
+class Ledger:
+    """The records of one evaluation.
+
+    Args:
+        num_episodes: Episodes of the plan.
+        info_keys: Names of the requested ``info`` scalars.
+        log: Where to commit them to, if anywhere.
+    """
+
+    def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
+        self.table = EpisodeTable(num_episodes, info_keys)
+        self.totals: dict[str, float] = defaultdict(float)
+        """Sums over everything that is committed: steps, and seconds by activity."""
+        self.numerics: dict[str, Any] = {}
+        """The key that all records share; empty before the first."""
+        self.notes: dict[str, None] = {}
+        """Notes of the result, each once."""
+        self.code: dict[str, Any] = {}
+        """What the log says of the code of its sessions, for the provenance."""
+        self._log = log
+        self._late: list[npt.NDArray[np.void]] = []
+        self._mismatches: set[int] = set()
+        self._charged: dict[tuple[int, int, int], Fault] = {}
+        """Failed attempts that runners reported, by index, attempt and position."""
+        self._unwritten: dict[str, float] = defaultdict(float)
+        self._unwritten_notes: list[str] = []
+        self._clock: float | None = None
+        self._committing = threading.RLock()
+
+    @property
+    def durable(self) -> bool:
+        """Whether there is a log."""
+        return self._log is not None
+
+    # ------------------------------------------------------------------ what happens
+
+    def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
+        """Read what the log holds already; may be called from any thread, and changes nothing here.
+
+        Args:
+            manifest: Describes this evaluation; called if there is a log.
+
+        Raises:
+            LogMismatch: It belongs to another evaluation.
+            LogError: It is damaged beyond repair.
+        """
+        if self._log is None:
+            return None
+        ours = manifest()
+        return ours, self._log.begin(ours)
+
+    def begin(self, ours: Manifest, found: LogContents) -> None:
+        """Take what :meth:`read` has found."""
+        self._commit(found)
+        self.code = {"code": found.manifest.code, "code_changes": [asdict(change) for change in found.amendments]}
+        self.numerics = dict(found.numerics)
+        self.notes = dict.fromkeys(found.notes)
+        for text in version_notes(found.manifest, ours):
+            self.note(text)
+        self._mismatches.update(found.mismatches)
+
+    def note(self, text: str) -> None:
+        """Add a note to the result, unless it says the same of another place; the log gets it with the next rows."""
+        text = redact_text(text)
+        if without_place(text) not in map(without_place, self.notes):
+            self.notes[text] = None
+            self._unwritten_notes.append(text)
+
+    def start_clock(self, now: float) -> None:
+        """From now on the evaluation takes time."""
+        self._clock = now if self._clock is None else self._clock
+
+    def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
+        """Take the rows of a report that count, all its faults, and its times."""
+        whole = len(positions) == len(report.rows)
+        chosen = slice(None) if whole else list(positions)
+        for note in report.notes:
+            self.note(note)
+        for name in _TIMES:
+            self._unwritten[name] += getattr(report, name)
+        self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in report.faults if fault.charged}
+        self._enter(report.rows[chosen], report.infos[chosen], report.faults)
+
+    def fault_of(self, runner: int, attempt: tuple[int, int]) -> Fault | None:
+        """Return the charged fault of an attempt, (index, attempt), that failed on a runner, given by its position."""
+        return self._charged.get((*attempt, runner))
+
+    def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]]) -> None:
+        """Charge nobody with attempts that failed on a runner, given by its position and (index, attempt)."""
+        found = [self._charged.pop((*attempt, runner), None) for attempt in attempts]
+        self.add_faults(tuple(replace(fault, charged=False) for fault in found if fault is not None))
+
+    def add_faults(self, faults: tuple[Fault, ...]) -> None:
+        """Take faults that no runner was left to report."""
+        keys = len(self.table.info_keys)
+        self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
+
+    def add_row(self, row: npt.NDArray[np.void]) -> None:
+        """Take a row, shape (1,), that no runner was left to report."""
+        self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
+
+    def add_determinism(self, found: Determinism) -> None:
+        """Take what the determinism check found: nothing follows it."""
+        if self._log is not None:
+            nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
+            self._log.append(Batch(*nothing, notes=tuple(self._unwritten_notes), determinism=found.to_dict()))
+            self._unwritten_notes.clear()
+
+    def audit(self, rows: npt.NDArray[np.void]) -> None:
+        """Take rows that do not count, to compare them with those that do."""
+        self._late.append(rows)
+
+    def settle(self) -> None:
+        """Take note of what has been committed.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written.
+        """
+        if self._log is None:
+            return
+        with self._committing:
+            for batch in self._log.poll():
+                self._commit(batch)
+
+    def hurry(self) -> None:
+        """Have everything committed soon, by another thread; :meth:`is_settled` tells when that is done."""
+        if self._log is not None:
+            self._log.hurry()
+
+    def is_settled(self) -> bool:
+        """Take note of what has been committed, and return whether that is everything.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written.
+        """
+        settled = self._log is None or self._log.settled
+        self.settle()
+        return settled
+
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Commit everything; may be called from any thread.
+
+        Raises:
+            LogFenced: Another driver has taken the log over.
+            LogError: It cannot be written, or not in time.
+        """
+        if self._log is not None:
+            self._log.flush(timeout_s)
+            self.settle()
+
+    def snapshot(self) -> EpisodeTable:
+        """Return a copy of what is committed now; may be called from any thread."""
+        with self._committing:
+            return self.table.copy()
+
+    def close(self) -> None:
+        """Give the log up to whoever comes next."""
+        if self._log is not None:
+            self._log.close()
+
+    def mismatches(self) -> tuple[int, ...]:
+        """Return the indices of episodes that ran twice with different outcomes; may be called from any thread."""
+        found = set(self._mismatches)
+        for rows in self._late:
+            found.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
+        return tuple(sorted(found))
+
+    def uncharge_all(self, runner: int) -> None:
+        """Charge nobody with what failed on a runner, given by its position, but for episodes that were given up."""
+        failed = self.table.rows["outcome"] == Outcome.FAILED
+        found = [(index, attempt) for index, attempt, where in self._charged if where == runner and not failed[index]]
+        self.uncharge(runner, found)
+
+    # ------------------------------------------------------------------ inside
+
+    def _enter(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], faults: tuple[Fault, ...]) -> None:
+        if self._log is not None and not (len(rows) or faults):
+            return  # Times alone wait for the next row.
+        now = time.monotonic()
+        if self._clock is not None:
+            self._unwritten["wall_seconds"] += now - self._clock
+            self._clock = now
+        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics, tuple(self._unwritten_notes))
+        self._unwritten.clear()
+        self._unwritten_notes.clear()
+        if self._log is None:
+            self._commit(batch)
+        else:
+            self._log.append(batch)
+
+    def _commit(self, durable: Batch | LogContents) -> None:
+        with self._committing:
+            self.table.fill(durable.rows, durable.infos, durable.faults)
+        for name, value in durable.totals.items():
+            self.totals[name] += value

@@ -1,0 +1,291 @@
+"""Pool of runners: which exist, which are fit to work, and when a lost one is replaced.
+
+A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is
+replaced after a back-off that doubles with each consecutive loss; a finished episode, anybody's, sets it back. After
+``max_runner_restarts`` losses in a row the position stays empty. A loss that an episode was charged with, or that a
+pre-empted node caused, is not one of them. Where incarnations of a position cannot start, raise, or fail all their
+episodes, only an episode that is finished there sets its count back: other positions say nothing about its machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from rl_eval.backends import Backend, Reply
+from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.scheduling.failures import silence_limit
+from rl_eval.weights import WeightsSnapshot
+
+__all__ = ["Fleet", "Member", "PublishedWeights"]
+
+_FIRST_BACKOFF_S: Final = 0.25
+_LONGEST_BACKOFF_S: Final = 10.0
+
+
+class PublishedWeights(NamedTuple):
+    """Weights that every runner can fetch."""
+
+    handle: Any
+    """What a :class:`SetWeights` has of them."""
+    snapshot: WeightsSnapshot
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of a runner."""
+
+    incarnation: int
+    index: int
+    spawned: float
+    ready: bool = False
+    condemned: bool = False
+    """Whether it was given up, and is only waited for to be found dead."""
+    broken: bool = False
+    """Whether it could not start, a call raised, or all its episodes failed while others' did not."""
+    heard: float = 0.0
+    """When it last answered, or was called while idle."""
+    pending: deque[RunnerRequest] = field(default_factory=deque)
+    """Unanswered requests, the one that it works on first."""
+    probed: bool = False
+    """Whether it has answered a :class:`Run` with the weights that it has: the first one also probes the policy."""
+    calls: Counter[int] = field(default_factory=Counter)
+    """Unanswered calls by tag."""
+
+
+class Fleet:
+    """Spawns, watches and replaces runners.
+
+    Args:
+        backend: Where they live.
+        settings: What they run.
+    """
+
+    def __init__(self, backend: Backend, settings: EvalSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self.members: dict[int, Member] = {}
+        self.restarts = 0
+        """Replacements over the fleet's lifetime."""
+        self.losses = 0
+        """Runners lost over the fleet's lifetime."""
+        self.last_loss: BaseException | None = None
+        self.ever_ready = False
+        self.weights: PublishedWeights | None = None
+        """What runners get when they start, before anything else."""
+        self._next_incarnation = 0
+        self._next_index = 0
+        self._consecutive: Counter[int] = Counter()
+        """Losses of each position since an episode finished."""
+        self._broken: Counter[int] = Counter()
+        """Incarnations of each position that were broken, since an episode finished there."""
+        self._failing: set[int] = set()
+        """Positions whose latest start or call raised."""
+        self._due: list[tuple[float, int]] = []
+        self._founded: float | None = None
+
+    # ------------------------------------------------------------------ size
+
+    def grow(self, count: int, now: float) -> None:
+        """Add positions and fill them."""
+        self._founded = now if self._founded is None else self._founded
+        for _ in range(count):
+            self._spawn(self._next_index, now)
+            self._next_index += 1
+
+    def shrink(self, count: int) -> list[Member]:
+        """Empty positions, those that wait for a replacement first, then the last; return the members that went."""
+        waiting = sorted(self._due, key=lambda due: due[1])[-count:]
+        self._due = [due for due in self._due if due not in waiting]
+        rest = count - len(waiting)
+        gone = sorted(self.members.values(), key=lambda member: member.index)[-rest:] if rest else []
+        for member in gone:
+            self._remove(member)
+        return gone
+
+    def ready(self) -> list[Member]:
+        """Members that can work, in order of their position."""
+        # A copy, since other threads ask too.
+        fit = [member for member in list(self.members.values()) if member.ready and not member.condemned]
+        return sorted(fit, key=lambda member: member.index)
+
+    def expected(self) -> int:
+        """Members that work or will, if all goes well."""
+        return len(self.members) + len(self._due)
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds of work per call: a tenth, or longer so that one driver keeps up with many runners."""
+        return max(0.1, 0.002 * len(self.members))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no runner is left and none will come."""
+        return not self.members and not self._due
+
+    @property
+    def phase(self) -> str:
+        """What the runners are busy with, in a few words."""
+        ready = self.ready()
+        if not ready:
+            return self._backend.starting([member.incarnation for member in list(self.members.values())])
+        if any(member.probed for member in ready):
+            return "running"
+        return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
+
+    def absence(self) -> str:
+        """Say why there are fewer runners than were asked for."""
+        with suppress(Exception):  # A cluster that does not answer must not cost the result.
+            if (most := self._backend.capacity()) is not None and most < self.expected():
+                return self._backend.shortage()
+        if self.losses:
+            return f"others were lost, the last because: {self.last_loss}"
+        return "the evaluation was over before the others were up"
+
+    # ------------------------------------------------------------------ calls
+
+    def call(self, member: Member, request: RunnerRequest, *, tag: int, now: float) -> None:
+        """Send a request to a runner."""
+        if not member.calls:
+            member.heard = now
+        member.calls[tag] += 1
+        member.pending.append(request)
+        member.probed = member.probed and not isinstance(request, SetWeights)
+        self._backend.call(member.incarnation, request, tag=tag)
+
+    def answered(self, reply: Reply, now: float) -> Member | None:
+        """Note a reply; return its member, unless that is no longer one."""
+        member = self.members.get(reply.call.runner)
+        if member is None:
+            return None
+        member.heard = now
+        if not isinstance(reply.call.request, Start) and not reply.lost:
+            member.calls[reply.call.tag] -= 1
+            member.calls += Counter()
+            member.probed = isinstance(member.pending.popleft(), Run) or member.probed
+            if reply.error is None:
+                self._failing.discard(member.index)
+        return member
+
+    def start_answered(self, member: Member, now: float) -> None:
+        """A runner is up: send it the weights, behind which all other calls queue."""
+        member.ready = self.ever_ready = True
+        if self.weights is not None:
+            self.call(member, SetWeights(self.weights.handle), tag=0, now=now)
+
+    # ------------------------------------------------------------------ losses
+
+    def raised(self, member: Member) -> bool:
+        """Note that a start or a call raised; return whether that is so on every position that is left."""
+        member.broken = True
+        self._failing.add(member.index)
+        positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
+        return positions <= self._failing
+
+    def condemn(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
+        """Have a member ended that has gone wrong; its loss is reported when it is known what it was doing.
+
+        Args:
+            member: Which.
+            why: What is known.
+            broken: Whether all its episodes failed while others' did not.
+        """
+        member.condemned = True
+        member.broken = member.broken or broken
+        self._backend.condemn(member.incarnation, why)
+
+    def lose(self, member: Member, why: BaseException, now: float, *, free: bool = False) -> None:
+        """Give a member up, and replace it later if the budget allows.
+
+        Args:
+            member: Which.
+            why: What is known.
+            now: The time.
+            free: Whether the loss is not counted: an episode was charged with it, or the node was pre-empted.
+        """
+        self._remove(member)
+        self.losses += 1
+        self.last_loss = why
+        counts = self._broken if member.broken else self._consecutive
+        losses = counts[member.index]
+        if free or losses < self._settings.fault_tolerance.max_runner_restarts:
+            delay = _FIRST_BACKOFF_S if free else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
+            counts[member.index] += not free
+            self._due.append((now + delay, member.index))
+
+    def dismiss(self, member: Member, why: BaseException) -> None:
+        """Give a member up for good."""
+        self._remove(member)
+        self.last_loss = why
+
+    def progressed(self, member: Member | None = None) -> None:
+        """Set the counts of losses back: an episode finished.
+
+        Args:
+            member: Where it finished; None if it was given up.
+        """
+        self._consecutive.clear()
+        if member is not None:
+            self._broken.pop(member.index, None)
+
+    def tick(self, now: float) -> None:
+        """Start the replacements that are due, and condemn the members that must be given up.
+
+        Raises:
+            RunnerStartError: No runner ever came up, for longer than ``runner_start_timeout_s``.
+        """
+        limit = self._settings.runners.runner_start_timeout_s
+        if not self.ever_ready and self._founded is not None and now - self._founded > limit:
+            raise RunnerStartError(
+                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. "
+                "Ask for less, free or add resources, or wait longer"
+            )
+        for due in [item for item in self._due if item[0] <= now]:
+            self._due.remove(due)
+            self.restarts += 1
+            self._spawn(due[1], now)
+        for member in list(self.members.values()):
+            if not member.condemned and (why := self._given_up(member, now)):
+                self.condemn(member, why)
+
+    def patience(self, now: float) -> float:
+        """Seconds until something may be due, at most 1."""
+        return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
+
+    def _given_up(self, member: Member, now: float) -> RunnerLost | None:
+        if not member.ready:
+            limit = self._settings.runners.runner_start_timeout_s
+            if self.ever_ready and now - member.spawned > limit:
+                return RunnerLost(
+                    f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}"
+                )
+            return None
+        faults = self._settings.fault_tolerance
+        # Agents on the nodes see to single steps and resets.
+        limit_s = faults.runner_timeout_s or faults.episode_timeout_s
+        # What a caller applies to the runners may take its time.
+        working = bool(member.pending) and not isinstance(member.pending[0], Apply)
+        if limit_s is None or not working or self._settings.runners.num_runners == 0:
+            return None
+        silence = now - member.heard
+        if silence > silence_limit(limit_s, self.slice_s, probed=member.probed):
+            return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
+        return None
+
+    def _spawn(self, index: int, now: float) -> None:
+        incarnation = self._next_incarnation
+        self._next_incarnation += 1
+        self.members[incarnation] = Member(incarnation, index, now)
+        self._backend.spawn(incarnation, index)
+
+    def _remove(self, member: Member) -> None:
+        del self.members[member.incarnation]
+        self._backend.kill(member.incarnation)
+
+
+def _gets_weights(member: Member) -> bool:
+    return any(isinstance(request, SetWeights) for request in member.pending)

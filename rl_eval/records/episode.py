@@ -1,0 +1,426 @@
+"""What an episode is before, while and after it runs: specs, leases, faults, records.
+
+A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is what
+happened. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are
+kept that way: a million finished episodes are a million rows of under 100 bytes, and the objects
+that a user reads (:class:`EpisodeRecord`) are built on access.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import message_of
+from rl_eval.redaction import redact_text, redacted_traceback
+
+__all__ = [
+    "COLUMNS",
+    "ROW",
+    "Column",
+    "EpisodeRecord",
+    "EpisodeSpec",
+    "EpisodeTable",
+    "Fault",
+    "Lease",
+    "Outcome",
+    "Progress",
+    "RunReport",
+    "Truncation",
+    "charged_attempts",
+    "different_columns",
+    "failed_row",
+    "first_seen",
+    "record_of",
+    "row_of",
+    "without_place",
+]
+
+TRACEBACK_CAP: Final = 8_000
+"""Characters of a traceback that a fault keeps: its end, where the cause is."""
+
+
+MESSAGE_CAP: Final = 2_000
+"""Characters of a message that a fault keeps."""
+
+
+class Outcome(IntEnum):
+    """How an episode ended. ``MISSING`` marks a row that was never filled."""
+
+    MISSING = 0
+    COMPLETED = 1
+    FAILED = 2
+
+
+class Truncation(IntEnum):
+    """Who cut the episode short. When both limits fall on one step, the environment's flag wins."""
+
+    NONE = 0
+    ENVIRONMENT = 1
+    MAX_EPISODE_STEPS = 2
+
+
+class EpisodeSpec(NamedTuple):
+    """One line of a plan."""
+
+    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
+    seed: int
+
+
+class Lease(NamedTuple):
+    """Permission for one runner to run one episode, from its given attempt on.
+
+    ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
+    incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
+    environment that has served no other episode, ``traced`` for a trace in the report.
+    """
+
+    index: int  # type: ignore[assignment]
+    seed: int
+    attempt: int
+    runner: int
+    fresh: bool = False
+    traced: bool = False
+
+
+Phase = Literal["construct", "reset", "step", "act", "close", "run"]
+Culprit = Literal["env", "policy", "timeout", "runner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that went wrong, always with its episode, its place and the original error."""
+
+    index: int
+    """Index of the episode."""
+    seed: int
+    """Seed that the episode was reset with."""
+    attempt: int
+    """Attempt that this fault ended, from 1."""
+    culprit: Culprit
+    """Whose fault it was."""
+    phase: Phase
+    """What was being done."""
+    step: int
+    """Environment steps that the attempt had completed."""
+    error_type: str
+    """Class name of the original exception."""
+    message: str
+    """Text of the original exception; of one without a text, the line that raised it."""
+    traceback: str
+    """End of the original traceback."""
+    runner: int
+    """Index of the runner."""
+    node: str
+    """Host name of the runner."""
+    seconds: float
+    """Wall-clock age of the attempt."""
+    charged: bool = True
+    """Whether it used up the attempt. A lost runner is charged to an episode only on evidence."""
+
+    @staticmethod
+    def describe(error: BaseException) -> tuple[str, str, str]:
+        """Return class name, message and capped traceback text of an exception, without secrets."""
+        # Before they are cut, which could leave half a secret.
+        message = redact_text(message_of(error))[:MESSAGE_CAP]
+        return type(error).__name__, message, redacted_traceback(error)[-TRACEBACK_CAP:]
+
+    def __str__(self) -> str:
+        return (
+            f"episode {self.index} (seed {self.seed}), attempt {self.attempt}, runner {self.runner}: "
+            f"{self.culprit} failed in {self.phase} after {self.step} steps: {self.error_type}: {self.message}"
+        )
+
+
+_TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
+_OUTCOMES: Final = {outcome.name.lower(): int(outcome) for outcome in Outcome}
+_SUCCESS: Final = {None: -1, False: 0, True: 1}
+
+
+@dataclass(frozen=True)
+class Column:
+    """Storage of one field of a record: in a row, in a file, and in the row of an episode that failed."""
+
+    dtype: str
+    """Its type in :data:`ROW`."""
+    outcome: bool = False
+    """Whether it is part of the fingerprint: what must not depend on the layout."""
+    failed: float = 0
+    """Its value in the row of an episode that failed."""
+    codes: Mapping[Any, int] | None = None
+    """Where a row holds a code: the value that each code stands for, to the code; the codes have no gap."""
+
+    def value(self, stored: np.generic) -> Any:
+        """Return what is stored in a row as a record shows it."""
+        return stored.item() if self.codes is None else list(self.codes)[stored.item() - min(self.codes.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """Record of one episode of the plan, and the table of what a record has: each column of a row is declared here."""
+
+    index: Annotated[int, Column("<i8", outcome=True)]
+    """Position in the plan, from 0."""
+    seed: Annotated[int, Column("<i8", outcome=True)]
+    """The int given to ``env.reset(seed=...)``: a plain loop replays the episode."""
+    episode_return: Annotated[float, Column("<f8", outcome=True, failed=math.nan)]
+    """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN when failed."""
+    discounted_return: Annotated[float, Column("<f8", failed=math.nan)]
+    """Sum of ``gamma**t * reward_t``; NaN when failed."""
+    length: Annotated[int, Column("<i8", outcome=True)]
+    """Environment steps; 0 when failed."""
+    terminated: Annotated[bool, Column("?", outcome=True)]
+    """Whether the environment reached a terminal state."""
+    truncated: Annotated[bool, Column("?", outcome=True)]
+    """Whether the episode was cut short."""
+    truncated_by: Annotated[Literal["environment", "max_episode_steps"] | None, Column("u1", codes=_TRUNCATIONS)]
+    """Who cut it short; None if nobody did."""
+    success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
+    """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
+    success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
+    """Its value at the last step that reported it; None if never reported."""
+    outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
+    """Whether an attempt completed, or all attempts were used up."""
+    attempts: Annotated[int, Column("<u2")]
+    """Attempts that were made, the last one included."""
+    runner: Annotated[int, Column("<i4", failed=-1)]
+    """Index of the runner that finished it; -1 when none lived to report that it failed."""
+    weights_version: Annotated[int, Column("<i8")]
+    """Version of the weights that it ran with."""
+    reset_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time inside ``env.reset``."""
+    step_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time inside ``env.step``."""
+    inference_seconds: Annotated[float, Column("<f4")]
+    """Wall-clock time in the policy while the episode ran; it is shared with the episodes beside it."""
+    faults: tuple[Fault, ...]
+    """What ended its earlier attempts, and the last one of an episode that failed."""
+    info: dict[str, float]
+    """The last value of each requested ``info`` scalar; NaN where it was never reported."""
+
+
+COLUMNS: Final[Mapping[str, Column]] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(EpisodeRecord, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+"""Columns of a row by name, as :class:`EpisodeRecord` declares them."""
+
+ROW: Final = np.dtype([(name, column.dtype) for name, column in COLUMNS.items()])
+"""One episode as a fixed-width row."""
+
+_OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
+_FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
+_FAILED: Final = {name: column.failed for name, column in COLUMNS.items()}
+
+
+def row_of(**values: float) -> tuple[float, ...]:
+    """Return a :data:`ROW` by the names of its columns; one that is not given has the value of a failed episode."""
+    return tuple({**_FAILED, **values}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where one live lane is."""
+
+    index: int
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What one call of ``EvalRunner.run`` did."""
+
+    rows: npt.NDArray[np.void]
+    """Finished episodes: array of :data:`ROW`, shape (finished,)."""
+    infos: npt.NDArray[np.float64]
+    """Requested info scalars, shape (finished, len(info_keys))."""
+    faults: tuple[Fault, ...]
+    """Every fault since the last report."""
+    progress: tuple[Progress, ...]
+    """Live lanes."""
+    returned: tuple[int, ...]
+    """Indices given back because the group asked for them and they had not started."""
+    env_steps: int
+    """Environment steps executed, wasted attempts included."""
+    reset_seconds: float
+    step_seconds: float
+    inference_seconds: float
+    weights_version: int
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """The runner's numerics key; empty before its first episode."""
+    traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
+    """Traces of completed episodes whose leases asked for one, by index: arrays of
+    :data:`rl_eval.records.trace.TRACE`."""
+    construct_seconds: float = math.inf
+    """Shortest construction of an environment so far."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
+    artifacts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What observers returned for the finished episodes, by index and observer."""
+    built_weights: str = ""
+    """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
+
+
+_FIRST_SEEN: Final = "; first seen in "
+
+
+def first_seen(text: str, index: int, step: int, shown: str) -> str:
+    """Return a note on something that many episodes may show, with one place where it can be looked at.
+
+    Args:
+        text: What it is, in words that are the same at every place.
+        index: Index of the episode.
+        step: Step of the episode; 0 is the reset.
+        shown: What is there.
+    """
+    return f"{text}{_FIRST_SEEN}episode {index} at step {step}: {shown}"
+
+
+def without_place(note: str) -> str:
+    """Return a note without what :func:`first_seen` added: notes that are equal then say the same."""
+    return note.partition(_FIRST_SEEN)[0]
+
+
+class EpisodeTable:
+    """Rows of a plan in index order, filled as episodes finish, each at most once.
+
+    Args:
+        num_episodes: Number of rows.
+        info_keys: Names of the requested ``info`` scalars.
+    """
+
+    def __init__(self, num_episodes: int, info_keys: Sequence[str] = ()) -> None:
+        self.rows: npt.NDArray[np.void] = np.zeros(num_episodes, ROW)
+        """Array of :data:`ROW`, shape (num_episodes,); unfilled rows have outcome ``MISSING``."""
+        self.info_keys = tuple(info_keys)
+        self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
+        self.faults: dict[int, list[Fault]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def filled(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that hold a record, shape (num_episodes,)."""
+        return np.asarray(self.rows["outcome"] != Outcome.MISSING)
+
+    @property
+    def completed(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows whose episode completed, shape (num_episodes,)."""
+        return np.asarray(self.rows["outcome"] == Outcome.COMPLETED)
+
+    def fill(
+        self,
+        rows: npt.NDArray[np.void],
+        infos: npt.NDArray[np.float64] | None = None,
+        faults: Iterable[Fault] = (),
+    ) -> None:
+        """Write finished rows at their indices, and attach faults to their episodes.
+
+        Args:
+            rows: Array of :data:`ROW`, shape (n,).
+            infos: Their info scalars, shape (n, len(info_keys)).
+            faults: Faults, also of episodes that have no row yet.
+        """
+        positions = rows["index"]
+        self.rows[positions] = rows
+        if self.info_keys and infos is not None:
+            self.infos[positions] = infos
+        for fault in faults:
+            self.add_fault(fault)
+
+    def copy(self) -> EpisodeTable:
+        """Return a table that does not change when this one is filled."""
+        copied = EpisodeTable(len(self), self.info_keys)
+        copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
+        copied.faults = {index: list(faults) for index, faults in self.faults.items()}
+        return copied
+
+    def add_fault(self, fault: Fault) -> None:
+        """Attach a fault to its episode; one that is no longer charged replaces itself."""
+        faults = self.faults.setdefault(fault.index, [])
+        if not fault.charged and (charged := replace(fault, charged=True)) in faults:
+            faults[faults.index(charged)] = fault
+        else:
+            faults.append(fault)
+
+    def mismatches(self, rows: npt.NDArray[np.void]) -> list[int]:
+        """Return the indices of rows whose outcome differs from the recorded one."""
+        recorded = fingerprint_rows(self.rows[rows["index"]])
+        offered = fingerprint_rows(rows)
+        return [
+            int(index)
+            for index, ours, theirs in zip(rows["index"], recorded, offered, strict=True)
+            if ours.tobytes() != theirs.tobytes()
+        ]
+
+    def prefix(self) -> int:
+        """Length of the leading run of filled rows: what an early stop may aggregate over."""
+        filled = self.filled
+        return len(filled) if filled.all() else int(np.argmin(filled))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the outcome columns of the filled rows, in index order.
+
+        Per row: index, seed, return, length, terminated, truncated, success once, success at end,
+        as little-endian fixed-width fields. Attempts, faults, timings, info and runners stay out.
+        """
+        return hashlib.sha256(fingerprint_rows(self.rows[self.filled]).tobytes()).hexdigest()
+
+    def record(self, index: int) -> EpisodeRecord:
+        """Build the record of one filled row.
+
+        Raises:
+            IndexError: The index is outside the plan, or its episode has not finished.
+        """
+        row = self.rows[index]
+        if row["outcome"] == Outcome.MISSING:
+            raise IndexError(f"episode {index} has no record: it did not finish")
+        info = dict(zip(self.info_keys, self.infos[index].tolist(), strict=True))
+        return record_of(row, info, self.faults.get(int(row["index"]), ()))
+
+    def __iter__(self) -> Iterator[EpisodeRecord]:
+        return (self.record(int(index)) for index in np.flatnonzero(self.filled))
+
+
+def record_of(row: np.void, info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
+    """Build the record of one row, a scalar of :data:`ROW`."""
+    values = {name: column.value(row[name]) for name, column in COLUMNS.items()}
+    return EpisodeRecord(**values, faults=tuple(faults), info=info)
+
+
+def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return the outcome columns of rows, packed: what must not depend on the layout."""
+    packed = np.empty(len(rows), _FINGERPRINT_ROW)
+    for name in _OUTCOME_COLUMNS:
+        packed[name] = rows[name]
+    return packed
+
+
+def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
+    """Return the names of the outcome columns in which two rows, arrays of ``ROW`` of shape (1,), differ."""
+    ours, theirs = fingerprint_rows(recorded), fingerprint_rows(again)
+    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
+
+
+def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
+    """Return the row, shape (1,), of an episode whose runner did not live to report that it failed."""
+    return np.array([row_of(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
+
+
+def charged_attempts(table: EpisodeTable) -> dict[int, int]:
+    """Return the number of attempts that unfinished episodes have used up, by index."""
+    return {
+        index: max(charged)
+        for index, faults in table.faults.items()
+        if (charged := [fault.attempt for fault in faults if fault.charged]) and not table.filled[index]
+    }

@@ -1,0 +1,273 @@
+"""Comparison of two results: whether they may be compared, and what their difference shows.
+
+Episodes are paired by index. Equal indices mean equal starts only when plan, environment, step limit and
+action mode are equal, so anything else is refused, by name. Only episodes that completed
+on both sides, within the leading stretch that both sides finished, make a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.errors import ComparisonError
+from rl_eval.records.plain import ABSENT, differences, plain
+from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from rich.console import RenderableType
+
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["Comparison", "DifferentSetting", "Side", "compare"]
+
+MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
+"""What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
+
+_SHOWN: Final = 5
+_LONGEST: Final = 40
+"""Characters of a value that are shown; a digest has 32."""
+
+
+_RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
+"""Parts of the provenance that numbers may depend on."""
+_UNTOLD: Final = ("weights.version",)
+"""Known to differ without a meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentSetting:
+    """Something that the two results record about their making, and that differs."""
+
+    key: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.a)} in a, {_short(self.b)} in b"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two results, as far as a comparison shows it."""
+
+    policy: str
+    weights: str
+    status: str
+    fingerprint: str
+    mean_return: float
+    """Mean over the pairs, which may be fewer than the result's own episodes."""
+    num_failed: int
+    """Failed episodes among those that could have been pairs."""
+    deterministic: bool | None
+    """Whether the determinism check passed; None if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two results on the same plan say about their difference, ``b`` minus ``a``."""
+
+    environment: str
+    a: Side
+    b: Side
+    num_planned: int
+    num_pairs: int
+    num_dropped: int
+    """Episodes left out because they failed on one side or both."""
+    num_unfinished: int
+    """Episodes left out because a side was stopped before it got there."""
+    difference: PairedDifference
+    success: McNemar | None
+    """None when no pair reports success on both sides."""
+    confidence: float
+    verdict: str
+    different_settings: tuple[DifferentSetting, ...] = ()
+    """What differs in how the two were made: policy, weights, how actions are chosen, versions."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before using the numbers; empty for an ordinary comparison."""
+        return _notes(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values; NaN becomes None."""
+        return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
+
+    def __str__(self) -> str:
+        from rl_eval.results.report.table import comparison_page, text_page
+
+        return text_page(comparison_page(self))
+
+    def __rich__(self) -> RenderableType:
+        from rl_eval.results.report.table import comparison_page, rich_page
+
+        return rich_page(comparison_page(self))
+
+
+def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
+    """Compare two results of the same plan, episode by episode.
+
+    Args:
+        a: The result to compare against.
+        b: The result whose advantage over ``a`` is asked for.
+        confidence: Coverage of the interval, and one minus the level of the test.
+        force: Compare also results that failed the determinism check; a note says so.
+
+    Raises:
+        ComparisonError: The results are not about the same episodes, or one is not a function of its seeds; the
+            message names what differs.
+    """
+    _check_plans(a, b)
+    if not force:
+        _check_determinism(a, b)
+    _check_identities(a, b)
+    reached = a.scope & b.scope
+    paired = a.counted & b.counted
+    dropped = int((reached & ~paired).sum())
+    if not paired.any():
+        raise ComparisonError(_no_pairs(a, b, dropped))
+    difference = paired_difference(
+        a.table.rows["episode_return"][paired], b.table.rows["episode_return"][paired], confidence
+    )
+    return Comparison(
+        environment=environment_name(a.provenance),
+        a=_side(a, paired, reached),
+        b=_side(b, paired, reached),
+        num_planned=len(a.plan),
+        num_pairs=difference.count,
+        num_dropped=dropped,
+        num_unfinished=int((~reached).sum()),
+        difference=difference,
+        success=_success(a, b, paired),
+        confidence=confidence,
+        verdict=_verdict(difference, confidence),
+        different_settings=tuple(_different_settings(a.provenance, b.provenance)),
+    )
+
+
+def _check_plans(a: EvalResult, b: EvalResult) -> None:
+    if a.plan_fingerprint == b.plan_fingerprint:
+        return
+    ours, theirs = (
+        {"num_episodes": len(side.plan), "seed": side.plan.seed, "first_index": side.plan.first_index}
+        for side in (a, b)
+    )
+    found = list(_differences(ours, theirs, "plan"))
+    raise ComparisonError(
+        "the results are not about the same episodes: "
+        + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+    )
+
+
+def _check_determinism(a: EvalResult, b: EvalResult) -> None:
+    for name, side in (("a", a), ("b", b)):
+        if side.determinism.passed is False:
+            raise ComparisonError(
+                f"result {name} is {side.determinism}; a difference between such results may be one of their layouts. "
+                "Cure it and evaluate again, or compare all the same with force=True (--force)"
+            )
+
+
+def _check_identities(a: EvalResult, b: EvalResult) -> None:
+    ours, theirs = (_identity(side) for side in (a, b))
+    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
+    if found:
+        more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
+        raise ComparisonError("the results were not made in the same setting: " + "; ".join(found[:_SHOWN]) + more)
+
+
+def _identity(result: EvalResult) -> Mapping[str, Any]:
+    identity = result.provenance.get("identity")
+    return identity if isinstance(identity, Mapping) else {}
+
+
+def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
+    """Yield one phrase for each leaf in which two plain values differ."""
+    for leaf in differences(a, b, name):
+        yield f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b"
+
+
+def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
+    for part in _RECORDED:
+        for key, ours, theirs in differences(a.get(part, ABSENT), b.get(part, ABSENT), part):
+            if key not in _UNTOLD:
+                yield DifferentSetting(key.removeprefix("identity."), ours, theirs)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
+    return (
+        f"no episode completed in both results: a completed {int(a.counted.sum())} and b "
+        f"{int(b.counted.sum())} of {len(a.plan)}; pairs dropped because a side failed: {dropped}"
+    )
+
+
+def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
+    return Side(
+        policy=policy_name(result.provenance),
+        weights=weights_name(result),
+        status=result.status,
+        fingerprint=result.fingerprint,
+        mean_return=exact_mean(result.table.rows["episode_return"][paired]),
+        num_failed=int((reached & ~result.counted).sum()),
+        deterministic=result.determinism.passed,
+    )
+
+
+def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McNemar | None:
+    ours, theirs = (side.table.rows["success_at_end"][paired] for side in (a, b))
+    both = (ours >= 0) & (theirs >= 0)
+    return mcnemar(ours[both] > 0, theirs[both] > 0) if both.any() else None
+
+
+def _verdict(difference: PairedDifference, confidence: float) -> str:
+    """Say what the pairs show. A difference is shown only if the interval and the test agree on it."""
+    interval, level = difference.interval, f"{100 * confidence:g} %"
+    if not interval.exists:
+        return f"no verdict: {interval.note}"
+    if difference.mean == 0 and interval.note == "all equal":
+        return f"no difference: both returned the same in each of {difference.count} pairs"
+    places = difference_places(difference)
+    low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
+    facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
+    outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
+    if outside and rejected:
+        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
+    if outside:
+        facts += "; the interval leaves out 0, but the sign-flip test does not reject"
+    if rejected:
+        facts += "; the sign-flip test rejects, but the interval holds 0"
+    return f"no difference shown at {level}: {facts}"
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    a, b, found = comparison.a, comparison.b, []
+    found += [
+        f"{name} is not a function of its seeds, and compared all the same: the difference may be one of the layouts"
+        for name, side in (("a", a), ("b", b))
+        if side.deterministic is False
+    ]
+    if comparison.num_dropped:
+        found.append(
+            f"pairs dropped because a side failed: {comparison.num_dropped} "
+            f"(in a {a.num_failed}, in b {b.num_failed}); if failing depends on the policy, the difference is biased"
+        )
+    if comparison.num_unfinished:
+        found.append(
+            f"planned episodes that not both sides reached: {comparison.num_unfinished} of {comparison.num_planned}"
+        )
+    if a.fingerprint == b.fingerprint:
+        found.append("both results hold the same records")
+    silent = comparison.num_pairs - comparison.success.count if comparison.success else 0
+    if silent:
+        found.append(f"pairs left out of the success test, as a side reports no success: {silent}")
+    return found

@@ -1,0 +1,125 @@
+"""Decides which result a folder holds: that of its evaluation log, or the one that was saved in it.
+
+The log is what was committed, so it counts; a ``result.json`` beside it is a copy. A copy that says something else
+is an error, never a choice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.errors import UsageError
+from rl_eval.log.storage import is_uri
+from rl_eval.records.determinism import Determinism
+from rl_eval.records.episode import EpisodeTable
+from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, read_folder
+from rl_eval.results.result import EvalResult, Timing, decide_status
+from rl_eval.scheduling.plan import EpisodePlan
+
+if TYPE_CHECKING:
+    from rl_eval.log import LogContents
+
+__all__ = ["load", "result_of_log"]
+
+_LOG_PARTS: Final = ("manifest.json", "segments")
+
+
+def load(path: str | os.PathLike[str]) -> EvalResult:
+    """Read the result of an evaluation back.
+
+    Args:
+        path: The folder or URI of an evaluation log, finished or not; or what :meth:`EvalResult.save` wrote, as a
+            folder or its ``result.json``.
+
+    Raises:
+        LogError: The log is damaged, or there is none at this URI.
+        UsageError: There is no result, it is damaged, or it contradicts the log beside it.
+    """
+    text = os.fspath(path)
+    if not is_uri(text) and not any(Path(text, part).exists() for part in _LOG_PARTS):
+        return EvalResult.load(path)
+    from rl_eval.log import read_log
+    from rl_eval.log.storage import open_storage
+
+    return result_of_log(read_log(path), open_storage(path).label)
+
+
+def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
+    """Build the result of what a log holds.
+
+    Args:
+        contents: What was read from it.
+        run_dir: Its folder or URI, for messages, and to look for a saved result.
+
+    Raises:
+        UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
+    """
+    manifest, config = contents.manifest, contents.manifest.config
+    plan = EpisodePlan(manifest.num_episodes, manifest.seed, manifest.first_index)
+    check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
+    table = EpisodeTable(len(plan), manifest.info_keys)
+    table.fill(contents.rows, contents.infos, contents.faults)
+    unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --run-dir {run_dir}"
+    status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
+    bounds = config["evaluation"]["return_bounds"]
+    _compare_with_saved(run_dir, plan, table)
+    found = contents.determinism
+    return EvalResult(
+        table=table,
+        plan=plan,
+        status=status,
+        reason=reason,
+        timing=Timing.of_totals(contents.totals, config["runners"]["num_runners"]),
+        provenance=_provenance(contents),
+        return_bounds=None if bounds is None else (bounds[0], bounds[1]),
+        audit_mismatches=contents.mismatches,
+        determinism=Determinism.from_dict(found) if found else Determinism(remark="the evaluation has not ended"),
+    )
+
+
+def _provenance(contents: LogContents) -> dict[str, Any]:
+    manifest = contents.manifest
+    described = dict(manifest.provenance)
+    described["started_at"] = described.pop("finished_at", None)  # The manifest was written at the start.
+    return {
+        "config": manifest.config,
+        "identity": manifest.identity,
+        "weights": manifest.weights,
+        **described,
+        "numerics": contents.numerics,
+        "notes": contents.notes,
+        "code": manifest.code,
+        "code_changes": [asdict(change) for change in contents.amendments],
+    }
+
+
+def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable) -> None:
+    """Make sure that a saved result agrees with the log.
+
+    Raises:
+        UsageError: It is damaged, or has other records.
+    """
+    path = Path(run_dir, RESULT_FILE)
+    if is_uri(run_dir) or not path.exists():
+        return
+    try:
+        data, saved = read_folder(run_dir)
+        _check_copy(data, saved, plan, table)
+    except (UsageError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({type(error).__name__}: {error})"
+        raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error
+
+
+def _check_copy(data: dict[str, Any], saved: EpisodeTable, plan: EpisodePlan, table: EpisodeTable) -> None:
+    """Compare a saved result with the log.
+
+    An older one lacks episodes, and one whose saving was cut short has newer records than its summary says.
+    """
+    check_fingerprint("plan of the evaluation log", data["plan"]["fingerprint"], plan.fingerprint)
+    if data["status"] == "complete" and table.filled.all():
+        check_fingerprint("evaluation log", data["fingerprint"], table.fingerprint())
+    if different := table.mismatches(saved.rows[saved.filled & table.filled]):
+        raise UsageError(f"the evaluation log has another record of episode {different[0]} than the result")

@@ -1,0 +1,231 @@
+"""Decides whether an episode comes out again as it was recorded: it is rerun from what the provenance says.
+
+The episode runs in this process, with the seed, the weights and the inference of the record, at the attempt that
+the record is of. Live objects cannot be rebuilt from their names, so whoever passed them passes them again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+
+from rl_eval.backends import pickled
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
+from rl_eval.errors import ConfigError, UsageError, WeightsError
+from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns, failed_row
+from rl_eval.records.plain import leaves, plain
+from rl_eval.redaction import MASK
+from rl_eval.results.loading import load
+from rl_eval.results.result import EvalResult
+from rl_eval.results.trust import check_trust
+from rl_eval.runners import Runner, runner_class
+from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+
+__all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
+
+_UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
+_GIVE_AGAIN: Final = (
+    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
+    "or rl_eval.video.record_videos(DIR, ..., config=..., policy=...)"
+)
+_BUDGET_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An episode as it was recorded, and as it came out again."""
+
+    recorded: EpisodeRecord
+    again: EpisodeRecord
+    differences: Mapping[str, tuple[Any, Any]]
+    """Outcome columns that are not equal bit by bit: the recorded value, and the new one."""
+    numerics: Mapping[str, tuple[Any, Any]]
+    """What this process computes floats with, where the run had something else; equal outcomes are not promised."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether all outcome columns are equal bit by bit."""
+        return not self.differences
+
+
+def replay(
+    source: str | os.PathLike[str] | EvalResult,
+    index: int,
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
+) -> Replay:
+    """Run one episode of an evaluation again, in this process, and compare it with its record.
+
+    An environment that killed or hung its runner does the same to this process.
+
+    Args:
+        source: Folder or URI of an evaluation log, folder of a saved result, or a result.
+        index: Which episode.
+        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may run although somebody else may have made it. What this user made
+            on this machine, working in the same folder, needs no trust, nor does what runs with ``config``.
+
+    Raises:
+        UsageError: The episode has no record, or the config is another one.
+        UntrustedError: Somebody else may have made the result.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
+    result = source if isinstance(source, EvalResult) else load(source)
+    recorded = _record(result, index)
+    with rebuilt_runner(result, config, policy, trust=trust) as runner:
+        report = run_lease(runner, Lease(recorded.index, recorded.seed, recorded.attempts, 0))
+    return _compare(result, index, report)
+
+
+@contextmanager
+def rebuilt_runner(
+    result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
+) -> Iterator[Runner]:
+    """Build a runner in this process that has what the runners of an evaluation had.
+
+    Args:
+        result: Of the evaluation.
+        config: What was evaluated, if it was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may run although somebody else may have made it.
+
+    Raises:
+        UsageError: The config is another one.
+        UntrustedError: Somebody else may have made the result.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
+    settings = _settings(result.provenance, config, policy, trust)
+    live = settings.policy.policy if policy is None else policy
+    live = None if isinstance(live, str) else live
+    weights = _weights(result.provenance["weights"], settings, live)
+    try:
+        copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
+        runner = runner_class(settings.runners.runner)(settings, 0, copied)
+    except ConfigError as error:
+        if config is not None:
+            raise
+        raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
+    try:
+        if weights is not None:
+            runner.set_weights(weights)
+        yield runner
+    finally:
+        runner.stop()
+
+
+def run_lease(runner: Runner, lease: Lease) -> RunReport:
+    """Run one attempt of an episode with an idle runner; return its last report, with a row also if it failed."""
+    report = runner.run([lease], _BUDGET_S)
+    while not (len(report.rows) or report.faults):
+        report = runner.run((), _BUDGET_S)
+    if len(report.rows):
+        return report
+    row = failed_row(lease.index, lease.seed, lease.attempt, report.weights_version)
+    return replace(report, rows=row, infos=np.full((1, report.infos.shape[1]), np.nan))
+
+
+def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
+    table = EpisodeTable(len(result.plan), result.table.info_keys)
+    table.fill(report.rows, report.infos, report.faults)
+    recorded, again = result.table.record(index), table.record(index)
+    ours, theirs = plain(report.numerics), result.provenance["numerics"]
+    different = different_columns(*(found.rows[index : index + 1] for found in (result.table, table)))
+    return Replay(
+        recorded=recorded,
+        again=again,
+        differences={name: (getattr(recorded, name), getattr(again, name)) for name in different},
+        numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
+    )
+
+
+def _record(result: EvalResult, index: int) -> EpisodeRecord:
+    if not 0 <= index < len(result.plan):
+        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+    if not result.table.filled[index]:
+        raise UsageError(f"episode {index} has no record: it did not finish")
+    return result.table.record(index)
+
+
+def _settings(
+    provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any, trust: bool
+) -> EvalSettings:
+    """Return what was evaluated, as a process without Ray can run it."""
+    if config is None:
+        recorded = provenance["config"]
+        if found := next(_unnameable(recorded, "" if policy is None else "policy.policy"), None):
+            raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
+        usable = _without_ray(recorded)
+        if masked := list(_masked(usable, "policy" if policy is not None else "")):
+            raise ConfigError(
+                f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
+                "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or rl_eval.video.record_videos(DIR, ..., "
+                "config=...)"
+            )
+        if not trust:
+            check_trust(provenance)
+        return make_settings(usable)
+    settings = config.build() if isinstance(config, EvalConfig) else config
+    theirs, ours = provenance["identity"], plain(settings.identity())
+    passed = set() if policy is None else {"policy", "policy_kwargs"}
+    if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
+        raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
+    return make_settings(_without_ray({name: dict(section) for name, section in settings}))
+
+
+def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a config without what only runners in processes of their own can honour."""
+    usable = {name: dict(section) for name, section in config.items()}
+    for section, values in usable.items():
+        for key in needs_processes(section):
+            values.pop(key, None)
+    usable["runners"]["num_runners"] = 0
+    return usable
+
+
+def _unnameable(config: Any, passed: str) -> Iterator[str]:
+    """Find what a config only describes, except for what is passed live."""
+    for key, value in leaves(config):
+        if key != passed and isinstance(value, str) and _UNNAMEABLE.search(value):
+            yield f"{key} = {value!r}"
+
+
+def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
+    """Find what a config has a mask for, except in the section of what is passed live."""
+    for key, value in leaves({name: section for name, section in config.items() if name != passed}):
+        if isinstance(value, str) and MASK in value:
+            yield key
+
+
+def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
+    """Return the weights that the run had.
+
+    Raises:
+        WeightsError: Others, or none, are there now.
+    """
+    version, digest = recorded["version"], recorded["digest"]
+    if digest is None:
+        return None
+    path = settings.policy.weights
+    if live is not None:
+        source, found = "the policy", weights_of(live)
+    elif path is not None:
+        source, found = repr(path), snapshot_weights(load_weights_file(path, settings.policy.weights_key), version)
+    else:
+        raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
+    if found is None or found.digest != digest:
+        held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
+        raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
+    return replace(found, version=version)

@@ -1,0 +1,206 @@
+"""Decides what a result looks like on disk: ``result.json`` for the summary, ``episodes.parquet`` for the records.
+
+The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
+and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every
+fault, including those of episodes that never finished. A reader sees the old file or the new one and never half of
+either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl_eval.atomic_write import write_atomically
+from rl_eval.errors import UsageError
+from rl_eval.records.columns import episode_columns, read_episodes
+from rl_eval.records.episode import EpisodeTable, Fault
+from rl_eval.records.plain import plain
+from rl_eval.redaction import redact
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from rl_eval.results.result import EvalResult
+
+__all__ = [
+    "EPISODES_FILE",
+    "FORMAT",
+    "RESULT_FILE",
+    "check_fingerprint",
+    "check_format",
+    "describe",
+    "episode_frame",
+    "episode_table",
+    "json_text",
+    "read_folder",
+    "write_episodes",
+]
+
+FORMAT: Final = 1
+"""Version of ``result.json``; a reader refuses what it does not know."""
+
+RESULT_FILE: Final = "result.json"
+EPISODES_FILE: Final = "episodes.parquet"
+
+_FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
+"""Writes in one line; ``json.dumps`` would make an encoder for every fault."""
+
+
+def describe(result: EvalResult) -> dict[str, Any]:
+    """Return everything but the records of a result as plain JSON values."""
+    success = result.success_interval
+    described = {
+        "format": FORMAT,
+        "status": result.status,
+        "reason": result.reason,
+        "fingerprint": result.fingerprint,
+        "plan": {
+            "num_episodes": len(result.plan),
+            "seed": result.plan.seed,
+            "first_index": result.plan.first_index,
+            "fingerprint": result.plan_fingerprint,
+        },
+        "notes": result.notes,
+        "metrics": result.metrics,
+        "confidence": result.confidence,
+        "interval": result.interval.to_dict(),
+        "success_interval": success.to_dict() if success else None,
+        "return_bounds": result.return_bounds,
+        "mean_return_bounds": result.mean_return_bounds,
+        "audit_mismatches": result.audit_mismatches,
+        "determinism": result.determinism.to_dict() | {"summary": str(result.determinism)},
+        "timing": asdict(result.timing),
+        "provenance": result.provenance | {key: redact(result.provenance.get(key)) for key in ("config", "identity")},
+        "fault_counts": result.fault_counts,
+    }
+    faults = [fault_values(fault) for fault in result.faults]
+    return {key: plain(value) for key, value in described.items()} | {"faults": faults}
+
+
+def fault_values(fault: Fault) -> dict[str, Any]:
+    """Return a fault as plain JSON values; ``asdict`` would copy each, which takes seconds for many."""
+    return {name: plain(getattr(fault, name)) for name in _FAULT_FIELDS}
+
+
+def json_text(described: Mapping[str, Any]) -> str:
+    """Return a description as JSON, a line for each entry and for each fault."""
+    faults = ",\n    ".join(_encode(fault) for fault in described["faults"])
+    text = json.dumps({**described, "faults": []}, indent=2, allow_nan=False)
+    if not faults:
+        return text + "\n"
+    return text.removesuffix("[]\n}") + f"[\n    {faults}\n  ]\n}}\n"
+
+
+def check_format(data: Mapping[str, Any]) -> None:
+    """Refuse a description that another version of this package wrote in another way."""
+    if data.get("format") != FORMAT:
+        raise UsageError(f"the result has format {data.get('format')!r}, this version reads format {FORMAT}")
+
+
+def check_fingerprint(what: str, stored: str, actual: str) -> None:
+    """Refuse records or a plan that are not those that were saved."""
+    if stored != actual:
+        raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
+
+
+def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
+    """Write one row per finished episode to a Parquet file."""
+    import pyarrow.parquet as pq
+
+    episodes = episode_table(table)
+    write_atomically(path, lambda temporary: pq.write_table(episodes, temporary))
+
+
+def episode_frame(table: EpisodeTable) -> pd.DataFrame:
+    """Return one row per finished episode as a pandas frame; success is nullable.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError(
+            "to_frame() needs pandas: pip install pandas, or read the file of to_parquet() with another tool"
+        ) from error
+    import pyarrow as pa
+
+    return episode_table(table).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+
+
+def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTable]:
+    """Read both files of a result.
+
+    Args:
+        path: The folder, or the ``result.json`` in it.
+
+    Returns:
+        The summary, and the records with all faults.
+
+    Raises:
+        UsageError: A file is missing or damaged; the message names it.
+    """
+    folder = Path(path).parent if Path(path).name == RESULT_FILE else Path(path)
+    data = _read_json(folder / RESULT_FILE)
+    try:
+        table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
+        for fault in data["faults"]:
+            table.add_fault(Fault(**fault))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+    return data, table
+
+
+def episode_table(table: EpisodeTable) -> pa.Table:
+    """Return one row per finished episode as an Arrow table, its faults as JSON text."""
+    import pyarrow as pa
+
+    positions = np.flatnonzero(table.filled)
+    rows = table.rows[positions]
+    told = (table.faults.get(index, []) for index in rows["index"].tolist())
+    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in told], pa.string())
+    return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} does not exist: give the output folder of an evaluation") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
+    return data
+
+
+def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: it holds the records of the result beside it")
+    try:
+        episodes = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    return _to_table(episodes, num_episodes)
+
+
+def _to_table(episodes: pa.Table, num_episodes: int) -> EpisodeTable:
+    rows, infos, keys = read_episodes(episodes)
+    indices = rows["index"]
+    if len(np.unique(indices)) != len(indices) or ((indices < 0) | (indices >= num_episodes)).any():
+        raise ValueError(f"episodes appear twice or lie outside a plan of {num_episodes}")
+    table = EpisodeTable(num_episodes, keys)
+    table.fill(rows, infos)
+    return table

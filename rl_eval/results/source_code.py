@@ -1,0 +1,193 @@
+"""Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
+
+A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
+user's code. A file of an installed package stands for the package's version; other files are followed through all that
+they import, and through texts such as ``entry_point="my_project.envs:Env"``. What a live object is defined in is looked
+up the same way, except for the script that was started: of that only the object's own source counts, and what the
+script imports, since a script also says how many runners there are.
+
+Not seen are imports that are resolved at run time, data files, compiled libraries, and what only another machine has.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.config.settings import EvalSettings
+
+__all__ = ["code_of", "package_version"]
+
+_TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
+"""What names a module and something in it, such as ``my_project.envs:make``."""
+_OURS: Final = Path(__file__).parent
+_INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
+
+
+def code_of(settings: EvalSettings) -> dict[str, Any]:
+    """Return ``files`` (module to path and sha256) and ``packages`` (name to version) as plain data."""
+    files: dict[str, Any] = {}
+    packages: dict[str, str] = {}
+    found = [part for value in _sources(settings) for part in _defined_in(value)]
+    while found:
+        module, path, source = found.pop()
+        if _installed(path) and (package := _package_of(module)):
+            packages[package] = str(package_version(package))
+        elif module not in files and (_installed(path) or not _foreign(path)):
+            files[module] = {"path": str(path), "sha256": hashlib.sha256(source()).hexdigest()}
+            found += [(name, file, file.read_bytes) for name, file in _imports(module, path)]
+    return {"files": dict(sorted(files.items())), "packages": dict(sorted(packages.items()))}
+
+
+@functools.cache
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sources(settings: EvalSettings) -> Iterator[Any]:
+    """Return what is implemented somewhere: texts that name it, and live objects."""
+    env, runner = settings.environment.env, settings.runners.runner
+    yield env
+    yield _entry_point(env)
+    yield from _live(settings.environment.env_kwargs)
+    yield settings.policy.policy
+    yield from _live(settings.policy.policy_kwargs)
+    yield runner
+    yield settings.runners.init_fn
+
+
+def _entry_point(env: Any) -> Any:
+    """Return what a gymnasium id stands for, if it is a known one; ``module:id`` says what to import for it."""
+    if not isinstance(env, str):
+        return None
+    import gymnasium
+
+    spec = gymnasium.registry.get(env.rpartition(":")[2])
+    return None if spec is None else spec.entry_point
+
+
+def _live(value: Any) -> Iterator[Any]:
+    """Return the functions, classes and texts in a tree of arguments."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _live(item)
+    elif callable(value) or isinstance(value, str):
+        yield value
+
+
+def _defined_in(value: Any) -> Iterator[tuple[str, Path, Callable[[], bytes]]]:
+    """Return module, file and source of a definition; none if it cannot be found."""
+    if value is None:
+        return
+    if isinstance(value, str):
+        module = value.partition(":")[0]
+        if _TARGET.fullmatch(value) and (path := _file(module)) is not None:
+            yield module, path, path.read_bytes
+        return
+    value = _definition(value)
+    module = value.__module__ or ""
+    if module == "__main__":
+        with suppress(OSError, TypeError):
+            source = inspect.getsource(value).encode()
+            yield f"__main__:{value.__qualname__}", Path(inspect.getfile(value)), lambda: source
+    elif (path := _file(module)) is not None:
+        yield module, path, path.read_bytes
+
+
+def _definition(value: Any) -> Any:
+    """Return the function or class behind a partial, a method, a decorated function or an instance."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = inspect.unwrap(getattr(value, "__func__", value))
+    return value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+
+
+def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """Return the modules that a file imports, or names in a text, and its package; none that are installed."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    if module.startswith("__main__:"):
+        package = sys.modules["__main__"].__package__ or ""
+    source = path.read_bytes() if path.is_file() else b""
+    for name in _all_named(source, package) | {module.rpartition(".")[0]}:
+        if (found := _file(name)) is not None and not _foreign(found) and not found.is_relative_to(_OURS):
+            yield name, found
+
+
+@functools.lru_cache(maxsize=4096)  # An evaluation beside training must cost little.
+def _all_named(source: bytes, package: str) -> frozenset[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset().union(*(_named(node, package) for node in ast.walk(tree)))
+
+
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    """Return the modules that a piece of code may import."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _TARGET.fullmatch(node.value):
+        yield node.value.partition(":")[0]
+
+
+def _file(module: str) -> Path | None:
+    """Find the file of a module without importing it or what is above it."""
+    if (loaded := sys.modules.get(module)) is not None:
+        path = getattr(loaded, "__file__", None)
+        return Path(path).absolute() if path and Path(path).is_file() else None
+    parts = module.split(".")
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(parts[0])
+        for part in parts[1:]:  # By its last name: that of a folder without __init__.py asks for its imported parent.
+            locations = spec and spec.submodule_search_locations
+            spec = PathFinder.find_spec(part, list(locations)) if locations else None
+        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+            return Path(spec.origin).absolute()
+    return None
+
+
+@functools.cache
+def _stdlib() -> str:
+    return sysconfig.get_path("stdlib")
+
+
+def _installed(path: Path) -> bool:
+    return not _INSTALLED.isdisjoint(path.parts)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a file is installed, or Python's own."""
+    return _installed(path) or path.is_relative_to(_stdlib())
+
+
+@functools.cache
+def _package_of(module: str) -> str | None:
+    """Return the name under which the package of a module was installed."""
+    top = module.partition(".")[0]
+    if package_version(top) is not None:
+        return top
+    names = metadata.packages_distributions().get(top)
+    return names[0] if names else None

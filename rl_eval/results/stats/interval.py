@@ -1,0 +1,193 @@
+"""Decides which interval goes with a number, and when there is none.
+
+Mean returns get a BCa bootstrap interval (Efron 1987) while that is cheap and a Student t interval
+above; success rates get Wilson's score interval (Wilson 1927). Failed episodes have no value: with
+known bounds the interval spans from "all of them worst" to "all of them best", without bounds there is
+none. An interval that does not exist says why; it is never NaN without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import UsageError
+from rl_eval.results.stats.aggregate import aggregate
+
+__all__ = ["BCA_MAX", "Interval", "Method", "mean_interval", "success_interval"]
+
+Method = Literal["bca", "student_t", "wilson", "none"]
+
+BCA_MAX: Final = 5_000
+"""Longest sample that is bootstrapped: the cost grows with the sample, the gain over Student t shrinks."""
+
+FEW: Final = 20
+"""Below this many values a bootstrap interval is too narrow; it says so."""
+
+_RESAMPLES: Final = 9_999
+_SEED: Final = 0x5EED
+"""Resampling starts from the same state each time, so equal records give equal intervals."""
+_BATCH_ELEMENTS: Final = 2**18
+"""Values drawn at a time: bounds memory to a few MiB, and does not change the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A confidence interval, with the method that made it."""
+
+    low: float
+    """NaN when there is no interval."""
+    high: float
+    confidence: float
+    """Nominal coverage, e.g. 0.95."""
+    method: Method
+    """``"none"`` when there is no interval; ``note`` then says why."""
+    note: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an interval at all."""
+        return self.method != "none"
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def no_interval(confidence: float, why: str) -> Interval:
+    """Return the interval that does not exist, and the reason."""
+    return Interval(math.nan, math.nan, confidence, "none", why)
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence that is not a probability strictly between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise UsageError(f"confidence is {confidence}: give a number between 0 and 1, such as 0.95")
+
+
+def mean_interval(
+    values: npt.ArrayLike,
+    confidence: float = 0.95,
+    *,
+    num_missing: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Interval:
+    """Return an interval for the mean of what the values were drawn from.
+
+    Args:
+        values: One value per completed episode, shape (n,).
+        confidence: Nominal coverage.
+        num_missing: Episodes that have no value because they failed.
+        bounds: Least and greatest possible value. With missing episodes the interval starts where
+            it would if all of them were worst and ends where it would if all were best.
+
+    Returns:
+        BCa up to :data:`BCA_MAX` values, Student t above, or the reason why there is none.
+    """
+    check_confidence(confidence)
+    sample = np.asarray(values, dtype=np.float64)
+    if num_missing == 0:
+        return _sample_interval(sample, confidence)
+    failed = f"{num_missing} of {len(sample) + num_missing} episodes failed"
+    if not sample.size:
+        return no_interval(confidence, "no episode completed")
+    if bounds is None:
+        return no_interval(confidence, f"{failed} and their return is unknown: give return_bounds for an interval")
+    worst, best = (_sample_interval(np.append(sample, [bound] * num_missing), confidence) for bound in bounds)
+    if not (worst.exists and best.exists):
+        return worst
+    return Interval(worst.low, best.high, confidence, worst.method, f"{failed}: from all worst to all best")
+
+
+def success_interval(successes: int, trials: int, confidence: float = 0.95, *, num_unknown: int = 0) -> Interval:
+    """Return Wilson's score interval for a success rate.
+
+    Args:
+        successes: Successful episodes.
+        trials: Episodes whose success is known.
+        confidence: Nominal coverage.
+        num_unknown: Episodes whose success is unknown. The interval starts where it would if all of
+            them had no success and ends where it would if all had.
+    """
+    check_confidence(confidence)
+    if trials < 1:
+        return no_interval(confidence, "no episode reports success")
+    low, _ = _wilson(successes, trials + num_unknown, confidence)
+    _, high = _wilson(successes + num_unknown, trials + num_unknown, confidence)
+    note = f"{num_unknown} unknown: from none to all of them successful" if num_unknown else ""
+    return Interval(low, high, confidence, "wilson", note)
+
+
+def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
+    not_finite = int(len(sample) - np.isfinite(sample).sum())
+    if not_finite:
+        return no_interval(confidence, f"{not_finite} of {len(sample)} values are not finite")
+    if len(sample) < 2:
+        return no_interval(confidence, "no values" if not len(sample) else "one value has no spread")
+    if (sample == sample[0]).all():
+        method: Method = "bca" if len(sample) <= BCA_MAX else "student_t"
+        return Interval(float(sample[0]), float(sample[0]), confidence, method, "all equal")
+    if len(sample) > BCA_MAX:
+        return _student_t(sample, confidence, "")
+    return _bca(sample, confidence)
+
+
+def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
+    """Return the bias-corrected and accelerated interval of the mean (Efron 1987, with Efron & Tibshirani 1993, 14.3).
+
+    The same as ``scipy.stats.bootstrap(method="BCa")`` for the same generator, without the half second that
+    importing ``scipy.stats`` takes.
+    """
+    from scipy.special import ndtr, ndtri
+
+    resampled = _resampled_means(sample)
+    mean = float(np.mean(sample))
+    below, not_above = (resampled < mean).mean(), (resampled <= mean).mean()
+    with np.errstate(all="ignore"):
+        bias = ndtri((below + not_above) / 2)
+        # The jackknife means of a mean deviate from their own mean by deviations / (n - 1).
+        deviations = sample - mean
+        acceleration = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
+        shifted = bias + ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
+        levels = ndtr(bias + shifted / (1 - acceleration * shifted))
+    if not np.isfinite(levels).all():
+        return _student_t(sample, confidence, "the BCa bootstrap has no value here")
+    low, high = map(float, np.quantile(resampled, levels))
+    note = f"fewer than {FEW} values: likely too narrow" if len(sample) < FEW else ""
+    return Interval(low, high, confidence, "bca", note)
+
+
+def _resampled_means(sample: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    rng, size = np.random.default_rng(_SEED), len(sample)
+    batch = max(1, _BATCH_ELEMENTS // size)
+    counts = [min(batch, _RESAMPLES - start) for start in range(0, _RESAMPLES, batch)]
+    return np.concatenate([sample[rng.integers(0, size, (count, size))].mean(axis=1) for count in counts])
+
+
+def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) -> Interval:
+    from scipy.special import stdtrit
+
+    numbers = aggregate(sample)
+    half = float(stdtrit(len(sample) - 1, (1 + confidence) / 2)) * numbers.sem
+    if not 0 < half < math.inf:
+        return no_interval(confidence, "the spread of the values leaves the range of floats")
+    return Interval(numbers.mean - half, numbers.mean + half, confidence, "student_t", note)
+
+
+def _wilson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+    """Return the ends of Wilson's score interval (Wilson 1927)."""
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + confidence) / 2))
+    rate, weight = successes / trials, z**2 / trials
+    middle = (rate + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
+    # At the ends of the scale the formula gives 0 or 1 exactly, but for rounding.
+    return (0.0 if successes == 0 else middle - half), (1.0 if successes == trials else middle + half)

@@ -1,0 +1,173 @@
+"""Decides what two policies' returns on the same episodes say about their difference.
+
+The unit is the pair: the same index, hence the same seed, under either policy. What both share (an
+easy or a hard start) cancels in the difference, which saves episodes by a factor that is measured
+and reported, not assumed. Three looks at the same pairs: an interval for the mean difference, a
+sign-flip permutation test of "no difference", and McNemar's exact test on success.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.results.stats.aggregate import aggregate
+from rl_eval.results.stats.interval import Interval, mean_interval
+
+__all__ = ["McNemar", "PairedDifference", "mcnemar", "paired_difference", "sign_flip_test"]
+
+EXACT_MAX: Final = 16
+"""Most non-zero differences whose ``2**n`` sign patterns are all enumerated."""
+
+RESAMPLES: Final = 10_000
+_SEED: Final = 0x5EED
+_BATCH_ELEMENTS: Final = 2**20
+_TIE: Final = 1e-12
+"""Sums closer than this, relative to the sum of magnitudes, are equal up to rounding."""
+
+TestKind = Literal["exact", "sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """What the differences ``b - a`` say, in the unit of the values."""
+
+    count: int
+    """Number of pairs."""
+    mean: float
+    interval: Interval
+    """Interval for the mean difference, from the differences themselves."""
+    p_value: float
+    """Two-sided sign-flip permutation p-value; NaN when a difference is not finite."""
+    test: TestKind
+    """Whether the p-value enumerates all sign patterns or samples them."""
+    correlation: float | None
+    """Pearson correlation of the two sides; None where a side does not vary."""
+    episodes_saved: float | None
+    """How many times more unpaired episodes would be as precise: ``(var a + var b) / var(b - a)``.
+
+    Below 1 pairing cost precision. None where the difference does not vary.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class McNemar:
+    """Success of both sides over the same episodes, and the exact test of equal rates."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+    p_value: float
+    """Two-sided; 1 when no pair disagrees."""
+
+    @property
+    def count(self) -> int:
+        """Number of pairs."""
+        return self.both + self.only_a + self.only_b + self.neither
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.95) -> PairedDifference:
+    """Compare two sides pair by pair.
+
+    Args:
+        a: Values of the first side, shape (n,).
+        b: Values of the second side on the same episodes, shape (n,).
+        confidence: Nominal coverage of the interval.
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        differences = second - first
+    numbers = aggregate(differences)
+    p_value, test = sign_flip_test(differences)
+    return PairedDifference(
+        count=len(differences),
+        mean=numbers.mean,
+        interval=mean_interval(differences, confidence),
+        p_value=p_value,
+        test=test,
+        correlation=_correlation(first, second),
+        episodes_saved=_episodes_saved(first, second, numbers.std),
+    )
+
+
+def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
+    """Return the two-sided p-value of the mean under random signs, and how it was computed.
+
+    If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value
+    is the share of sign patterns whose sum is at least as far from 0 as the observed one; sampled
+    patterns count the observed one as well, so that it is never 0 (Phipson & Smyth 2010).
+
+    Args:
+        differences: Shape (n,). Zeros have no sign and drop out.
+    """
+    if not np.isfinite(differences).all():
+        return math.nan, "exact"
+    magnitudes = np.abs(differences[differences != 0])
+    threshold = abs(math.fsum(differences.tolist())) - _TIE * math.fsum(magnitudes.tolist())
+    if len(magnitudes) <= EXACT_MAX:
+        return float(np.mean(np.abs(_every_sum(magnitudes)) >= threshold)), "exact"
+    return (1 + _count_sampled(magnitudes, threshold)) / (1 + RESAMPLES), "sampled"
+
+
+def mcnemar(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> McNemar:
+    """Test whether two sides succeed equally often on the same episodes.
+
+    Only pairs that disagree carry information: under equal rates each is a fair coin.
+
+    Args:
+        a: Success of the first side, shape (n,).
+        b: Success of the second side, shape (n,).
+    """
+    from scipy import stats
+
+    only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
+    discordant = only_a + only_b
+    p_value = float(stats.binomtest(only_b, discordant).pvalue) if discordant else 1.0
+    return McNemar(int((a & b).sum()), only_a, only_b, int((~a & ~b).sum()), p_value)
+
+
+def _every_sum(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the sum under each of the ``2**n`` sign patterns."""
+    sums = np.zeros(1)
+    for magnitude in magnitudes:
+        sums = np.concatenate((sums + magnitude, sums - magnitude))
+    return sums
+
+
+def _count_sampled(magnitudes: npt.NDArray[np.float64], threshold: float) -> int:
+    """Count the random sign patterns whose sum is at least ``threshold`` away from 0."""
+    rng = np.random.default_rng(_SEED)
+    total, count, left = magnitudes.sum(), 0, RESAMPLES
+    while left:
+        batch = min(left, max(1, _BATCH_ELEMENTS // len(magnitudes)))
+        positive = rng.integers(0, 2, size=(batch, len(magnitudes)), dtype=np.int8)
+        count += int((np.abs(2 * (positive @ magnitudes) - total) >= threshold).sum())
+        left -= batch
+    return count
+
+
+def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:
+    if len(a) < 2 or any((side == side[0]).all() or not np.isfinite(side).all() for side in (a, b)):
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _episodes_saved(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], difference_std: float) -> float | None:
+    variance = aggregate(a).std ** 2 + aggregate(b).std ** 2
+    # Differences that are equal up to rounding leave a spread that means nothing.
+    if not math.isfinite(variance) or not difference_std > 1e-9 * math.sqrt(variance):
+        return None
+    return variance / difference_std**2

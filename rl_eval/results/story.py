@@ -1,0 +1,99 @@
+"""Story of one episode: everything that a result holds about it, in the order in which it happened.
+
+A pure function of the result, so the same story comes from a live result, a saved one and the log of a run at work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rl_eval.errors import UsageError
+from rl_eval.records.episode import EpisodeRecord, Fault
+from rl_eval.results.result import EvalResult
+
+__all__ = ["Event", "story"]
+
+Kind = Literal["planned", "fault", "completed", "failed", "unfinished", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to an episode."""
+
+    kind: Kind
+    text: str
+    """Description, in a few words."""
+    attempt: int = 0
+    """Attempt that it happened in, from 1; 0 where it belongs to none."""
+    runner: int | None = None
+    """Index of the runner that it happened on; None where it happened on none."""
+    seconds: float | None = None
+    """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
+    fault: Fault | None = None
+    """The fault, with node and traceback."""
+
+
+def story(result: EvalResult, index: int) -> tuple[Event, ...]:
+    """Return what happened to one episode, in order.
+
+    Args:
+        result: Finished or not.
+        index: Index of the episode.
+
+    Raises:
+        UsageError: The plan has no such episode.
+    """
+    if not 0 <= index < len(result.plan):
+        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+    return (
+        Event("planned", f"episode {index} of {len(result.plan):,}, seed {result.plan[index].seed}"),
+        *map(_fault_event, result.table.faults.get(index, ())),
+        _end(result, index),
+        *(Event("check", text) for text in _checks(result, index)),
+    )
+
+
+def _fault_event(fault: Fault) -> Event:
+    place = f"after {fault.step:,} steps" if fault.step else "before the first step"
+    counted = "" if fault.charged else "; not charged: the attempt is given again"
+    text = f"{fault.culprit} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
+    return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
+
+
+def _end(result: EvalResult, index: int) -> Event:
+    if not result.table.filled[index]:
+        return Event("unfinished", result.reason or "no record yet")
+    record = result.table.record(index)
+    runner = record.runner if record.runner >= 0 else None
+    if record.outcome == "failed":
+        return Event("failed", f"out of attempts after {record.attempts}", record.attempts, runner)
+    seconds = record.reset_seconds + record.step_seconds + record.inference_seconds
+    return Event("completed", ", ".join(_outcome(result, record)), record.attempts, runner, seconds)
+
+
+def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
+    yield f"return {record.episode_return!r} in {record.length:,} steps"
+    yield "terminated" if record.terminated else f"truncated by {record.truncated_by or 'nobody'}"
+    if record.success_at_end is not None:
+        yield "success" if record.success_at_end else "no success"
+    yield from (f"{key} {value:g}" for key, value in record.info.items() if not math.isnan(value))
+    yield f"weights version {record.weights_version}"
+    if not result.counted[record.index]:
+        yield "not counted, as an episode before it did not finish"
+
+
+def _checks(result: EvalResult, index: int) -> Iterator[str]:
+    """Describe what came of running the episode a second time, if that is known to have happened."""
+    if index in result.audit_mismatches:
+        yield "ran twice, with different outcomes"
+    determinism = result.determinism
+    if index in determinism.mismatched:
+        first = determinism.first
+        where = f", first in {first}" if first is not None and first.episode == index else ""
+        yield f"run again by the determinism check: came out differently{where}"
+    if index in determinism.failed:
+        why = f": {determinism.failure}" if index == determinism.failed[0] else ""
+        yield f"run again by the determinism check: did not complete{why}"

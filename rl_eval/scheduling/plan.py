@@ -1,0 +1,117 @@
+"""Plan of an evaluation: its episodes, and the seed that each is reset with.
+
+A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
+goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
+cannot collide, so N episodes have N distinct seeds; two root seeds give unrelated permutations, so
+neighbouring roots do not share episodes as ``root + index`` would; and 31 bits fit every
+environment that squeezes its seed into an int32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.scheduling.splitmix64 import GAMMA, mix
+
+__all__ = ["MAX_EPISODES", "EpisodePlan", "episode_seeds"]
+
+MAX_EPISODES: Final = 2**31
+"""Number of distinct seeds, and so the longest plan."""
+
+_BITS: Final = 31
+_MASK: Final = np.uint64(2**_BITS - 1)
+_ROUNDS: Final = 4
+
+
+def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
+    """Return round keys: the generator's outputs, each the start of the next."""
+    keys = [np.array([seed], np.uint64)]
+    for _ in range(2 * _ROUNDS):
+        keys.append(mix(keys[-1] + GAMMA))
+    return np.concatenate(keys[1:])
+
+
+def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Permute indices into seeds.
+
+    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all
+    three are bijections on 31 bits, and so is their composition.
+
+    Args:
+        seed: Root seed of the evaluation, 0 <= seed < 2**64.
+        indices: Episode indices, shape (n,), 0 <= index < 2**31.
+
+    Returns:
+        Seeds, shape (n,), distinct for distinct indices, 0 <= value < 2**31.
+    """
+    x = indices.astype(np.uint64)
+    keys = _round_keys(seed) >> np.uint64(33)
+    for offset, factor in zip(keys[::2], keys[1::2] | np.uint64(1), strict=True):
+        x = (x + offset) & _MASK
+        x = (x * factor) & _MASK
+        x ^= x >> np.uint64(16)
+    return x.astype(np.int64)
+
+
+class EpisodePlan:
+    """The ordered list of episodes to run.
+
+    Args:
+        num_episodes: How many, at least 1.
+        seed: Root seed, at least 0.
+        first_index: Where it begins in the permutation of its root seed. Episode i of the plan has the seed that
+            episode ``first_index + i`` of the plan from 0 on has, so plans over ranges that do not overlap have no
+            seed in common: some for choosing a policy, others, held out, for saying how good the chosen one is.
+
+    Raises:
+        ConfigError: A value is out of range; the message names it.
+    """
+
+    def __init__(self, num_episodes: int, seed: int = 0, first_index: int = 0) -> None:
+        num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
+        if not 1 <= num_episodes <= MAX_EPISODES:
+            raise ConfigError(
+                f"evaluation.num_episodes is {num_episodes}: ask for at least 1 and at most {MAX_EPISODES} episodes"
+            )
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1")
+        if not 0 <= first_index <= MAX_EPISODES - num_episodes:
+            raise ConfigError(
+                f"evaluation.first_index is {first_index}: with {num_episodes} episodes, give an int from 0 to "
+                f"{MAX_EPISODES - num_episodes}"
+            )
+        self.num_episodes = num_episodes
+        self.seed = seed
+        self.first_index = first_index
+
+    @cached_property
+    def seeds(self) -> npt.NDArray[np.int64]:
+        """Seed of every episode, shape (num_episodes,)."""
+        return episode_seeds(self.seed, np.arange(self.first_index, self.first_index + self.num_episodes))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over indices and seeds: equal for equal plans only."""
+        digest = hashlib.sha256(b"rl_eval plan 1")
+        digest.update(np.ascontiguousarray(self.seeds, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return self.num_episodes
+
+    def __getitem__(self, index: int) -> EpisodeSpec:
+        if not 0 <= index < self.num_episodes:
+            raise IndexError(f"episode {index} is outside a plan of {self.num_episodes}")
+        return EpisodeSpec(index, int(self.seeds[index]))
+
+    def __repr__(self) -> str:
+        start = f", first_index={self.first_index}" if self.first_index else ""
+        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start})"

@@ -1,0 +1,123 @@
+"""Runners as the schedule sees them: what each holds, and which of them are idle, overloaded or failing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from rl_eval.scheduling.failures import exclusion_streak, suspicious_streak
+
+__all__ = ["RunnerState", "RunnerStates"]
+
+
+@dataclass(slots=True)
+class RunnerState:
+    """What the schedule knows about one runner."""
+
+    lanes: int
+    held: dict[int, None] = field(default_factory=dict)
+    """Indices it holds, in the order of their grants."""
+    reclaiming: set[int] = field(default_factory=set)
+    """Held indices that it was asked to return."""
+    pace: int = 0
+    """Episodes that its latest report completed."""
+    isolating: bool = False
+    """Whether what it holds runs apart from all others."""
+    streak: int = 0
+    """Failed attempts since the last report with a completed episode."""
+    since: tuple[int, int] = 0, 0
+    """Completed episodes and failed attempts of the group when the streak began."""
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    """(index, attempt) of every attempt that failed on it."""
+    untried: bool = True
+    """Whether no attempt has ended on it."""
+
+    @property
+    def depth(self) -> int:
+        """Leases it should hold. Two calls are in flight, so a fast runner needs two reports' worth ahead."""
+        return self.lanes + max(self.lanes, 2 * self.pace)
+
+    @property
+    def queued(self) -> int:
+        """Held leases that can not all have started and were not asked back."""
+        return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
+
+    @property
+    def free(self) -> int:
+        """Lanes without a lease that may get one."""
+        return 0 if self.isolating else max(0, self.lanes - len(self.held))
+
+
+@final
+class RunnerStates(dict[int, RunnerState]):
+    """States by runner; :meth:`note` is called whenever one of them changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dry: set[int] = set()
+        """Runners that hold nothing."""
+        self.backlogged: set[int] = set()
+        """Runners with leases that they have not started and were not asked to return."""
+        self.failing: set[int] = set()
+        """Runners with a suspicious streak of failures."""
+        self._completed = 0
+        self._failed = 0
+        """Failed attempts on runners without such a streak."""
+
+    def note(self, runner: int) -> None:
+        """Keep the sets, after a runner changed or went."""
+        state = self.get(runner)
+        (self.dry.add if state and not state.held else self.dry.discard)(runner)
+        (self.backlogged.add if state and state.queued else self.backlogged.discard)(runner)
+        failing = state is not None and state.streak >= suspicious_streak(state.lanes)
+        (self.failing.add if failing else self.failing.discard)(runner)
+
+    def hungry(self) -> list[int]:
+        """Return the runners with a free lane, the emptiest first."""
+        free = [runner for runner, state in self.items() if state.free]
+        return sorted(free, key=lambda runner: len(self[runner].held))
+
+    @property
+    def asked(self) -> int:
+        """Runners that owe an answer to a request to return leases."""
+        return sum(bool(state.reclaiming) for state in self.values())
+
+    def ended(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
+        """Count what a report says; a runner that completed anything is not in a streak."""
+        state = self[runner]
+        state.untried = state.untried and not (completed or failed)
+        state.failed += failed
+        if completed or not state.streak:
+            state.since = self._completed, self._failed
+        was_failing = runner in self.failing
+        state.streak = 0 if completed else state.streak + len(failed)
+        self._completed += completed
+        self.note(runner)
+        # What fails on a runner that completes nothing says nothing about the others.
+        if runner in self.failing:
+            self._failed -= 0 if was_failing else state.streak - len(failed)
+        else:
+            self._failed += len(failed)
+
+    def untried_beside(self, runner: int) -> bool:
+        """Return whether another runner has not ended any attempt yet."""
+        return any(state.untried for other, state in self.items() if other != runner)
+
+    def broken(self) -> list[int]:
+        """Return the runners that fail again and again while others complete episodes."""
+        return [runner for runner in sorted(self.failing) if self._is_broken(self[runner])]
+
+    def _is_broken(self, state: RunnerState) -> bool:
+        completed, failed = self._completed - state.since[0], max(0, self._failed - state.since[1])
+        return state.streak >= exclusion_streak(state.lanes, completed, failed)
+
+    def check(self) -> None:
+        """Assert that the sets agree with the states.
+
+        Raises:
+            AssertionError: They do not.
+        """
+        for runner, state in self.items():
+            assert state.reclaiming <= state.held.keys(), "reclaims what is not held"
+            assert (runner in self.dry) == (not state.held), "the set of dry runners is off"
+            assert (runner in self.backlogged) == (state.queued > 0), "the set of backlogged runners is off"

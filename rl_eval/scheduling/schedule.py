@@ -1,0 +1,440 @@
+"""Assignment of episodes to runners, decided without running anything.
+
+Two rules make the result independent of the layout:
+
+1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every granted episode
+   is finished: by its holder or, when the holder is lost or fails, by another runner. Nothing is ever chosen by
+   finishing first.
+2. **The record is exactly once.** Execution is at least once, since runners die. A record counts only if its runner
+   still holds the lease; any other is audited: compared with the record that counts, never averaged in.
+
+The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It knows neither Ray nor
+time, threads or randomness, so a test can drive it through thousands of histories in a second, and a run can be
+replayed from its events.
+
+Balance is by pull. Each runner holds about one lease per lane beyond its lanes, more when its episodes are so short
+that a report empties the queue. When fresh episodes run out, leases that a busy runner has not started are *reclaimed*
+for runners with nothing to do; live episodes are never taken from a live runner.
+
+A failed attempt is charged to its episode, which runs again on another runner. A runner on which attempt after attempt
+fails gets nothing more while another one is still at its first; once another completes episodes, it is *excluded*, and
+what failed on it alone is not charged. When the attempts of an episode are used up it is given up: no runner decides
+that, and nothing else makes failed records.
+
+A lost runner is charged to an episode on evidence only. Episodes that ended it, or may have, are *isolated* from then
+on (see :mod:`rl_eval.scheduling.isolation`): when a runner would have nothing to do they run on it apart from all
+others, on all such runners at once, so that they can take nobody's work with them, and so that a death alone is proof.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterable, Mapping
+from heapq import heappop, heappush
+
+from typing_extensions import assert_never
+
+from rl_eval.records.episode import Lease
+from rl_eval.scheduling.events import (
+    Abort,
+    Audit,
+    Cancelled,
+    Charge,
+    Command,
+    Event,
+    Exclude,
+    FleetSized,
+    GiveUp,
+    Grant,
+    Reclaim,
+    Record,
+    RunnerJoined,
+    RunnerLost,
+    RunnerReported,
+)
+from rl_eval.scheduling.isolation import Isolation
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.runners import RunnerState, RunnerStates
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Assigns the episodes of a plan to runners.
+
+    Args:
+        plan: Episodes to run.
+        expected_runners: Runners that will join, if all goes well: the first to join leaves their
+            share to the others.
+        done: Indices that are finished already; a resumed run starts from them.
+        attempts: Attempts that were charged already, by index. What has none left is given up with
+            the first event.
+        max_attempts: Attempts that an episode has.
+    """
+
+    def __init__(
+        self,
+        plan: EpisodePlan,
+        expected_runners: int = 1,
+        done: Collection[int] = (),
+        attempts: Mapping[int, int] | None = None,
+        max_attempts: int = 3,
+    ) -> None:
+        self._plan = plan
+        self._expected = max(1, expected_runners)
+        self._done = bytearray(len(plan))
+        for index in [*done, *(attempts or ())]:
+            if not 0 <= index < len(plan):
+                raise ValueError(f"episode {index} cannot have run: the plan has {len(plan)} episodes")
+        for index in done:
+            self._done[index] = 1
+        self._unfinished = len(plan) - sum(self._done)
+        self._next = 0
+        self._requeued: list[int] = []
+        self._retries: list[int] = []
+        """Indices that wait for a runner on which they have not failed, in order."""
+        self._isolation = Isolation()
+        self._num_isolated = 0
+        """Isolated episodes that are held."""
+        self._holder: dict[int, int] = {}
+        self._max_attempts = max_attempts
+        self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
+        self._uncharged: dict[int, int] = {}
+        """How many of these attempts do not count, by index."""
+        self._failed_on: dict[int, list[int]] = {}
+        """Runners on which an unfinished episode has failed."""
+        self._given_up: set[int] = set()
+        self._spent = sorted(index for index, count in self._attempts.items() if count >= max_attempts)
+        self._runners = RunnerStates()
+        self._cancelled = False
+        self._skip_done()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every episode has its record, or was given up."""
+        return self._unfinished == 0
+
+    @property
+    def outstanding(self) -> int:
+        """Leases that are held."""
+        return len(self._holder)
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes that have no record and were not given up."""
+        return self._unfinished
+
+    @property
+    def runners(self) -> int:
+        """Runners that have joined and are neither lost nor excluded."""
+        return len(self._runners)
+
+    @property
+    def awaits_runners(self) -> bool:
+        """Whether something waits for runners that have not joined; :class:`FleetSized` ends the wait."""
+        return self._awaited and bool(self._retries or self._runners.failing)
+
+    def knows(self, runner: int) -> bool:
+        """Whether the runner has joined and is neither lost nor excluded."""
+        return runner in self._runners
+
+    def holds(self, runner: int) -> bool:
+        """Whether the runner holds any lease."""
+        return runner in self._runners and bool(self._runners[runner].held)
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event and return what to do about it, in order."""
+        commands: list[Command] = self._give_up_spent() if self._spent else []
+        match event:
+            case RunnerJoined(runner, lanes):
+                commands += self._joined(runner, lanes)
+            case RunnerLost():
+                commands += self._lost(event)
+            case RunnerReported():
+                commands += self._reported(event)
+            case FleetSized(runners):
+                self._expected = max(1, runners)
+                commands += self._feed(self._runners.hungry())
+            case Cancelled():
+                commands += self._cancel()
+            case _:
+                assert_never(event)
+        return commands
+
+    # ---------------------------------------------------------------- one method per event
+
+    def _joined(self, runner: int, lanes: int) -> list[Command]:
+        if runner in self._runners:
+            raise ValueError(f"runner {runner} joined twice")
+        self._runners[runner] = RunnerState(lanes)
+        self._runners.note(runner)
+        return self._feed([runner])
+
+    def _lost(self, loss: RunnerLost) -> list[Command]:
+        lost = self._runners.get(loss.runner)
+        if lost is None:
+            return []
+        held = list(lost.held)
+        charged, suspected = dict(loss.charged), dict(loss.suspects)
+        if lost.isolating and len(held) == 1:
+            charged = suspected | charged  # Nothing else was running there.
+        self._isolation.suspect(index for index in held if index in suspected and index not in charged)
+        for index in held:
+            if index in charged:
+                self._isolation.suspect([index])
+        commands: list[Command] = []
+        for index in self._remove(loss.runner):
+            if charged.get(index, 0) > self._attempts.get(index, 0):
+                self._attempts[index] = charged[index]
+                commands.append(Charge(index, charged[index]))
+            commands += self._put_back(index)
+        return commands + self._feed(self._runners.hungry())
+
+    def _reported(self, report: RunnerReported) -> list[Command]:
+        runner = report.runner
+        state = self._runners.get(runner)
+        recorded, audited = [], []
+        for position, index in enumerate(report.finished):
+            if state is not None and self._holder.get(index) == runner:
+                self._finish(state, index)
+                recorded.append(position)
+            else:
+                audited.append(position)
+        commands: list[Command] = []
+        if recorded:
+            commands.append(Record(tuple(recorded)))
+        if audited:
+            commands.append(Audit(tuple(audited)))
+        if state is None:
+            return commands
+        first = state.untried
+        state.pace = len(recorded)
+        state.reclaiming.difference_update(report.live)
+        failed = self._failed_attempts(runner, report)
+        self._runners.ended(runner, len(recorded), failed)
+        for index, attempt in failed:
+            self._attempts[index] = attempt
+            self._failed_on.setdefault(index, []).append(runner)
+            self._drop(state, index)
+            commands += self._put_back(index)
+        returned = [index for index in report.returned if self._holder.get(index) == runner]
+        for index in returned:
+            self._drop(state, index)
+            commands += self._put_back(index)
+        self._runners.note(runner)
+        broken = self._runners.broken() if self._runners.failing else []
+        for one in broken:
+            commands += self._exclude(one)
+        # Others may run what has come back, and what waited for the first attempt of this runner.
+        shared = returned or failed or broken or (self._runners.failing and first)
+        others = self._runners.hungry() if shared else []
+        return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
+
+    def _cancel(self) -> list[Command]:
+        self._cancelled = True
+        return [Abort(runner) for runner, state in self._runners.items() if state.held]
+
+    # ---------------------------------------------------------------- episodes
+
+    def _failed_attempts(self, runner: int, report: RunnerReported) -> list[tuple[int, int]]:
+        """Return what failed of the leases that a runner holds, each once."""
+        return [
+            (index, attempt)
+            for index, attempt in dict(report.failed_attempts).items()
+            if self._holder.get(index) == runner and attempt > self._attempts.get(index, 0)
+        ]
+
+    def _finish(self, state: RunnerState, index: int) -> None:
+        self._drop(state, index)
+        self._settle(index)
+
+    def _drop(self, state: RunnerState, index: int) -> None:
+        """Take a lease from its runner."""
+        del self._holder[index]
+        del state.held[index]
+        state.reclaiming.discard(index)
+        self._num_isolated -= state.isolating
+        state.isolating = state.isolating and bool(state.held)
+
+    def _remove(self, runner: int) -> list[int]:
+        """Let a runner go; return what it held."""
+        state = self._runners.pop(runner)
+        held = list(state.held)
+        for index in held:
+            self._drop(state, index)
+        self._runners.note(runner)
+        return held
+
+    def _put_back(self, index: int) -> list[Command]:
+        """Put an episode that nobody holds any more into its queue, or give it up."""
+        if self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts:
+            return [self._give_up(index)]
+        if index in self._isolation:
+            self._isolation.add(index)
+        elif index in self._failed_on:
+            insort(self._retries, index)
+        else:
+            heappush(self._requeued, index)
+        return []
+
+    def _settle(self, index: int) -> None:
+        self._attempts.pop(index, None)
+        self._uncharged.pop(index, None)
+        self._failed_on.pop(index, None)
+        self._isolation.discard(index)
+        self._done[index] = 1
+        self._unfinished -= 1
+
+    def _give_up(self, index: int) -> GiveUp:
+        attempts = self._attempts[index]
+        self._settle(index)
+        self._given_up.add(index)
+        return GiveUp(index, int(self._plan.seeds[index]), attempts)
+
+    def _give_up_spent(self) -> list[Command]:
+        """Give up what had no attempt left when the run was resumed."""
+        spent, self._spent = self._spent, []
+        commands: list[Command] = [self._give_up(index) for index in spent]
+        self._skip_done()
+        return commands
+
+    def _skip_done(self) -> None:
+        following = self._done.find(0, self._next)
+        self._next = len(self._done) if following < 0 else following
+
+    # ---------------------------------------------------------------- runners that fail
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether more runners are expected than have joined."""
+        return self._expected > len(self._runners)
+
+    def _exclude(self, runner: int) -> list[Command]:
+        failed = self._runners[runner].failed
+        uncharged = tuple((index, attempt) for index, attempt in failed if index not in self._given_up)
+        for index, _ in uncharged:
+            if not self._done[index]:
+                self._uncharged[index] = self._uncharged.get(index, 0) + 1
+        commands: list[Command] = [Exclude(runner, len(failed), uncharged)]
+        for index in self._remove(runner):
+            commands += self._put_back(index)
+        return commands
+
+    def _suspended(self, runner: int) -> bool:
+        """Whether a runner waits for the first attempt of another one: is the machine broken, or are the episodes?"""
+        return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
+
+    def _allowed(self, runner: int, index: int) -> bool:
+        """Whether a runner may retry an episode: one on which it has failed only if there is no other."""
+        failed_on = self._failed_on[index]
+        return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
+
+    # ---------------------------------------------------------------- balance
+
+    @property
+    def _waiting(self) -> int:
+        """Episodes that nobody holds and that are not isolated."""
+        return self._unfinished - len(self._isolation) - len(self._holder)
+
+    def _feed(self, runners: Iterable[int]) -> list[Command]:
+        if self._cancelled:
+            return []
+        grants = [grant for runner in runners if (grant := self._grant(runner))]
+        return [*grants, *self._rebalance(), *self._isolate()]
+
+    def _grant(self, runner: int) -> Grant | None:
+        """Give a runner leases up to its depth, but no more than its share of what is left."""
+        state = self._runners[runner]
+        if state.isolating or self._suspended(runner):
+            return None
+        common = self._unfinished - len(self._isolation) - self._num_isolated
+        share = -(-common // max(self._expected, len(self._runners)))
+        limit = min(state.depth, share) - len(state.held)
+        taken: list[int] = []
+        while (index := self._take(runner, any_episode=len(taken) < limit, free=len(taken) < state.free)) is not None:
+            taken.append(index)
+        return self._lease(runner, taken) if taken else None
+
+    def _take(self, runner: int, *, any_episode: bool, free: bool) -> int | None:
+        """Remove and return the lowest index that a runner may take; a free lane takes a retry beyond the share."""
+        if not (any_episode or free) or not self._waiting:
+            return None
+        retry = next((index for index in self._retries if self._allowed(runner, index)), None)
+        if any_episode and self._requeued and (retry is None or self._requeued[0] < retry):
+            return heappop(self._requeued)
+        if retry is not None:
+            self._retries.remove(retry)
+            return retry
+        index = self._next
+        if not any_episode or index >= len(self._done):
+            return None
+        self._next += 1
+        self._skip_done()
+        return index
+
+    def _lease(self, runner: int, indices: list[int]) -> Grant:
+        state, leases = self._runners[runner], []
+        for index in indices:
+            self._holder[index] = runner
+            state.held[index] = None
+            seed = int(self._plan.seeds[index])
+            leases.append(Lease(index, seed, self._attempts.get(index, 0) + 1, runner))
+        self._runners.note(runner)
+        return Grant(runner, tuple(leases))
+
+    def _rebalance(self) -> list[Command]:
+        """Reclaim queued leases, from one runner for each that has run dry."""
+        commands: list[Command] = []
+        if not (self._runners.dry and self._runners.backlogged):
+            return commands
+        asked = self._runners.asked
+        while self._runners.backlogged and asked < len(self._runners.dry):
+            victim = max(self._runners.backlogged, key=lambda runner: (self._runners[runner].queued, runner))
+            state = self._runners[victim]
+            count = -(-state.queued // 2)
+            wanted = [index for index in reversed(state.held) if index not in state.reclaiming][:count]
+            state.reclaiming.update(wanted)
+            self._runners.note(victim)
+            commands.append(Reclaim(victim, tuple(wanted)))
+            asked += 1
+        return commands
+
+    def _isolate(self) -> list[Command]:
+        """Have isolated episodes run on runners that would have nothing to do."""
+        commands: list[Command] = []
+        if not self._isolation or not self._runners.dry:
+            return commands
+        idle = [runner for runner in sorted(self._runners.dry) if not self._suspended(runner)]
+        idle = idle[: max(0, len(self._runners.dry) - self._runners.asked)]
+        while idle and self._isolation:
+            indices = self._isolation.take(self._runners[idle[0]].lanes, len(idle))
+            self._runners[idle[0]].isolating = True
+            self._num_isolated += len(indices)
+            commands.append(self._lease(idle.pop(0), indices))
+        return commands
+
+    # ---------------------------------------------------------------- invariants
+
+    def check(self) -> None:
+        """Assert what must hold between any two events.
+
+        Raises:
+            AssertionError: The state is inconsistent.
+        """
+        held = [index for state in self._runners.values() for index in state.held]
+        assert len(held) == len(set(held)) == len(self._holder), "an episode is held twice"
+        assert all(self._holder[i] == r for r, s in self._runners.items() for i in s.held), "holder and held disagree"
+        self._runners.check()
+        queued = [*self._requeued, *self._retries, *self._isolation.waiting]
+        assert len({*queued, *held}) == len(queued) + len(held), "an episode is queued twice, or queued and held"
+        assert not any(self._done[index] for index in [*queued, *held]), "a finished episode is held or queued"
+        assert self._unfinished == self._done.count(0), "the count of unfinished episodes is off"
+        fresh = self._done.count(0, self._next) if self._next < len(self._done) else 0
+        assert self._waiting == fresh + len(self._requeued) + len(self._retries), "an episode is in no queue"
+        assert all((i in self._isolation) == s.isolating for s in self._runners.values() for i in s.held), (
+            "an isolated episode runs beside others"
+        )
+        isolated = sum(len(state.held) for state in self._runners.values() if state.isolating)
+        assert isolated == self._num_isolated, "the count of isolated episodes is off"
+        if self._unfinished and self._runners and not self._cancelled and not self.awaits_runners:
+            assert self._holder, "nothing is under way, and not everything is done"

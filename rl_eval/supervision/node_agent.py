@@ -1,0 +1,240 @@
+"""Ends runners that outlive a deadline, and finds out what dead ones were doing; one agent per node, without a CPU.
+
+It works from outside: by the flight recorders, by signals and by ``/proc``. So it can tell and end a process that is
+stopped, that holds the interpreter's lock, or that Ray no longer knows; and it ends what such a process had started.
+Like the runner's shell it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Autopsy, Cause, Moment, Residence, read_moment
+from rl_eval.supervision.orphan_reaper import Undertaker
+from rl_eval.supervision.processes import end_runner, erase_recordings, living, send_signal
+
+__all__ = ["Deadlines", "NodeAgent"]
+
+_ROUND_S: Final = 0.1
+_STACK_WAIT_S: Final = 0.4
+_STACK_POLL_S: Final = 0.02
+_CONFIRM_S: Final = 0.02
+_PARTING_S: Final = 0.25
+"""What Ray ends by itself, it ends within milliseconds; killed first, it makes Ray print that a worker was lost."""
+_PARTING_POLL_S: Final = 0.005
+_FATAL: Final = "Fatal Python error: "
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that may pass; None is no limit."""
+
+    reset_s: float | None = None
+    """For one reset, constructor or close."""
+    step_s: float | None = None
+    episode_s: float | None = None
+    """For one attempt; asked of the attempt whose environment is being called."""
+    runner_s: float | None = None
+    """For whatever it is."""
+
+    def passed(self, moment: Moment, now: float) -> str:
+        """Say which deadline has passed; empty if none."""
+        if moment.phase == "idle":
+            return ""
+        seconds = now - moment.since
+        key, limit = ("step_timeout_s", self.step_s) if moment.phase == "step" else ("reset_timeout_s", self.reset_s)
+        if moment.phase != "act" and limit is not None and seconds > limit:
+            return f"longer than fault_tolerance.{key}={limit:g}"
+        if self.runner_s is not None and seconds > self.runner_s:
+            return f"longer than fault_tolerance.runner_timeout_s={self.runner_s:g}"
+        entry = moment.current
+        if self.episode_s is None or entry is None or not entry.live:
+            return ""
+        # Between steps the runner sees to this itself; a second is more than it needs.
+        if seconds > 1.0 and now - entry.started > self.episode_s + 1.0:
+            return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
+        return ""
+
+    @property
+    def shortest(self) -> float:
+        """How long a process may stand still: whatever it was about to do, it would be over by then."""
+        given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
+        return min(given, default=math.inf)
+
+
+@dataclass(slots=True)
+class _Ward:
+    """A runner under watch."""
+
+    residence: Residence
+    running: float = field(default_factory=time.perf_counter)
+    """When it was last seen not to be stopped."""
+    autopsy: Autopsy | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class NodeAgent:
+    """Watches the runners of its node.
+
+    Args:
+        deadlines: When to end them.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._wards: dict[int, _Ward] = {}
+        self._stopped = threading.Event()
+        self._broken: BaseException | None = None
+        """What ended the thread that watches."""
+        self._undertaker = Undertaker()
+        threading.Thread(target=self._patrol, daemon=True, name="rl_eval node agent").start()
+
+    def watch(self, runner: int, residence: Residence) -> None:
+        """Watch a runner from now on."""
+        self._undertaker.learn(residence)
+        self._wards.setdefault(runner, _Ward(residence))
+
+    def vigil(self) -> None:
+        """Return when the agent stops: a caller whose call fails instead knows that the agent is lost.
+
+        Raises:
+            RuntimeError: The thread that watches has ended; the agent is to be replaced.
+        """
+        self._stopped.wait()
+        if self._broken is not None:
+            raise RuntimeError("the node agent watches its runners no more") from self._broken
+
+    def autopsy(self, runner: int, residence: Residence) -> Autopsy:
+        """End a runner if it still lives, end what it had started, and say what is known."""
+        self.watch(runner, residence)
+        ward = self._wards[runner]
+        with ward.lock:
+            ward.autopsy = ward.autopsy or _examine(ward.residence, "")
+            end_runner(ward.residence)
+            self._forget(runner)
+        return ward.autopsy
+
+    def end(self, runner: int) -> None:
+        """End a runner that Ray was told to end, and what it had started."""
+        self._end(runner, time.perf_counter() + _PARTING_S)
+
+    def stop(self) -> None:
+        """End every runner that is left, and remove what they recorded."""
+        deadline = time.perf_counter() + _PARTING_S
+        for runner in list(self._wards):
+            self._end(runner, deadline)
+        self._undertaker.dismiss()
+        self._stopped.set()
+
+    def _end(self, runner: int, deadline: float) -> None:
+        ward = self._wards.get(runner)
+        if ward is not None:
+            _await_end(ward.residence, deadline)
+            with ward.lock:
+                end_runner(ward.residence)
+                self._forget(runner)
+
+    def _forget(self, runner: int) -> None:
+        ward = self._wards.pop(runner, None)
+        if ward is not None:
+            erase_recordings(ward.residence)
+
+    def _patrol(self) -> None:
+        try:
+            self._watch_until_stopped()
+        except BaseException as error:
+            self._broken = error
+            self._stopped.set()
+
+    def _watch_until_stopped(self) -> None:
+        while not self._stopped.wait(_ROUND_S):
+            for ward in list(self._wards.values()):
+                with ward.lock:
+                    if ward.autopsy is None:
+                        self._inspect(ward)
+
+    def _inspect(self, ward: _Ward) -> None:
+        """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
+        status = living(ward.residence)
+        if status is None:
+            return
+        if not status.stopped:
+            ward.running = time.perf_counter()
+        stood_still = time.perf_counter() - ward.running > self._deadlines.shortest
+        overdue = self._overdue(ward.residence)
+        if stood_still or overdue:
+            ward.autopsy = _examine(ward.residence, overdue)
+            end_runner(ward.residence)
+
+    def _overdue(self, residence: Residence) -> str:
+        """Say which deadline a runner has passed, and still is at what it was doing; empty if none."""
+        moment = read_moment(residence.recorder)
+        if moment is None or not (passed := self._deadlines.passed(moment, time.perf_counter())):
+            return ""
+        # A reading may fall between the two stores of a step.
+        time.sleep(_CONFIRM_S)
+        return passed if read_moment(residence.recorder) == moment else ""
+
+
+def _await_end(residence: Residence, deadline: float) -> None:
+    """Let a process go by itself, unless it is stopped and cannot."""
+    while (status := living(residence)) and not status.stopped and time.perf_counter() < deadline:
+        time.sleep(_PARTING_POLL_S)
+
+
+def _examine(residence: Residence, overdue: str) -> Autopsy:
+    """Find out what a runner does or did; one that lives writes its stacks first."""
+    now, status = time.perf_counter(), living(residence)
+    # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
+    moment = read_moment(residence.recorder)
+    stopped = status is not None and status.stopped
+    if status is not None and not stopped:
+        _ask_for_stack(residence)
+    stack = _read(residence.stack)
+    seconds = now - moment.since if moment is not None and moment.phase != "idle" else 0.0
+    cause, detail = _cause(stopped, overdue, stack)
+    return Autopsy(cause, moment, seconds, detail, stack, socket.gethostname())
+
+
+def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
+    if stopped:
+        return "stopped", "the process was stopped by a signal"
+    if overdue:
+        return "deadline", overdue
+    for line in stack.splitlines():
+        if line.startswith(_FATAL):
+            return "signal", line.removeprefix(_FATAL)
+    return "vanished", ""
+
+
+def _ask_for_stack(residence: Residence) -> None:
+    """Have a live process write its stacks, and wait until it has, for a moment."""
+    before = _size(residence.stack)
+    if not send_signal(residence.pid, STACK_SIGNAL):
+        return
+    deadline, size = time.perf_counter() + _STACK_WAIT_S, before
+    while time.perf_counter() < deadline:
+        time.sleep(_STACK_POLL_S)
+        if (now := _size(residence.stack)) > before and now == size:
+            return
+        size = now
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""Ends what dead runners had started, when their node's agent is gone as well.
+
+Ray ends the actors of a killed driver, runners and agents alike, but not the simulators that runners had started, nor a
+runner that is stopped. This small process of its own outlives the agent that started it: it learns from a pipe which
+runners there are, and when the pipe breaks it waits for their deaths and cleans up after each.
+
+Run as ``python -m rl_eval.supervision.orphan_reaper`` with one JSON line per runner on its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import IO, Final
+
+from rl_eval.supervision.flight_recorder import Residence
+from rl_eval.supervision.processes import end_runner, erase_recordings, living
+
+__all__ = ["Undertaker"]
+
+_ROUND_S: Final = 0.5
+_STOPPED_ROUNDS: Final = 20
+"""How long a runner may stand still that nobody is left to continue or to end."""
+
+
+class Undertaker:
+    """The agent's end of the pipe."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = subprocess.Popen(  # noqa: S603  # This interpreter, this module.
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=env,
+        )
+        # It forks at once: Ray ends the children of an actor, but not their orphans.
+        process.wait()
+        assert process.stdin is not None
+        self._pipe: IO[bytes] = process.stdin
+
+    def learn(self, residence: Residence) -> None:
+        """Tell it of a runner."""
+        with contextlib.suppress(OSError):
+            self._pipe.write(json.dumps(asdict(residence)).encode() + b"\n")
+            self._pipe.flush()
+
+    def dismiss(self) -> None:
+        """Everything is cleaned up; may be said again."""
+        if not self._pipe.closed:
+            with contextlib.suppress(OSError):
+                self._pipe.write(b"null\n")
+                self._pipe.close()
+
+
+def main() -> None:
+    """Wait for the agent's end, and then for that of its runners."""
+    if os.fork():
+        os._exit(0)
+    runners = []
+    for line in sys.stdin:
+        told = json.loads(line)
+        if told is None:
+            return
+        runners.append(Residence(**told))
+    still: dict[Residence, int] = dict.fromkeys(runners, 0)
+    while still:
+        for runner in list(still):
+            status = living(runner)
+            still[runner] = still[runner] + 1 if status and status.stopped else 0
+            if status is None or still[runner] > _STOPPED_ROUNDS:
+                _bury(runner)
+                del still[runner]
+        time.sleep(_ROUND_S)
+
+
+def _bury(runner: Residence) -> None:
+    end_runner(runner)
+    erase_recordings(runner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""Delivery of results to loggers and callbacks, one after the other, in order.
+
+A request is *open* from its acceptance until its result is *delivered*: written to the loggers and given to the
+callbacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import ConfigError, UsageError
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.execution.jobs import FollowUp
+from rl_eval.loggers import Logger
+from rl_eval.redaction import redact_text, redacted_traceback
+from rl_eval.results.point import EvalPoint
+from rl_eval.weights import HeldWeights
+
+if TYPE_CHECKING:
+    from rl_eval.results.result import EpisodeSequence
+    from rl_eval.video import Video, VideoSettings
+
+__all__ = ["Delivery", "Listener", "Request"]
+
+Listener = Callable[[EvalPoint], object]
+
+_logger = logging.getLogger(__name__)
+
+_PROGRESS_S: Final = 2.0
+"""Between two reports of progress to the loggers."""
+_BACKLOG: Final = 1000
+"""Results that may wait for callbacks and loggers; then requests are refused."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, from its acceptance until its result is delivered."""
+
+    step: int
+    replaceable: bool
+    """Whether a later request may take its place; one that ``evaluate`` waits for is not."""
+    held: HeldWeights = field(init=False, default_factory=HeldWeights)
+    handle: EvalHandle = field(init=False)
+    replaced: bool = False
+    abandoned: bool = False
+    """Whether a shutdown ended it: its error says nothing else."""
+    concluded: bool = False
+    """Whether its result is delivered."""
+    point: EvalPoint | None = None
+    films: list[Future[Video]] | None = None
+    """None as long as they are being made."""
+
+    @classmethod
+    def of(cls, handle: EvalHandle) -> Request:
+        """Return the request of a handle that a former process submitted."""
+        request = cls(handle.step or 0, replaceable=True)
+        request.handle = handle
+        return request
+
+
+@final
+class Delivery:
+    """The open requests of an evaluator, and where their results go.
+
+    Args:
+        on_result: One or more callbacks for points.
+        on_error: Callback for errors, which are logged without it.
+        metrics_fn: Measures the finished episodes.
+        log_prefix: Of the names of metrics.
+        loggers: One or more loggers.
+
+    Raises:
+        ConfigError: ``on_result`` or ``loggers`` is something else.
+    """
+
+    def __init__(
+        self,
+        on_result: Listener | Sequence[Listener],
+        on_error: Callable[[BaseException], object] | None,
+        metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
+        log_prefix: str,
+        loggers: Logger | Iterable[Logger],
+    ) -> None:
+        self._listeners: list[Listener] = _several("on_result", on_result, callable)
+        self._on_error = on_error
+        self._metrics_fn = metrics_fn
+        self._prefix = log_prefix
+        self._loggers: list[Logger] = _several("loggers", loggers, lambda one: hasattr(one, "log"))
+        self._acknowledge: Callable[[EvalHandle], object]
+        self._videos: VideoSettings | None = None
+        self._changed = threading.Condition()
+        """Guards the next two, and is notified when a result is delivered."""
+        self.open: list[Request] = []
+        self._reached: int | None = None
+        """Step that is about to be reported to the loggers."""
+        self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._delivering: threading.Thread | None = None
+        """The thread that calls back, while it does."""
+        self._ended = False
+
+    def begin(
+        self, acknowledge: Callable[[EvalHandle], object], videos: VideoSettings | None, *, threaded: bool
+    ) -> None:
+        """Start to deliver.
+
+        Args:
+            acknowledge: Called with the handle of what is delivered.
+            videos: Which episodes to film, and where the films go.
+            threaded: Whether in a thread of its own, or else in that which finds a request done.
+        """
+        self._acknowledge, self._videos = acknowledge, videos
+        if threaded:
+            self._thread = threading.Thread(target=self._deliver_all, name="rl_eval evaluator", daemon=True)
+            self._thread.start()
+
+    def expect(self, *requests: Request) -> None:
+        """Requests were accepted, in this order; deliver their results when there are any."""
+        with self._changed:
+            self.open += requests
+        for request in requests:
+            request.handle.add_done_callback(partial(self._done, request))
+
+    def announce(self, step: int) -> None:
+        """Report to the loggers that training has reached a step, before the result of it."""
+        if self._loggers:
+            with self._changed:
+                posted, self._reached = self._reached is not None, step
+            if not posted:
+                self._post(self._reach)
+
+    def filming(self, request: Request) -> FollowUp | None:
+        """Return what has the episodes of a request filmed, if any."""
+        if self._videos is None:
+            return None
+        from rl_eval.video.recording import filming
+
+        def done(films: list[Future[Video]]) -> None:
+            self._post(partial(self._filmed, request, films))
+
+        return filming(self._videos, done)
+
+    # ------------------------------------------------------------------ asking
+
+    def unfinished(self) -> list[Request]:
+        """Return the requests that run or wait."""
+        with self._changed:
+            return [request for request in self.open if not request.handle.done()]
+
+    def congestion(self) -> str:
+        """Say why no more results should be made: callbacks are slower; empty if that is not so."""
+        with self._changed:
+            # A replaced request has nothing to deliver, and is soon gone.
+            waiting = sum(request.handle.done() and not request.replaced for request in self.open)
+        if waiting < _BACKLOG:
+            return ""
+        return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is open; return whether that is so.
+
+        Raises:
+            UsageError: This is a callback, which results are waiting for.
+        """
+        if threading.current_thread() is self._delivering:
+            raise UsageError("drain() in a callback would wait for that callback: use on_result")
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.open, timeout_s)
+
+    def await_delivery(self, request: Request) -> None:
+        """Wait until a request is not open any more, unless this is a callback, which it would wait for."""
+        if threading.current_thread() is not self._delivering:
+            with self._changed:
+                self._changed.wait_for(lambda: request not in self.open)
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until something is delivered."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    # ------------------------------------------------------------------ the end
+
+    def abandon(self) -> list[int]:
+        """Note that what is not done will have no result; return the steps."""
+        unfinished = self.unfinished()
+        for request in unfinished:
+            request.abandoned = True
+        return [request.step for request in unfinished]
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for what is done to be delivered, unless this is a callback, which it would wait for."""
+        if self._thread is not threading.current_thread() and not self._ended:
+            delivered = threading.Event()
+            self._post(delivered.set)
+            delivered.wait(timeout_s)
+
+    def end(self, timeout_s: float) -> None:
+        """Deliver what is done, close the loggers, and let nobody wait for the rest."""
+        self._ended = True
+        self._post(self._close_loggers)
+        if self._thread is not None:
+            self._deliveries.put(None)
+            if self._thread is threading.current_thread():
+                return
+            self._thread.join(timeout_s)
+        with self._changed:
+            self.open.clear()  # What a callback that hangs has kept open must keep nobody waiting.
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ delivering
+
+    def _done(self, request: Request, handle: EvalHandle) -> None:
+        self._post(partial(self._conclude, request))
+
+    def _post(self, delivery: Callable[[], None]) -> None:
+        """Have something delivered, in order."""
+        if self._thread is None:
+            delivery()
+        else:
+            self._deliveries.put(delivery)
+
+    def _deliver_all(self) -> None:
+        while True:
+            try:
+                delivery = self._deliveries.get(timeout=_PROGRESS_S if self._loggers else None)
+            except queue.Empty:
+                delivery = self._log_progress
+            if delivery is None:
+                return
+            self._attempt(delivery)
+
+    def _conclude(self, request: Request) -> None:
+        """Deliver the result of a request that is done."""
+        former, self._delivering = self._delivering, threading.current_thread()
+        try:
+            self._deliver(request)
+        finally:
+            self._delivering = former
+            request.held.release()
+            if self._videos is None or request.handle.exception() is not None:
+                request.films = []
+            request.concluded = True
+            self._close(request)
+
+    def _deliver(self, request: Request) -> None:
+        request.point = point = self._point(request)
+        try:
+            if point is not None:
+                for receive in [*(logger.log for logger in self._loggers), *self._listeners]:
+                    self._attempt(partial(receive, point))
+        finally:
+            self._acknowledge(request.handle)
+
+    def _close(self, request: Request) -> None:
+        """Deliver the films of a request, as soon as there are its result and they; it is over then."""
+        if request.films is None or not request.concluded:
+            return
+        if request.films and request.point is not None:
+            self._log_films(request.films, request.point)
+        with self._changed:
+            if request in self.open:
+                self.open.remove(request)
+            self._changed.notify_all()
+
+    def _point(self, request: Request) -> EvalPoint | None:
+        """Return what to deliver: nothing for a request that failed, or was replaced before it began."""
+        handle = request.handle
+        if (error := handle.exception()) is not None:
+            raised = not request.replaceable and self._on_error is None
+            if not (request.abandoned or raised):  # What evaluate() raises needs no other way out.
+                self._report(error)
+            return None
+        result = handle.result()
+        if request.replaced and not len(result.episodes):
+            return None
+        metrics = dict(result.metrics)
+        if self._metrics_fn is not None:
+            measure = self._metrics_fn
+            self._attempt(lambda: metrics.update(measure(result.episodes)))
+        prefixed = {f"{self._prefix}/{name}" if self._prefix else name: value for name, value in metrics.items()}
+        return EvalPoint(request.step, handle.weights_version, result, prefixed, request.held)
+
+    def _attempt(self, function: Callable[[], object]) -> None:
+        """Call what the user gave; its error is reported to ``on_error`` or logged, and ends nothing."""
+        try:
+            function()
+        except BaseException as error:
+            self._pass_interruptions(error)
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        if self._on_error is not None:
+            try:
+                self._on_error(error)
+            except BaseException as another:
+                _logger.exception("on_error of the evaluator raised, for %r", error)
+                self._pass_interruptions(another)
+        else:
+            _log_error(error)
+
+    def _pass_interruptions(self, error: BaseException) -> None:
+        """Raise what is meant for the caller's thread; in ours ``SystemExit`` would end only the deliveries."""
+        if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+            raise error
+
+    # ------------------------------------------------------------------ loggers and films
+
+    def _filmed(self, request: Request, films: list[Future[Video]]) -> None:
+        request.films = films
+        self._close(request)
+
+    def _log_films(self, films: list[Future[Video]], point: EvalPoint) -> None:
+        """Save films and give them to the loggers."""
+        assert self._videos is not None
+        from rl_eval.video.recording import saved
+
+        folder = Path(self._videos.folder, f"step_{point.step}")
+        for video in saved((film.result for film in films), folder, self._report):
+            for logger in self._loggers:
+                self._attempt(partial(logger.log_video, video, point))
+
+    def _reach(self) -> None:
+        with self._changed:
+            step, self._reached = self._reached, None
+        assert step is not None
+        for logger in self._loggers:
+            self._attempt(partial(logger.reached, step))
+
+    def _close_loggers(self) -> None:
+        loggers, self._loggers = self._loggers, []
+        for logger in reversed(loggers):
+            self._attempt(logger.close)
+
+    def _log_progress(self) -> None:
+        if unfinished := self.unfinished():
+            progress = unfinished[0].handle.progress()
+            for logger in self._loggers:
+                self._attempt(partial(logger.progress, progress))
+
+
+def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
+    """Return one or more objects as a list."""
+    try:
+        found = [given] if fits(given) else list(given)
+    except TypeError:
+        found = [None]
+    if not all(map(fits, found)):
+        raise ConfigError(f"{key} is {given!r}: give one, or a list of them")
+    return found
+
+
+def _log_error(error: BaseException) -> None:
+    _logger.error("%s: %s\n%s", type(error).__name__, redact_text(str(error)), redacted_traceback(error).rstrip())

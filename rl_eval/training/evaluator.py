@@ -1,0 +1,422 @@
+"""Evaluation beside a training loop: which request runs, and which is refused or replaced.
+
+:meth:`Evaluator.submit` is the one primitive: it returns a handle or raises ``EvaluatorBusy``. Requests run one after
+the other, in order, and at a service in turns with those of its other clients; :mod:`rl_eval.training.delivery`
+gives their results to callbacks and loggers.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, nearest
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.loggers import Logger
+from rl_eval.training.delivery import Delivery, Listener, Request
+from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
+
+if TYPE_CHECKING:
+    from rl_eval.results.result import EpisodeSequence, EvalResult
+    from rl_eval.training.service.client import ServiceEngine
+    from rl_eval.training.service.messages import FinishedEvaluation
+    from rl_eval.video import VideoSettings
+
+__all__ = ["BusyPolicy", "Evaluator"]
+
+BusyPolicy = Literal["skip", "queue", "latest"]
+
+_logger = logging.getLogger(__name__)
+
+_ROOM_S: Final = 0.5
+"""Between two requests of :meth:`Evaluator.evaluate` to a service that has no room."""
+_NAMESPACE: Final = "rl_eval"
+_IDLE_S: Final = 600.0
+
+
+@final
+class Evaluator:
+    """Evaluates the weights that a training loop sends, while it goes on.
+
+    Weights are copied when they are submitted. All methods may be called from any thread.
+
+    Args:
+        config: What to evaluate and how.
+        policy: A live policy, used instead of the configured one; it is copied.
+        backend: ``thread``: this process, in a thread of its own. ``inline``: this process, before ``submit`` returns.
+            ``ray``: processes of their own. By default ``thread``, or ``ray`` if ``runners.num_runners`` is not 0.
+        busy_policy: What becomes of a request while another one is running. ``skip``: refused. ``queue``: it waits,
+            behind at most ``max_queue`` others. ``latest``: it waits, and replaces the one that waits already.
+        max_queue: Longest queue of ``busy_policy="queue"``; each request in it holds a copy of the weights.
+        on_result: One or more functions that are called with every :class:`EvalPoint`, one at a time, in a thread of
+            the evaluator (``inline``: in the caller's).
+        on_error: Called, likewise, with what an evaluation, a callback or a logger raised. Without it the error is
+            logged. It ends no training either way; the handle of an evaluation that could not run raises its error.
+        metrics_fn: Called with the finished episodes, a sequence of ``EpisodeRecord``; returns more metrics by name.
+        log_prefix: Put before the names of all metrics, with a slash.
+        loggers: One or more places where points are logged; closed by ``shutdown``.
+        videos: Which episodes to record after each evaluation, and where.
+        name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
+            Videos are saved on its machine.
+        namespace: Ray namespace of the name.
+        detached: Whether the service outlives this process; ``shutdown`` leaves it alone then.
+        idle_timeout_s: A service ends when it had neither a client nor anything to do for so long, in seconds.
+        client: Name under which this evaluator asks its service; who connects under it later is given the results that
+            were not delivered. By default one that nobody else has.
+        run_dir: Folder of the service, on the machine of the cluster's head: its journal, and an evaluation log per
+            request. A service that is started on it again goes on with what was accepted. By default a new folder
+            of the Ray session, which lasts as long as the cluster.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+        RunnerStartError: The cluster cannot be reached.
+
+    Example:
+        >>> with Evaluator(config, busy_policy="latest", on_result=print) as ev:  # doctest: +SKIP
+        ...     for step in range(0, 1_000_000, 10_000):
+        ...         train(module)
+        ...         ev.submit(module, step)
+        ...     ev.evaluate(module, step)
+    """
+
+    _service: ServiceEngine | None
+
+    def __init__(
+        self,
+        config: EvalConfig | EvalSettings,
+        policy: Any = None,
+        *,
+        backend: Backend | None = None,
+        busy_policy: BusyPolicy = "skip",
+        max_queue: int = 8,
+        on_result: Listener | Sequence[Listener] = (),
+        on_error: Callable[[BaseException], object] | None = None,
+        metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None = None,
+        log_prefix: str = "eval",
+        loggers: Logger | Iterable[Logger] = (),
+        videos: VideoSettings | None = None,
+        name: str | None = None,
+        namespace: str = _NAMESPACE,
+        detached: bool = False,
+        idle_timeout_s: float = _IDLE_S,
+        client: str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check_service(name, backend, namespace, detached, idle_timeout_s, client, run_dir)
+        if videos is not None and not hasattr(videos, "max_videos"):
+            raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
+        settings, backend = with_backend(config, "ray" if name is not None else backend)
+        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
+        if name is None:
+            self.settings = settings
+            self._begin(GroupEngine(settings, policy, backend), videos, threaded=backend != "inline")
+            return
+        from rl_eval.training.service.client import ServiceEngine
+        from rl_eval.training.service.directory import start_service
+
+        actor, owns_connection = start_service(
+            settings,
+            policy,
+            videos,
+            name=name,
+            namespace=namespace,
+            detached=detached,
+            idle_timeout_s=idle_timeout_s,
+            max_queue=max_queue,
+            run_dir=run_dir,
+        )
+        engine = ServiceEngine(actor, name, namespace, client, owner=not detached, owns_connection=owns_connection)
+        self._join(engine, max_queue)
+
+    @classmethod
+    def from_name(
+        cls,
+        name: str,
+        *,
+        namespace: str = _NAMESPACE,
+        address: str | None = None,
+        client: str | None = None,
+        busy_policy: BusyPolicy = "skip",
+        max_queue: int | None = None,
+        on_result: Listener | Sequence[Listener] = (),
+        on_error: Callable[[BaseException], object] | None = None,
+        metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None = None,
+        log_prefix: str = "eval",
+        loggers: Logger | Iterable[Logger] = (),
+    ) -> Evaluator:
+        """Reach a service that ``Evaluator(..., name=name)`` has started, from any process of its cluster.
+
+        ``shutdown`` leaves the service alone, and what was submitted to it.
+
+        Args:
+            name: Of the service.
+            namespace: Of the name.
+            address: Of the cluster, for a process that is not connected; by default ``RAY_ADDRESS``, else the one that
+                runs on this machine.
+            client: Name under which to ask. What was submitted under it earlier, and not delivered, is delivered to
+                callbacks and loggers, and is in :attr:`resumed`. By default a name that nobody else has.
+            busy_policy: As for the constructor, like what follows.
+            max_queue: By default, and at most, what the service was started with.
+            on_result: See above.
+            on_error: See above.
+            metrics_fn: See above.
+            log_prefix: See above.
+            loggers: See above.
+
+        Raises:
+            UsageError: There is no service of this name; the message lists those that there are.
+            ConfigError: ``max_queue`` is longer than the service's.
+            ClusterError: The cluster or the service does not answer.
+        """
+        from rl_eval.training.service.client import ServiceEngine
+        from rl_eval.training.service.directory import find_service, reach
+
+        evaluator = object.__new__(cls)
+        delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
+        evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
+        owns_connection = reach(address)
+        actor = find_service(name, namespace, owns_connection=owns_connection)
+        engine = ServiceEngine(actor, name, namespace, client, owner=False, owns_connection=owns_connection)
+        evaluator._join(engine, max_queue)
+        return evaluator
+
+    def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
+        """Keep what concerns this process."""
+        if busy_policy not in get_args(BusyPolicy):
+            raise ConfigError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), get_args(BusyPolicy))}")
+        if max_queue < 1:
+            raise ConfigError(f"max_queue is {max_queue}: give at least 1")
+        self._busy_policy = busy_policy
+        self._max_queue = max_queue
+        self._delivery = delivery
+        self._service = None
+        self.resumed: tuple[EvalHandle, ...] = ()
+        """Handles of what this client of a service submitted earlier, and was not delivered then; in order."""
+        self._submitting = threading.RLock()
+        """Held while a request is decided on and submitted, so that steps and weights keep their order."""
+        self._next_step = self._version = 0
+        self._stopped = False
+
+    def _begin(self, engine: Engine, videos: VideoSettings | None, *, threaded: bool) -> None:
+        self._engine = engine
+        self._delivery.begin(engine.acknowledge, videos, threaded=threaded)
+
+    def _join(self, engine: ServiceEngine, max_queue: int | None) -> None:
+        """Go on as the client of a service."""
+        welcome = engine.welcome
+        self._max_queue = welcome.max_queue if max_queue is None else max_queue
+        if self._max_queue > welcome.max_queue:
+            engine.stop()
+            raise ConfigError(f"max_queue is {self._max_queue}, but the service was started with {welcome.max_queue}")
+        self.settings = welcome.settings
+        self._next_step, self._version = welcome.next_step, welcome.weights_version
+        self._begin(engine, None, threaded=True)
+        self._service = engine
+        self.resumed = tuple(engine.resumed)
+        self._delivery.expect(*(Request.of(handle) for handle in self.resumed))
+
+    # ------------------------------------------------------------------ asking
+
+    def submit(self, weights: Any = None, step: int | None = None, *, version: int | None = None) -> EvalHandle:
+        """Start an evaluation and return at once.
+
+        Args:
+            weights: An ``nn.Module``, a state dict, a ``TensorDict``, a trainer of a supported framework, or a mapping
+                of names to any of these; copied at once. By default those that were submitted last.
+            step: Training step that they are of; by default one more than the last.
+            version: Number of these weights, which stamps the records; by default one more than the last.
+
+        Returns:
+            A future of the result, with ``step`` and ``weights_version``.
+
+        Raises:
+            EvaluatorBusy: The request is refused; no weights were copied, and no step was counted.
+            WeightsError: The weights are none.
+        """
+        return self._submit(weights, step, version).handle
+
+    def evaluate(self, weights: Any = None, step: int | None = None) -> EvalResult:
+        """Evaluate and wait for the result: ``submit(...).result()``, but never refused; it waits for its turn.
+
+        Callbacks and loggers have had the result when it returns, and ``on_error`` the error when it raises.
+        """
+        request = self._submit_patiently(weights, step)
+        try:
+            return request.handle.result()
+        finally:
+            self._delivery.await_delivery(request)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is :attr:`pending`; return False if that takes longer.
+
+        Raises:
+            UsageError: It is called in a callback, which results are waiting for.
+        """
+        return self._delivery.drain(timeout_s)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request was accepted and its result not yet delivered to callbacks and loggers."""
+        return bool(self._delivery.open)
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that were submitted last; 0 before any."""
+        return self._version
+
+    def history(self) -> list[FinishedEvaluation]:
+        """Return the last 200 evaluations of all clients of the service, the oldest first.
+
+        Raises:
+            UsageError: This evaluator has no service.
+            ClusterError: The service is gone.
+        """
+        if self._service is None:
+            raise UsageError("only a service keeps a history: create the evaluator with a name, or use loggers")
+        return self._service.history()
+
+    # ------------------------------------------------------------------ state, and the end
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what a continued training run needs to go on counting steps and versions.
+
+        Raises:
+            UsageError: A result is pending, and would be lost.
+        """
+        with self._submitting:
+            self._check_idle("saved")
+            return {"step": self._next_step, "weights_version": self._version}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            UsageError: It is something else, or a result is pending.
+        """
+        with self._submitting:
+            self._check_idle("replaced")
+            try:
+                self._next_step, self._version = operator.index(state["step"]), operator.index(state["weights_version"])
+            except (KeyError, TypeError) as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise UsageError(f"{state!r} is not the state of an Evaluator ({cause})") from None
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """End what runs, deliver what is finished, and close the loggers; may be called again.
+
+        Args:
+            timeout_s: Longest wait, in seconds, for callbacks that still run when everything else has ended.
+        """
+        with self._submitting:
+            self._stopped = True
+            ended = self._delivery.abandon()
+            if ended and self._service is None:
+                _logger.warning(
+                    "shut down before the evaluations of steps %s were done: they have no result; drain() "
+                    "first, or end with evaluate() or EvalSchedule.finish()",
+                    ", ".join(map(str, ended)),
+                )
+        if self._service is not None:
+            self._delivery.flush(timeout_s)  # The service learns what was delivered before it is left.
+        self._engine.stop()
+        self._delivery.end(timeout_s)
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    # ------------------------------------------------------------------ accepting
+
+    def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
+        with self._submitting:
+            if self._stopped:
+                raise UsageError("the evaluator is shut down: create a new one")
+            if weights is None and version is not None:
+                raise UsageError(f"version is {version}, but no weights are given: it is the number of new weights")
+            request = Request(self._next_step if step is None else operator.index(step), not patient)
+            self._delivery.announce(request.step)
+            replaced = self._admit(request)
+            if weights is not None and version is None:
+                version = self._version + 1
+            handle = request.handle = self._engine.submit(
+                weights=weights,
+                version=version,
+                step=request.step,
+                follow_up=self._delivery.filming(request),
+                held=request.held,
+            )
+            self._next_step = request.step + 1
+            self._version = self._version if version is None else handle.weights_version
+            self._delivery.expect(request)
+            if replaced is not None:
+                replaced.replaced = True
+                replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
+        return request
+
+    def _submit_patiently(self, weights: Any, step: int | None) -> Request:
+        while True:
+            try:
+                return self._submit(weights, step, None, patient=True)
+            except EvaluatorBusy:  # noqa: PERF203  # A service has no room for more requests of one client.
+                self._delivery.await_change(_ROOM_S)
+
+    def _admit(self, asking: Request) -> Request | None:
+        """Decide on a request; return the one that it replaces, if any.
+
+        Raises:
+            EvaluatorBusy: It is refused.
+        """
+        unfinished = self._delivery.unfinished()
+        if asking.replaceable and (reason := self._delivery.congestion()):
+            raise EvaluatorBusy(f"the evaluation of step {asking.step} was refused: {reason}")
+        if not unfinished or not asking.replaceable:
+            return None
+        waiting = unfinished[1:]
+        if self._busy_policy == "latest":
+            return next((request for request in reversed(waiting) if request.replaceable), None)
+        if self._busy_policy == "queue" and len(waiting) < self._max_queue:
+            return None
+        raise EvaluatorBusy(
+            f"the evaluation of step {unfinished[0].step} is still running"
+            + (f" and {len(waiting)} are waiting" if waiting else "")
+            + f", so that of step {asking.step} was refused: drain() first, ask less often, or use another busy_policy "
+            f"than {self._busy_policy!r}"
+        )
+
+    def _check_idle(self, what: str) -> None:
+        if pending := len(self._delivery.open):
+            raise UsageError(f"the state cannot be {what} while {pending} evaluations are pending: drain() first")
+
+
+def _check_service(
+    name: str | None,
+    backend: Backend | None,
+    namespace: str,
+    detached: bool,
+    idle_timeout_s: float,
+    client: str | None,
+    run_dir: str | os.PathLike[str] | None,
+) -> None:
+    """Refuse what would be ignored."""
+    if name is not None:
+        if backend not in (None, "ray"):
+            raise ConfigError(f"backend is {backend!r}, but a service has processes of its own: leave it out")
+        return
+    given = {
+        "namespace": namespace != _NAMESPACE,
+        "detached": detached,
+        "idle_timeout_s": idle_timeout_s != _IDLE_S,
+        "client": client is not None,
+        "run_dir": run_dir is not None,
+    }
+    for key, meant in given.items():
+        if meant:
+            raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")

@@ -1,0 +1,193 @@
+"""Schedule of evaluations in a training loop.
+
+The steps are cut into intervals of ``every_steps``. The first step that is seen in a new interval is due, and stays due
+while the evaluator is busy, so a loop that jumps over several boundaries has one evaluation, of the policy that it has
+now. What has not finished when a checkpoint is written counts as not done in the checkpoint: a loop that is restored
+from it evaluates that again, and the learning curve has no hole.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+from rl_eval.errors import EvaluatorBusy, UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["EvalSchedule"]
+
+_RETRY_S: Final = 0.05
+"""Between two attempts to submit the final policy to a busy evaluator."""
+
+
+class _Handle(Protocol):
+    def done(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self, timeout_s: float | None = None) -> EvalResult: ...
+
+
+class _Submits(Protocol):
+    def submit(self, weights: Any = None, step: int | None = None) -> _Handle: ...
+
+
+@final
+class EvalSchedule:
+    """When to evaluate during training: ``update`` after every iteration, ``finish`` after the last.
+
+    Args:
+        every_steps: Length of an interval, in training steps, at least 1. Step 0 is not due.
+        final: Whether :meth:`finish` evaluates the final policy.
+
+    Raises:
+        UsageError: ``every_steps`` is below 1.
+
+    Example:
+        >>> schedule = EvalSchedule(every_steps=10_000)  # doctest: +SKIP
+        >>> while step < 1_000_000:
+        ...     step = train(module)
+        ...     schedule.update(evaluator, module, step)
+        >>> result = schedule.finish(evaluator, module, step)
+    """
+
+    def __init__(self, every_steps: int = 10_000, final: bool = True) -> None:
+        try:
+            whole = int(every_steps)  # 1e4 is a way to write it.
+        except (TypeError, ValueError, OverflowError):
+            whole = 0
+        if whole < 1 or whole != every_steps:
+            raise UsageError(f"every_steps is {every_steps!r}: give an int, at least 1")
+        self.every_steps = whole
+        self.final = final
+        self.unfinished: tuple[int, ...] = ()
+        """After :meth:`finish`: the steps whose evaluations it did not wait for to the end."""
+        self._last: int | None = None
+        """Step of the last evaluation that was accepted."""
+        self._final: int | None = None
+        """Step of the one that :meth:`finish` submitted."""
+        self._settled: int | None = None
+        """Step of the last one before which, and with which, all are finished."""
+        self._handle: _Handle | None = None
+        """Of the last one."""
+        self._open: deque[tuple[int, _Handle]] = deque()
+
+    # ------------------------------------------------------------------ the decision
+
+    def due(self, step: int) -> bool:
+        """Tell whether the policy of a step should be evaluated.
+
+        A step in the interval of the last accepted evaluation, or before it, is not: a loop that goes back is silent
+        until it is past that interval, unless it restores the schedule as well (:meth:`load_state_dict`).
+
+        Args:
+            step: Training steps done so far, at least 0.
+        """
+        return self._interval(operator.index(step)) > self._interval(self._last or 0)
+
+    def _interval(self, step: int) -> int:
+        return step // self.every_steps
+
+    # ------------------------------------------------------------------ driving an evaluator
+
+    def update(self, evaluator: _Submits, weights: Any, step: int) -> bool:
+        """Submit the policy if it is due; a refusal leaves it due.
+
+        Args:
+            evaluator: An :class:`~rl_eval.Evaluator`.
+            weights: What its ``submit`` takes; passed on if due, and copied by it if accepted.
+            step: Training steps done so far.
+
+        Returns:
+            Whether an evaluation was accepted.
+        """
+        return self.due(step) and self._submit(evaluator, weights, step)
+
+    def finish(self, evaluator: _Submits, weights: Any, step: int, timeout_s: float = 60.0) -> EvalResult | None:
+        """Evaluate the final policy, and wait for everything that this schedule submitted.
+
+        Also if the last step was evaluated already: an update of the weights may have followed it. Afterwards
+        :attr:`unfinished` has the steps whose evaluations are not finished, the final one included if it was refused
+        to the end.
+
+        Args:
+            evaluator: As in :meth:`update`.
+            weights: The final ones.
+            step: The final one.
+            timeout_s: Longest wait, in seconds.
+
+        Returns:
+            The result of the last evaluation; None if there was none, or it is not finished in time.
+
+        Raises:
+            EvalError: The last evaluation could not run.
+        """
+        step, give_up = operator.index(step), time.monotonic() + timeout_s
+        refused = self.final and step != self._final and not self._insist(evaluator, weights, step, give_up)
+        self._final = self._final if refused else step
+        for _, handle in list(self._open):
+            _wait(handle, give_up)
+        self._settle()
+        self.unfinished = tuple(step for step, handle in self._open if not handle.done())
+        if refused:
+            self.unfinished += (step,)
+        if refused or self._handle is None or not self._handle.done():
+            return None
+        return self._handle.result(0.0)
+
+    def _insist(self, evaluator: _Submits, weights: Any, step: int, give_up: float) -> bool:
+        while not self._submit(evaluator, weights, step):
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_RETRY_S, left))
+        return True
+
+    def _submit(self, evaluator: _Submits, weights: Any, step: int) -> bool:
+        self._settle()
+        try:
+            handle = evaluator.submit(weights, step)
+        except EvaluatorBusy:
+            return False
+        self._last, self._handle = operator.index(step), handle
+        self._open.append((self._last, handle))
+        return True
+
+    def _settle(self) -> None:
+        while self._open and self._open[0][1].done():
+            step, handle = self._open.popleft()
+            if handle.exception() is None:
+                self._settled = step
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a training checkpoint must hold; unfinished evaluations are due again when it is restored."""
+        self._settle()
+        return {"last_step": self._settled}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was written; forget what was submitted since.
+
+        Raises:
+            UsageError: It is not what :meth:`state_dict` returned.
+        """
+        last = state.get("last_step", "missing")
+        if last is not None and not isinstance(last, int):
+            raise UsageError(f"last_step is {last!r}: give what EvalSchedule.state_dict() returned")
+        self._last = self._settled = last
+        self._handle = self._final = None
+        self._open.clear()
+        self.unfinished = ()
+
+    def __repr__(self) -> str:
+        return f"EvalSchedule(every_steps={self.every_steps}, final={self.final}, last_step={self._last})"
+
+
+def _wait(handle: _Handle, give_up: float) -> None:
+    """Wait until it is done, however it ends."""
+    while not handle.done() and (left := give_up - time.monotonic()) > 0:
+        time.sleep(min(_RETRY_S, left))
