@@ -87,8 +87,8 @@ def _bytes_per_episode(num_episodes: int) -> float:
         rows["index"], rows["outcome"] = finished, Outcome.COMPLETED
         table.fill(rows)
 
-    fleet = _Fleet(schedule, 10, record)
-    fleet.run()
+    pool = _Fleet(schedule, 10, record)
+    pool.run()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert table.filled.all()

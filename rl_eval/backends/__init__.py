@@ -14,7 +14,7 @@ import cloudpickle
 
 from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.errors import ConfigError, RunnerLost
-from rl_eval.supervision.flight_recorder import Autopsy
+from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["Backend", "Call", "Reply", "pickled"]
 
@@ -57,8 +57,8 @@ class Reply:
     value: Any = None
     error: BaseException | None = None
     lost: bool = False
-    """Whether the runner is gone; ``error`` says so, and ``autopsy`` what it was doing, if that is known."""
-    autopsy: Autopsy | None = None
+    """Whether the runner is gone; ``error`` says so, and ``crash_report`` what it was doing, if that is known."""
+    crash_report: CrashReport | None = None
     preempted: bool = False
     """Whether the node of a lost runner was taken away."""
 

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_eval.supervision.flight_recorder import Residence
+from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 
 __all__ = ["NodeAgents"]
@@ -41,20 +41,20 @@ class NodeAgents:
         self._options = {"num_cpus": 0, "max_concurrency": _CONCURRENCY, "max_restarts": 0, "runtime_env": plain}
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
-        self._residences: dict[int, Residence] = {}
+        self._process_infos: dict[int, ProcessInfo] = {}
         self._settling: dict[Any, int] = {}
         self._ended: set[int] = set()
         """Runners that were ended before it was known where they lived."""
-        self._vigils: dict[Any, str] = {}
+        self._watches: dict[Any, str] = {}
 
     @property
     def refs(self) -> list[Any]:
         """Calls whose end should be told to :meth:`ended`."""
-        return [*self._settling, *self._vigils]
+        return [*self._settling, *self._watches]
 
     def knows(self, runner: int) -> bool:
         """Whether the process of a runner is up."""
-        return runner in self._residences
+        return runner in self._process_infos
 
     def expect(self, runner: int, settling: Any) -> None:
         """A runner is about to tell where it lives."""
@@ -62,19 +62,19 @@ class NodeAgents:
 
     def ended(self, ref: Any) -> None:
         """A call has ended, which matters if it is among :attr:`refs`."""
-        if ref in self._vigils:
-            self._replace(self._vigils.pop(ref))
+        if ref in self._watches:
+            self._replace(self._watches.pop(ref))
             return
         runner = self._settling.pop(ref, None)
         if runner is None:
             return
         try:
-            residence: Residence = ray.get(ref)
+            process_info: ProcessInfo = ray.get(ref)
         except RayError:
             return  # Its other calls fail as well.
-        self._residences[runner] = residence
+        self._process_infos[runner] = process_info
         if self._needed:
-            self._agent(residence.node_id).watch.remote(runner, residence)
+            self._agent(process_info.node_id).watch.remote(runner, process_info)
         if runner in self._ended:
             self._ended.remove(runner)
             self.end(runner)
@@ -83,32 +83,36 @@ class NodeAgents:
         """Have all runners watched from now on: one was lost."""
         if not self._needed:
             self._needed = True
-            for runner, residence in self._residences.items():
-                self._agent(residence.node_id).watch.remote(runner, residence)
+            for runner, process_info in self._process_infos.items():
+                self._agent(process_info.node_id).watch.remote(runner, process_info)
 
-    def autopsy(self, runner: int) -> Any:
+    def crash_report(self, runner: int) -> Any:
         """Ask why a runner died; return the call, or None if nobody knows where it lived."""
-        residence = self._residences.pop(runner, None)
+        process_info = self._process_infos.pop(runner, None)
         self._start_all()
-        return None if residence is None else self._agent(residence.node_id).autopsy.remote(runner, residence)
+        return (
+            None
+            if process_info is None
+            else self._agent(process_info.node_id).crash_report.remote(runner, process_info)
+        )
 
     def end(self, runner: int) -> None:
         """Have a runner's process ended, and what it had started."""
         if runner in self._settling.values():
             self._ended.add(runner)
-        residence = self._residences.pop(runner, None)
-        if residence is not None and (agent := self._agents.get(residence.node_id)) is not None:
+        process_info = self._process_infos.pop(runner, None)
+        if process_info is not None and (agent := self._agents.get(process_info.node_id)) is not None:
             agent.end.remote(runner)
 
     def stop(self, timeout_s: float) -> None:
         """End what is left of all runners, and then the agents."""
         # An agent that is killed in the middle of a call makes Ray print a warning.
-        stopping = [*(agent.stop.remote() for agent in self._agents.values()), *self._vigils]
+        stopping = [*(agent.stop.remote() for agent in self._agents.values()), *self._watches]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s)
         for agent in self._agents.values():
             ray.kill(agent)
-        self._agents, self._vigils, self._settling = {}, {}, {}
+        self._agents, self._watches, self._settling = {}, {}, {}
 
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:
@@ -116,7 +120,7 @@ class NodeAgents:
             agent = self._actor_class.options(scheduling_strategy=where, **self._options).remote(self._deadlines)
             self._agents[node_id] = agent
             self._spawned[node_id] += 1
-            self._vigils[agent.vigil.remote()] = node_id
+            self._watches[agent.wait_closed.remote()] = node_id
         return self._agents[node_id]
 
     def _replace(self, node_id: str) -> None:
@@ -125,6 +129,6 @@ class NodeAgents:
             ray.kill(agent)
         lives = any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
         if lives and self._spawned[node_id] < _MAX_AGENTS_PER_NODE:
-            for runner, residence in self._residences.items():
-                if residence.node_id == node_id:
-                    self._agent(node_id).watch.remote(runner, residence)
+            for runner, process_info in self._process_infos.items():
+                if process_info.node_id == node_id:
+                    self._agent(node_id).watch.remote(runner, process_info)

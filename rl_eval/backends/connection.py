@@ -17,9 +17,9 @@ from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.process_environment import reproducible_environment
 
-__all__ = ["connect", "gist", "process_kept", "runtime_env_of"]
+__all__ = ["connect", "process_kept", "runtime_env_of", "summarize"]
 
-_KNOCK_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """The call with which Ray's own client begins."""
@@ -41,7 +41,7 @@ def connect(section: RunnersSection) -> bool:
     address = section.address or os.environ.get("RAY_ADDRESS")
     try:
         if address:
-            _knock(address)
+            _connect_once(address)
             _check_token(address)
             with process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
@@ -59,13 +59,13 @@ def connect(section: RunnersSection) -> bool:
         raise
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
-            raise ConfigError(f"runners.runtime_env: Ray does not take it: {gist(error)}") from error
+            raise ConfigError(f"runners.runtime_env: Ray does not take it: {summarize(error)}") from error
         if not address:
             raise
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {gist(error)}{_cause(error)}. Start one with "
+            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}. Start one with "
             "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
     return True
@@ -77,7 +77,7 @@ def runtime_env_of(section: RunnersSection, *, inherits: bool) -> dict[str, Any]
     return {**({} if inherits else section.runtime_env), "env_vars": variables}
 
 
-def gist(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """Return the first line of an error, and its last one, where Ray's have the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}"
@@ -127,7 +127,7 @@ def _is_same(address: str, connected: str) -> bool:
     return port == other and (ip == there or (ip.startswith("127.") and there == ray.util.get_node_ip_address()))
 
 
-def _knock(address: str) -> None:
+def _connect_once(address: str) -> None:
     """Connect once, since Ray itself tries a dead address for minutes.
 
     Raises:
@@ -135,7 +135,7 @@ def _knock(address: str) -> None:
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _check_token(address: str) -> None:
@@ -161,7 +161,7 @@ def _check_token(address: str) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    return "" if error.__cause__ is None else f" ({gist(error.__cause__)})"
+    return "" if error.__cause__ is None else f" ({summarize(error.__cause__)})"
 
 
 def _token_needed(place: str) -> RunnerStartError:

@@ -22,7 +22,7 @@ from ray.exceptions import (
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
-from rl_eval.backends.connection import connect, gist, process_kept, runtime_env_of
+from rl_eval.backends.connection import connect, process_kept, runtime_env_of, summarize
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection
@@ -43,7 +43,7 @@ _LOSSES: Final = (
 
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
-_AUTOPSY_TIMEOUT_S: Final = 5.0
+_CRASH_REPORT_TIMEOUT_S: Final = 5.0
 """A new agent's process takes a second or two to start; without an answer, nobody is to blame."""
 
 
@@ -88,7 +88,7 @@ class RayBackend:
         self._calls: dict[Any, Call] = {}
         self._postmortems: dict[Any, _Postmortem] = {}
         self._dying: set[int] = set()
-        self._forlorn: list[Reply] = []
+        self._unreported_losses: list[Reply] = []
         """Losses that nobody could be asked about and that are yet to be told."""
         self._stopped = False
 
@@ -121,14 +121,14 @@ class RayBackend:
         if ready and len(pending) > 1:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
         replies = [reply for ref in ready if (reply := self._answered(ref)) is not None]
-        replies += [*self._unanswered(time.monotonic()), *self._forlorn]
-        self._forlorn = []
+        replies += [*self._unanswered(time.monotonic()), *self._unreported_losses]
+        self._unreported_losses = []
         return replies
 
     @property
     def busy(self) -> bool:
         """See :class:`Backend`."""
-        return bool(self._calls or self._postmortems or self._forlorn)
+        return bool(self._calls or self._postmortems or self._unreported_losses)
 
     def kill(self, runner: int) -> None:
         """See :class:`Backend`."""
@@ -142,7 +142,7 @@ class RayBackend:
     def condemn(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
         if reply := self._lost(Call(runner, Stop(), 0), why):
-            self._forlorn.append(reply)
+            self._unreported_losses.append(reply)
 
     def shortage(self) -> str:
         """See :class:`Backend`."""
@@ -212,9 +212,9 @@ class RayBackend:
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
             if getattr(error, "actor_init_failed", False):
-                return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {gist(error)}"))
+                return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {summarize(error)}"))
             preempted = bool(getattr(error, "preempted", False))
-            return self._lost(call, RunnerLost(f"runner process lost: {gist(error)}"), preempted=preempted)
+            return self._lost(call, RunnerLost(f"runner process lost: {summarize(error)}"), preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
 
@@ -224,19 +224,19 @@ class RayBackend:
             return None
         self._drop_calls(call.runner)
         self._dying.add(call.runner)
-        asked = self._agents.autopsy(call.runner)
+        asked = self._agents.crash_report(call.runner)
         if asked is None:
             return Reply(call, error=why, lost=True, preempted=preempted)
-        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _AUTOPSY_TIMEOUT_S, preempted)
+        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _CRASH_REPORT_TIMEOUT_S, preempted)
         return None
 
     def _concluded(self, ref: Any) -> Reply:
         lost = self._postmortems.pop(ref)
         try:
-            autopsy = ray.get(ref)
+            crash_report = ray.get(ref)
         except RayError:
-            autopsy = None  # The agent died too, as it does with its node.
-        return Reply(lost.call, error=lost.why, lost=True, autopsy=autopsy, preempted=lost.preempted)
+            crash_report = None  # The agent died too, as it does with its node.
+        return Reply(lost.call, error=lost.why, lost=True, crash_report=crash_report, preempted=lost.preempted)
 
     def _unanswered(self, now: float) -> list[Reply]:
         overdue = [ref for ref, lost in self._postmortems.items() if now > lost.deadline]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, answer
-from rl_eval.supervision.flight_recorder import Residence, install
+from rl_eval.supervision.flight_recorder import ProcessInfo, install
 from rl_eval.supervision.interrupts import expect_no_ctrl_c
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RunnerActor:
         """Why nothing is recorded, if so."""
         self._runner: Runner | None = None
 
-    def settle(self) -> Residence:
+    def settle(self) -> ProcessInfo:
         """Begin to record, before anything of the user's is loaded; tell where this process lives."""
         import ray
 

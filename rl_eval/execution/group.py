@@ -22,8 +22,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
-from rl_eval.execution.loop import Driver
-from rl_eval.execution.runner_pool import Fleet, PublishedWeights
+from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
@@ -88,18 +88,18 @@ class EvalRunnerGroup:
             self._backend = _make_backend(settings, None)
         else:
             self._backend = _make_backend(_with_policy(settings, None), live)
-        self._fleet = Fleet(self._backend, settings)
-        self._driver = Driver(self._backend, self._fleet, threaded)
+        self._pool = RunnerPool(self._backend, settings)
+        self._loop = ControlLoop(self._backend, self._pool, threaded)
         self._last_version = 0
         """Of the weights that were posted last."""
         if weights is not None:
-            self._fleet.weights = PublishedWeights(*self._backend.publish(weights))
-        self._driver.start()
+            self._pool.weights = PublishedWeights(*self._backend.publish(weights))
+        self._loop.start()
         if settings.runners.num_runners:
             # Before Ray goes down with the process: its driver must not call it then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
-        self._driver.post(Do(self._driver.next_tag(), lambda fleet, now: fleet.grow(count, now)))
+        self._loop.post(Do(self._loop.next_tag(), lambda pool, now: pool.grow(count, now)))
 
     # ------------------------------------------------------------------ evaluating
 
@@ -191,7 +191,7 @@ class EvalRunnerGroup:
         """
         with self._post_lock:
             job = self._weights_job(weights, version)
-            self._driver.post(job)
+            self._loop.post(job)
         job.future.result()
         return job.version
 
@@ -208,12 +208,12 @@ class EvalRunnerGroup:
     @property
     def published_weights(self) -> PublishedWeights | None:
         """The weights that the next evaluation uses; None if each runner has those that its policy was built with."""
-        return self._fleet.weights
+        return self._pool.weights
 
     @property
     def weights_version(self) -> int:
         """Version of the weights that the next evaluation uses; 0 before any ``sync_weights``."""
-        return 0 if self._fleet.weights is None else self._fleet.weights.snapshot.version
+        return 0 if self._pool.weights is None else self._pool.weights.snapshot.version
 
     # ------------------------------------------------------------------ runners
 
@@ -221,7 +221,7 @@ class EvalRunnerGroup:
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(self._driver.next_tag(), function)
+        job = Apply(self._loop.next_tag(), function)
         return self._wait(job, job.future)
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -237,13 +237,13 @@ class EvalRunnerGroup:
         """
         if self.settings.runners.num_runners:
             pickled(function, "the function")
-        job: Ask[Result] = Ask(self._driver.next_tag(), timeout_s, function)
+        job: Ask[Result] = Ask(self._loop.next_tag(), timeout_s, function)
         return self._wait(job, job.future)
 
     @property
     def healthy_runner_ids(self) -> list[int]:
         """Positions of the runners that are up."""
-        return [member.index for member in self._fleet.ready()]
+        return [member.index for member in self._pool.ready()]
 
     def add_runners(self, count: int = 1) -> None:
         """Start more runners; they take part in what runs as soon as they are up.
@@ -252,7 +252,7 @@ class EvalRunnerGroup:
             ConfigError: ``count`` is below 1, or the group runs in this process.
         """
         self._check_resizable("add_runners", count)
-        self._do(lambda fleet, now: fleet.grow(count, now))
+        self._do(lambda pool, now: pool.grow(count, now))
 
     def remove_runners(self, count: int = 1) -> None:
         """End the last runners; what they were running is run by others.
@@ -261,15 +261,13 @@ class EvalRunnerGroup:
             ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
         """
         self._check_resizable("remove_runners", count)
-        if count >= self._fleet.expected():
-            raise ConfigError(
-                f"remove_runners({count}): the group has {self._fleet.expected()}, and keeps at least one"
-            )
-        self._do(lambda fleet, _: self._driver.forget(fleet.shrink(count)))
+        if count >= self._pool.expected():
+            raise ConfigError(f"remove_runners({count}): the group has {self._pool.expected()}, and keeps at least one")
+        self._do(lambda pool, _: self._loop.forget(pool.shrink(count)))
 
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group and the sums of its runners'."""
-        totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._fleet.restarts}
+        totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
             totals["num_healthy_runners"] += 1
             for name, value in metrics.items():
@@ -279,7 +277,7 @@ class EvalRunnerGroup:
     def stop(self) -> None:
         """End everything that this group started, within about ten seconds; may be called again."""
         with self._lock:
-            self._driver.stop()
+            self._loop.stop()
         atexit.unregister(self.stop)
 
     def __enter__(self) -> EvalRunnerGroup:
@@ -305,28 +303,28 @@ class EvalRunnerGroup:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
             sync = None if weights is None else self._weights_job(weights, version)
-            next_tag = self._driver.next_tag
+            next_tag = self._loop.next_tag
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
             job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
             if on_submitted is not None:
                 on_submitted(job.handle)
             if sync is not None:
-                self._driver.post(sync)
-            self._driver.post(job)
+                self._loop.post(sync)
+            self._loop.post(job)
         return job.handle
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
         self._last_version = published.snapshot.version
-        return WeightsSync(self._driver.next_tag(), published)
+        return WeightsSync(self._loop.next_tag(), published)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
-        self._driver.post(job)
+        self._loop.post(job)
         return future.result()
 
-    def _do(self, function: Callable[[Fleet, float], None]) -> None:
-        job = Do(self._driver.next_tag(), function)
+    def _do(self, function: Callable[[RunnerPool, float], None]) -> None:
+        job = Do(self._loop.next_tag(), function)
         self._wait(job, job.future)
 
     def _check_resizable(self, what: str, count: int) -> None:

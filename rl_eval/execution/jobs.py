@@ -1,4 +1,4 @@
-"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the fleet."""
+"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the pool."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
-from rl_eval.execution.runner_pool import Fleet, Member, PublishedWeights
-from rl_eval.supervision.flight_recorder import Autopsy
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
+from rl_eval.supervision.flight_recorder import CrashReport
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
@@ -38,7 +38,7 @@ class Job(abc.ABC):
         self.tag = tag
 
     @abc.abstractmethod
-    def start(self, fleet: Fleet, now: float) -> None:
+    def start(self, pool: RunnerPool, now: float) -> None:
         """Begin. Some members may be up already; others are reported by :meth:`joined`."""
 
     @abc.abstractmethod
@@ -46,12 +46,12 @@ class Job(abc.ABC):
         """A member came up."""
 
     @abc.abstractmethod
-    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """A member is gone; return whether an episode is to blame.
 
         Args:
             member: Which.
-            autopsy: What it was doing, if that is known.
+            crash_report: What it was doing, if that is known.
         """
 
     @abc.abstractmethod
@@ -101,18 +101,18 @@ class _Awaited(Job, Generic[Result]):
 
 @final
 class Do(_Awaited[None]):
-    """Calls a function where the fleet may be changed: in the driver's thread, between two turns."""
+    """Calls a function where the pool may be changed: in the driver's thread, between two turns."""
 
     exclusive = False
 
-    def __init__(self, tag: int, function: Callable[[Fleet, float], None]) -> None:
+    def __init__(self, tag: int, function: Callable[[RunnerPool, float], None]) -> None:
         super().__init__(tag)
         self._function = function
 
-    def start(self, fleet: Fleet, now: float) -> None:
+    def start(self, pool: RunnerPool, now: float) -> None:
         """See :class:`Job`."""
         try:
-            self._function(fleet, now)
+            self._function(pool, now)
         except Exception as error:
             self.fail(error)
         else:
@@ -121,7 +121,7 @@ class Do(_Awaited[None]):
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
 
-    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """See :class:`Job`."""
         return False
 
@@ -141,20 +141,20 @@ class _Broadcast(_Awaited[list[Any]]):
         self._waiting: dict[int, int] = {}
         self._values: dict[int, Any] = {}
         self._sent = False
-        self._fleet: Fleet | None = None
+        self._pool: RunnerPool | None = None
 
-    def start(self, fleet: Fleet, now: float) -> None:
+    def start(self, pool: RunnerPool, now: float) -> None:
         """See :class:`Job`."""
-        self._fleet = fleet
-        for member in fleet.ready():
-            self._send(fleet, member, now)
+        self._pool = pool
+        for member in pool.ready():
+            self._send(pool, member, now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._fleet is not None and not self._sent:
-            self._send(self._fleet, member, now)
+        if self._pool is not None and not self._sent:
+            self._send(self._pool, member, now)
 
-    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """See :class:`Job`."""
         called = self._waiting.pop(member.incarnation, None) is not None
         if called and not self._waiting and not self._values:
@@ -170,13 +170,13 @@ class _Broadcast(_Awaited[list[Any]]):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self._fleet is not None and self._fleet.hopeless:
-            self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+        if self._pool is not None and self._pool.hopeless:
+            self.fail(ClusterError(f"no runner is left: {self._pool.last_loss}"))
 
-    def _send(self, fleet: Fleet, member: Member, now: float) -> None:
+    def _send(self, pool: RunnerPool, member: Member, now: float) -> None:
         self._sent = True
         self._waiting[member.incarnation] = member.index
-        fleet.call(member, self._request, tag=self.tag, now=now)
+        pool.call(member, self._request, tag=self.tag, now=now)
 
     def _settle(self) -> None:
         if self._values and not self._waiting and not self.done:
@@ -193,7 +193,7 @@ class WeightsSync(_Broadcast):
         super().__init__(tag, requests.SetWeights(weights.handle))
         self._weights = weights
         self._former: PublishedWeights | None = None
-        self.forsaken = False
+        self.superseded = False
         """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
 
     @property
@@ -201,24 +201,24 @@ class WeightsSync(_Broadcast):
         """Of the weights that are sent."""
         return self._weights.snapshot.version
 
-    def start(self, fleet: Fleet, now: float) -> None:
+    def start(self, pool: RunnerPool, now: float) -> None:
         """See :class:`Job`."""
-        self._former, fleet.weights = fleet.weights, self._weights
-        super().start(fleet, now)
+        self._former, pool.weights = pool.weights, self._weights
+        super().start(pool, now)
 
     def joined(self, member: Member, now: float) -> None:
         """A member that comes up has been sent the weights already; have it say so."""
-        if self._fleet is not None and not self._values:
+        if self._pool is not None and not self._values:
             self._waiting[member.incarnation] = member.index
-            self._fleet.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
+            self._pool.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
         """Fall back to the former weights, also where the new ones have arrived."""
-        if self._fleet is not None and not self.done:
-            former = self._fleet.weights = self._former
-            for member in self._fleet.ready():
+        if self._pool is not None and not self.done:
+            former = self._pool.weights = self._former
+            for member in self._pool.ready():
                 if former is not None:
-                    self._fleet.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
+                    self._pool.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
         super().fail(error)
 
 
@@ -245,23 +245,23 @@ class Ask(_Awaited[Result]):
         super().__init__(tag)
         self._timeout_s = timeout_s
         self._request = requests.Apply(function)
-        self._fleet: Fleet | None = None
+        self._pool: RunnerPool | None = None
         self._member: Member | None = None
         self._deadline = 0.0
 
-    def start(self, fleet: Fleet, now: float) -> None:
+    def start(self, pool: RunnerPool, now: float) -> None:
         """See :class:`Job`."""
-        self._fleet = fleet
-        for member in fleet.ready()[:1]:
+        self._pool = pool
+        for member in pool.ready()[:1]:
             self.joined(member, now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._fleet is not None and self._member is None:
+        if self._pool is not None and self._member is None:
             self._member, self._deadline = member, now + self._timeout_s
-            self._fleet.call(member, self._request, tag=self.tag, now=now)
+            self._pool.call(member, self._request, tag=self.tag, now=now)
 
-    def lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """See :class:`Job`."""
         if member is self._member:
             self.fail(ClusterError(f"runner {member.index} was lost during the call"))
@@ -274,14 +274,14 @@ class Ask(_Awaited[Result]):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self._fleet is None or self.done:
+        if self._pool is None or self.done:
             return
         if self._member is None:
-            if self._fleet.hopeless:
-                self.fail(ClusterError(f"no runner is left: {self._fleet.last_loss}"))
+            if self._pool.hopeless:
+                self.fail(ClusterError(f"no runner is left: {self._pool.last_loss}"))
         elif now > self._deadline:
             why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
-            self._fleet.condemn(self._member, RunnerLost(why))
+            self._pool.condemn(self._member, RunnerLost(why))
             self.fail(ClusterError(why))
 
 

@@ -19,12 +19,12 @@ from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
-from rl_eval.execution.runner_pool import Fleet, Member
+from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
-from rl_eval.supervision.flight_recorder import Autopsy
+from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.supervision.interrupts import ctrl_c_noted
 
-__all__ = ["Driver"]
+__all__ = ["ControlLoop"]
 
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
@@ -34,26 +34,26 @@ _STOPPED: Final = "the group was stopped before this was done"
 
 
 @final
-class Driver:
-    """Runs jobs on a fleet, in a thread of its own or in the caller's.
+class ControlLoop:
+    """Runs jobs on a pool, in a thread of its own or in the caller's.
 
     Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of their posting, so an
     evaluation never sees two versions of the weights. Others run beside them.
 
     Args:
         backend: Where the runners live.
-        fleet: The runners.
+        pool: The runners.
         threaded: Whether there is a thread; without one, posting a job runs it, in the thread that posts.
         clock: Returns the time in seconds.
     """
 
     def __init__(
-        self, backend: Backend, fleet: Fleet, threaded: bool = True, clock: Callable[[], float] = time.monotonic
+        self, backend: Backend, pool: RunnerPool, threaded: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._backend = backend
         self._threaded = threaded
-        self._fleet = fleet
+        self._pool = pool
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._tags = itertools.count(1)
         self._waiting: deque[Job] = deque()
@@ -160,11 +160,11 @@ class Driver:
 
     def _read_inbox(self, block: bool) -> None:
         if block and not self._active:
-            timeout = self._fleet.patience(self._clock())
+            timeout = self._pool.patience(self._clock())
         elif block and any(job.waits_for_disk for job in self._active.values()):
             timeout = _DISK_POLL_S
         elif block:
-            timeout = min(_POLL_S, self._fleet.patience(self._clock()))
+            timeout = min(_POLL_S, self._pool.patience(self._clock()))
         else:
             timeout = 0.0
         try:
@@ -193,14 +193,14 @@ class Driver:
 
     def _start(self, job: Job) -> None:
         try:
-            job.start(self._fleet, self._clock())
+            job.start(self._pool, self._clock())
         except Exception as error:
             # One job's mistake is not the end of the others.
             job.fail(error)
 
     def _tick(self, now: float) -> None:
         try:
-            self._fleet.tick(now)
+            self._pool.tick(now)
         except EvalError as error:
             self._die(error)
         for job in [*self._active.values(), *self._waiting]:
@@ -210,16 +210,16 @@ class Driver:
     # ------------------------------------------------------------------ replies
 
     def _route(self, reply: Reply, now: float) -> None:
-        member = self._fleet.answered(reply, now)
+        member = self._pool.answered(reply, now)
         if member is None:
             return
         if reply.lost:
             why = reply.error or RunnerLost("runner lost")
-            self._lose(member, why, now, reply.autopsy, preempted=reply.preempted)
+            self._lose(member, why, now, reply.crash_report, preempted=reply.preempted)
         elif reply.error is not None:
             self._raised(member, reply, reply.error, now)
         elif isinstance(reply.call.request, Start):
-            self._fleet.start_answered(member, now)
+            self._pool.start_answered(member, now)
             for job in list(self._active.values()):
                 job.joined(member, now)
         elif (addressee := self._active.get(reply.call.tag)) is not None:
@@ -241,9 +241,9 @@ class Driver:
             if asked is not None:
                 asked.fail(error)
             return
-        everywhere = self._fleet.raised(member)
+        everywhere = self._pool.raised(member)
         if isinstance(reply.call.request, Start):
-            self._act_on(StartFailed(error, everywhere and not self._fleet.ever_ready), member, error, None, now)
+            self._act_on(StartFailed(error, everywhere and not self._pool.ever_ready), member, error, None, now)
             return
         # The weights that a starting runner gets first are those of the broadcast under way.
         syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
@@ -256,22 +256,28 @@ class Driver:
             case Verdict.END:
                 self._die(error)
             case Verdict.EXCLUDE:
-                self._fleet.dismiss(member, error)
+                self._pool.dismiss(member, error)
                 self.forget([member])
             case Verdict.REPLACE | Verdict.REPLACE_FREE:
                 self._lose(member, error, now)
 
     def _lose(
-        self, member: Member, why: BaseException, now: float, autopsy: Autopsy | None = None, *, preempted: bool = False
+        self,
+        member: Member,
+        why: BaseException,
+        now: float,
+        crash_report: CrashReport | None = None,
+        *,
+        preempted: bool = False,
     ) -> None:
         # What happened on a node that was taken away is evidence against nobody.
-        charged = self._report_lost(member, None if preempted else autopsy)
+        charged = self._report_lost(member, None if preempted else crash_report)
         verdict = judge(RunnerDied(charged, preempted))
-        self._fleet.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
+        self._pool.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
 
-    def _report_lost(self, member: Member, autopsy: Autopsy | None) -> bool:
+    def _report_lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """Tell the jobs that a member is gone; return whether an episode was charged with it."""
-        verdicts = [job.lost(member, autopsy) for job in list(self._active.values())]
+        verdicts = [job.lost(member, crash_report) for job in list(self._active.values())]
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
@@ -299,4 +305,4 @@ class Driver:
 
 def _needless(job: Job, after: Job | None) -> bool:
     """Whether weights are overwritten before anybody uses them."""
-    return isinstance(job, WeightsSync) and job.forsaken and isinstance(after, WeightsSync)
+    return isinstance(job, WeightsSync) and job.superseded and isinstance(after, WeightsSync)

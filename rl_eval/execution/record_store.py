@@ -24,14 +24,14 @@ from rl_eval.redaction import redact_text
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
 
-__all__ = ["FLUSH_TIMEOUT_S", "Ledger"]
+__all__ = ["FLUSH_TIMEOUT_S", "RecordStore"]
 
 FLUSH_TIMEOUT_S: Final = 120.0
 _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")
 
 
 @final
-class Ledger:
+class RecordStore:
     """The records of one evaluation.
 
     Args:

@@ -21,7 +21,7 @@ from rl_eval.errors import RunnerLost, RunnerStartError
 from rl_eval.scheduling.failures import silence_limit
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Fleet", "Member", "PublishedWeights"]
+__all__ = ["Member", "PublishedWeights", "RunnerPool"]
 
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
@@ -57,7 +57,7 @@ class Member:
     """Unanswered calls by tag."""
 
 
-class Fleet:
+class RunnerPool:
     """Spawns, watches and replaces runners.
 
     Args:
@@ -70,9 +70,9 @@ class Fleet:
         self._settings = settings
         self.members: dict[int, Member] = {}
         self.restarts = 0
-        """Replacements over the fleet's lifetime."""
+        """Replacements over the pool's lifetime."""
         self.losses = 0
-        """Runners lost over the fleet's lifetime."""
+        """Runners lost over the pool's lifetime."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
         self.weights: PublishedWeights | None = None

@@ -234,7 +234,7 @@ def _damaged(storage: Storage, name: str, reason: str) -> str:
 def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
     seen = set()
     for fault in faults:
-        same = (fault.index, fault.attempt, fault.culprit, fault.phase, fault.step, fault.error_type, fault.message)
+        same = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
         if not fault.charged or same not in seen:
             yield fault
         seen.add(same)

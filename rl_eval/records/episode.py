@@ -91,7 +91,7 @@ class Lease(NamedTuple):
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
-Culprit = Literal["env", "policy", "timeout", "runner"]
+FaultCause = Literal["env", "policy", "timeout", "runner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Fault:
     """Seed that the episode was reset with."""
     attempt: int
     """Attempt that this fault ended, from 1."""
-    culprit: Culprit
+    cause: FaultCause
     """Whose fault it was."""
     phase: Phase
     """What was being done."""
@@ -135,7 +135,7 @@ class Fault:
     def __str__(self) -> str:
         return (
             f"episode {self.index} (seed {self.seed}), attempt {self.attempt}, runner {self.runner}: "
-            f"{self.culprit} failed in {self.phase} after {self.step} steps: {self.error_type}: {self.message}"
+            f"{self.cause} failed in {self.phase} after {self.step} steps: {self.error_type}: {self.message}"
         )
 
 

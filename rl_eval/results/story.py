@@ -59,7 +59,7 @@ def story(result: EvalResult, index: int) -> tuple[Event, ...]:
 def _fault_event(fault: Fault) -> Event:
     place = f"after {fault.step:,} steps" if fault.step else "before the first step"
     counted = "" if fault.charged else "; not charged: the attempt is given again"
-    text = f"{fault.culprit} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
+    text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
     return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
 
 

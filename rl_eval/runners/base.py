@@ -28,8 +28,8 @@ from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     ROW,
-    Culprit,
     Fault,
+    FaultCause,
     Lease,
     Outcome,
     Phase,
@@ -259,7 +259,7 @@ class EvalRunner(abc.ABC):
         An environment is closed only after what its last attempt left was reported: ``close`` may hang or kill the
         process, and must not take a finished episode with it.
         """
-        return lane.lease is None and not (lane.outworn and lane.unreported)
+        return lane.lease is None and not (lane.stale and lane.unreported)
 
     def _try_env_reset(self, lane: Lane) -> bool:
         """Reset the lane's environment with its episode's seed, building it first if need be.
@@ -268,7 +268,7 @@ class EvalRunner(abc.ABC):
             Whether the attempt started. If not, the fault is recorded and the attempt charged.
         """
         assert lane.lease is not None
-        if lane.outworn:
+        if lane.stale:
             self._close(lane)
         if lane.lease.fresh:
             lane.set_aside()
@@ -343,7 +343,7 @@ class EvalRunner(abc.ABC):
             cut = Truncation.MAX_EPISODE_STEPS
         self._write_row(lane, Outcome.COMPLETED, terminated, cut)
 
-    def _fault(self, lane: Lane, culprit: Culprit, phase: Phase, error: BaseException) -> None:
+    def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
         """Record what went wrong, and end the attempt; the group decides where the episode runs again."""
         assert lane.lease is not None
         error_type, message, traceback = Fault.describe(error)
@@ -352,7 +352,7 @@ class EvalRunner(abc.ABC):
                 index=lane.lease.index,
                 seed=lane.lease.seed,
                 attempt=lane.attempt,
-                culprit=culprit,
+                cause=cause,
                 phase=phase,
                 step=lane.length,
                 error_type=error_type,
@@ -365,7 +365,7 @@ class EvalRunner(abc.ABC):
         )
         self._lifetime["faults"] += 1
         self._waste(lane)
-        lane.outworn = lane.outworn or culprit != "policy"
+        lane.stale = lane.stale or cause != "policy"
         self._free(lane)
 
     def _note(self, text: str) -> None:
@@ -431,12 +431,12 @@ class EvalRunner(abc.ABC):
 
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
-        lane.outworn = lane.outworn or self._renewing or lane.lease.fresh
+        lane.stale = lane.stale or self._renewing or lane.lease.fresh
         if lane.trace is not None or lane.observed is not None:
             lane.unwrap()
         lane.lease = None
         lane.unreported = True
-        self._spent += lane.outworn
+        self._spent += lane.stale
         self._recorder.end(lane.index)
         self._inference.end(lane.index)
 

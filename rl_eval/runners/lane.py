@@ -40,10 +40,10 @@ class Lane:
         "num_info_keys",
         "observe",
         "observed",
-        "outworn",
         "reset",
         "reset_seconds",
         "spare",
+        "stale",
         "started",
         "step",
         "step_seconds",
@@ -71,7 +71,7 @@ class Lane:
         self.lease: Lease | None = None
         self.attempt = 0
         self.length = 0
-        self.outworn = False
+        self.stale = False
         """Whether its environment must not serve another attempt."""
         self.unreported = False
         """Whether its last attempt has ended and the group does not know yet."""
@@ -114,7 +114,7 @@ class Lane:
     def detach(self) -> gym.Env[Any, Any] | None:
         """Give the environment up; what was set aside takes its place."""
         env, self.env, self.step, self.reset, self.begin_episode = self.env, None, _no_env, _no_env, None
-        self.outworn = False
+        self.stale = False
         if self.spare is not None:
             self.attach(self.spare)
             self.spare = None

@@ -15,9 +15,9 @@ __all__ = [
     "Command",
     "Event",
     "Exclude",
-    "FleetSized",
     "GiveUp",
     "Grant",
+    "PoolSized",
     "Reclaim",
     "Record",
     "RunnerJoined",
@@ -64,7 +64,7 @@ class RunnerReported:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSized:
+class PoolSized:
     """This many runners are expected in all, counting those that have not joined yet."""
 
     runners: int
@@ -75,7 +75,7 @@ class Cancelled:
     """Nobody wants the rest."""
 
 
-Event = RunnerJoined | RunnerLost | RunnerReported | FleetSized | Cancelled
+Event = RunnerJoined | RunnerLost | RunnerReported | PoolSized | Cancelled
 
 
 # ------------------------------------------------------------------------------ commands

@@ -48,12 +48,12 @@ class FailFast:
         where = f" at {':'.join(place)}" if (place := _place(first)) else ""
         return (
             f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
-            f"{first.phase}{where} ({first.culprit}); fault_tolerance.fail_fast=false goes on all the same"
+            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
         )
 
 
 def _kind(fault: Fault) -> tuple[object, ...]:
-    return fault.error_type, fault.culprit, fault.phase, *_FRAME.findall(fault.traceback)[-1:]
+    return fault.error_type, fault.cause, fault.phase, *_FRAME.findall(fault.traceback)[-1:]
 
 
 def _place(fault: Fault) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ from rl_eval.scheduling.events import (
     Command,
     Event,
     Exclude,
-    FleetSized,
     GiveUp,
     Grant,
+    PoolSized,
     Reclaim,
     Record,
     RunnerJoined,
@@ -131,7 +131,7 @@ class Schedule:
 
     @property
     def awaits_runners(self) -> bool:
-        """Whether something waits for runners that have not joined; :class:`FleetSized` ends the wait."""
+        """Whether something waits for runners that have not joined; :class:`PoolSized` ends the wait."""
         return self._awaited and bool(self._retries or self._runners.failing)
 
     def knows(self, runner: int) -> bool:
@@ -152,7 +152,7 @@ class Schedule:
                 commands += self._lost(event)
             case RunnerReported():
                 commands += self._reported(event)
-            case FleetSized(runners):
+            case PoolSized(runners):
                 self._expected = max(1, runners)
                 commands += self._feed(self._runners.hungry())
             case Cancelled():

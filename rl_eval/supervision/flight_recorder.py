@@ -30,12 +30,12 @@ __all__ = [
     "RUNNER_MARK",
     "STACK_SIGNAL",
     "STEP",
-    "Autopsy",
     "Cause",
+    "CrashReport",
     "FlightRecorder",
     "LaneEntry",
     "Moment",
-    "Residence",
+    "ProcessInfo",
     "flight_recorder",
     "install",
     "read_moment",
@@ -97,7 +97,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Residence:
+class ProcessInfo:
     """Where a runner lives, and where its recorder and its stacks are written."""
 
     node_id: str
@@ -111,7 +111,7 @@ class Residence:
 
 
 @dataclass(frozen=True, slots=True)
-class Autopsy:
+class CrashReport:
     """What is known about a runner that is gone, or was ended because it had to be."""
 
     cause: Cause
@@ -192,7 +192,7 @@ def flight_recorder(lanes: int) -> FlightRecorder:
     return FlightRecorder(lanes) if _installed is None else _installed
 
 
-def install(group: str, name: str, lanes: int, node_id: str) -> Residence:
+def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     """Record from now on what this process does, for a runner that is its only one.
 
     The process becomes the leader of a process group and carries a mark, so that its descendants can be ended after it;
@@ -219,7 +219,7 @@ def install(group: str, name: str, lanes: int, node_id: str) -> Residence:
     os.environ[RUNNER_MARK] = mark = f"{group}-{name}"
     with contextlib.suppress(OSError):  # It is the leader of a session, and so of a group, already.
         os.setpgid(0, 0)
-    return Residence(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
+    return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Autopsy, Cause, Moment, Residence, read_moment
-from rl_eval.supervision.orphan_reaper import Undertaker
+from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, ProcessInfo, read_moment
+from rl_eval.supervision.orphan_reaper import OrphanReaper
 from rl_eval.supervision.processes import end_runner, erase_recordings, living, send_signal
 
 __all__ = ["Deadlines", "NodeAgent"]
@@ -72,10 +72,10 @@ class Deadlines:
 class _Ward:
     """A runner under watch."""
 
-    residence: Residence
+    process_info: ProcessInfo
     running: float = field(default_factory=time.perf_counter)
     """When it was last seen not to be stopped."""
-    autopsy: Autopsy | None = None
+    crash_report: CrashReport | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -92,15 +92,15 @@ class NodeAgent:
         self._stopped = threading.Event()
         self._broken: BaseException | None = None
         """What ended the thread that watches."""
-        self._undertaker = Undertaker()
-        threading.Thread(target=self._patrol, daemon=True, name="rl_eval node agent").start()
+        self._reaper = OrphanReaper()
+        threading.Thread(target=self._monitor, daemon=True, name="rl_eval node agent").start()
 
-    def watch(self, runner: int, residence: Residence) -> None:
+    def watch(self, runner: int, process_info: ProcessInfo) -> None:
         """Watch a runner from now on."""
-        self._undertaker.learn(residence)
-        self._wards.setdefault(runner, _Ward(residence))
+        self._reaper.learn(process_info)
+        self._wards.setdefault(runner, _Ward(process_info))
 
-    def vigil(self) -> None:
+    def wait_closed(self) -> None:
         """Return when the agent stops: a caller whose call fails instead knows that the agent is lost.
 
         Raises:
@@ -110,15 +110,15 @@ class NodeAgent:
         if self._broken is not None:
             raise RuntimeError("the node agent watches its runners no more") from self._broken
 
-    def autopsy(self, runner: int, residence: Residence) -> Autopsy:
+    def crash_report(self, runner: int, process_info: ProcessInfo) -> CrashReport:
         """End a runner if it still lives, end what it had started, and say what is known."""
-        self.watch(runner, residence)
+        self.watch(runner, process_info)
         ward = self._wards[runner]
         with ward.lock:
-            ward.autopsy = ward.autopsy or _examine(ward.residence, "")
-            end_runner(ward.residence)
+            ward.crash_report = ward.crash_report or _examine(ward.process_info, "")
+            end_runner(ward.process_info)
             self._forget(runner)
-        return ward.autopsy
+        return ward.crash_report
 
     def end(self, runner: int) -> None:
         """End a runner that Ray was told to end, and what it had started."""
@@ -129,23 +129,23 @@ class NodeAgent:
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
-        self._undertaker.dismiss()
+        self._reaper.dismiss()
         self._stopped.set()
 
     def _end(self, runner: int, deadline: float) -> None:
         ward = self._wards.get(runner)
         if ward is not None:
-            _await_end(ward.residence, deadline)
+            _await_end(ward.process_info, deadline)
             with ward.lock:
-                end_runner(ward.residence)
+                end_runner(ward.process_info)
                 self._forget(runner)
 
     def _forget(self, runner: int) -> None:
         ward = self._wards.pop(runner, None)
         if ward is not None:
-            erase_recordings(ward.residence)
+            erase_recordings(ward.process_info)
 
-    def _patrol(self) -> None:
+    def _monitor(self) -> None:
         try:
             self._watch_until_stopped()
         except BaseException as error:
@@ -156,50 +156,50 @@ class NodeAgent:
         while not self._stopped.wait(_ROUND_S):
             for ward in list(self._wards.values()):
                 with ward.lock:
-                    if ward.autopsy is None:
+                    if ward.crash_report is None:
                         self._inspect(ward)
 
     def _inspect(self, ward: _Ward) -> None:
         """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
-        status = living(ward.residence)
+        status = living(ward.process_info)
         if status is None:
             return
         if not status.stopped:
             ward.running = time.perf_counter()
         stood_still = time.perf_counter() - ward.running > self._deadlines.shortest
-        overdue = self._overdue(ward.residence)
+        overdue = self._overdue(ward.process_info)
         if stood_still or overdue:
-            ward.autopsy = _examine(ward.residence, overdue)
-            end_runner(ward.residence)
+            ward.crash_report = _examine(ward.process_info, overdue)
+            end_runner(ward.process_info)
 
-    def _overdue(self, residence: Residence) -> str:
+    def _overdue(self, process_info: ProcessInfo) -> str:
         """Say which deadline a runner has passed, and still is at what it was doing; empty if none."""
-        moment = read_moment(residence.recorder)
+        moment = read_moment(process_info.recorder)
         if moment is None or not (passed := self._deadlines.passed(moment, time.perf_counter())):
             return ""
         # A reading may fall between the two stores of a step.
         time.sleep(_CONFIRM_S)
-        return passed if read_moment(residence.recorder) == moment else ""
+        return passed if read_moment(process_info.recorder) == moment else ""
 
 
-def _await_end(residence: Residence, deadline: float) -> None:
+def _await_end(process_info: ProcessInfo, deadline: float) -> None:
     """Let a process go by itself, unless it is stopped and cannot."""
-    while (status := living(residence)) and not status.stopped and time.perf_counter() < deadline:
+    while (status := living(process_info)) and not status.stopped and time.perf_counter() < deadline:
         time.sleep(_PARTING_POLL_S)
 
 
-def _examine(residence: Residence, overdue: str) -> Autopsy:
+def _examine(process_info: ProcessInfo, overdue: str) -> CrashReport:
     """Find out what a runner does or did; one that lives writes its stacks first."""
-    now, status = time.perf_counter(), living(residence)
+    now, status = time.perf_counter(), living(process_info)
     # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
-    moment = read_moment(residence.recorder)
+    moment = read_moment(process_info.recorder)
     stopped = status is not None and status.stopped
     if status is not None and not stopped:
-        _ask_for_stack(residence)
-    stack = _read(residence.stack)
+        _ask_for_stack(process_info)
+    stack = _read(process_info.stack)
     seconds = now - moment.since if moment is not None and moment.phase != "idle" else 0.0
     cause, detail = _cause(stopped, overdue, stack)
-    return Autopsy(cause, moment, seconds, detail, stack, socket.gethostname())
+    return CrashReport(cause, moment, seconds, detail, stack, socket.gethostname())
 
 
 def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
@@ -213,15 +213,15 @@ def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
     return "vanished", ""
 
 
-def _ask_for_stack(residence: Residence) -> None:
+def _ask_for_stack(process_info: ProcessInfo) -> None:
     """Have a live process write its stacks, and wait until it has, for a moment."""
-    before = _size(residence.stack)
-    if not send_signal(residence.pid, STACK_SIGNAL):
+    before = _size(process_info.stack)
+    if not send_signal(process_info.pid, STACK_SIGNAL):
         return
     deadline, size = time.perf_counter() + _STACK_WAIT_S, before
     while time.perf_counter() < deadline:
         time.sleep(_STACK_POLL_S)
-        if (now := _size(residence.stack)) > before and now == size:
+        if (now := _size(process_info.stack)) > before and now == size:
             return
         size = now
 

@@ -18,17 +18,17 @@ import time
 from dataclasses import asdict
 from typing import IO, Final
 
-from rl_eval.supervision.flight_recorder import Residence
+from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.processes import end_runner, erase_recordings, living
 
-__all__ = ["Undertaker"]
+__all__ = ["OrphanReaper"]
 
 _ROUND_S: Final = 0.5
 _STOPPED_ROUNDS: Final = 20
 """How long a runner may stand still that nobody is left to continue or to end."""
 
 
-class Undertaker:
+class OrphanReaper:
     """The agent's end of the pipe."""
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Undertaker:
         assert process.stdin is not None
         self._pipe: IO[bytes] = process.stdin
 
-    def learn(self, residence: Residence) -> None:
+    def learn(self, process_info: ProcessInfo) -> None:
         """Tell it of a runner."""
         with contextlib.suppress(OSError):
-            self._pipe.write(json.dumps(asdict(residence)).encode() + b"\n")
+            self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 
     def dismiss(self) -> None:
@@ -69,19 +69,19 @@ def main() -> None:
         told = json.loads(line)
         if told is None:
             return
-        runners.append(Residence(**told))
-    still: dict[Residence, int] = dict.fromkeys(runners, 0)
+        runners.append(ProcessInfo(**told))
+    still: dict[ProcessInfo, int] = dict.fromkeys(runners, 0)
     while still:
         for runner in list(still):
             status = living(runner)
             still[runner] = still[runner] + 1 if status and status.stopped else 0
             if status is None or still[runner] > _STOPPED_ROUNDS:
-                _bury(runner)
+                _reap(runner)
                 del still[runner]
         time.sleep(_ROUND_S)
 
 
-def _bury(runner: Residence) -> None:
+def _reap(runner: ProcessInfo) -> None:
     end_runner(runner)
     erase_recordings(runner)
 

@@ -31,7 +31,7 @@ Task = Callable[[Any], Video]
 _GRACE_S: Final = 60.0
 """What building the environment and encoding may take beyond the limit of the episode."""
 _LETHAL: Final = ("runner", "timeout")
-"""Culprits of faults that end or block the runner's process."""
+"""Causes of faults that end or block the runner's process."""
 
 
 def filming(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
@@ -160,7 +160,7 @@ def _tasks(result: EvalResult, settings: VideoSettings) -> list[Task]:
 
 
 def _lethal(result: EvalResult, index: int) -> bool:
-    return any(fault.culprit in _LETHAL for fault in result.table.faults.get(index, ()))
+    return any(fault.cause in _LETHAL for fault in result.table.faults.get(index, ()))
 
 
 def _refusal(index: int) -> Task:

@@ -85,7 +85,7 @@ def test_a_fault_in_a_step_is_survived(folder: Path, kind: str) -> None:
     assert record.attempts == 2
     (fault,) = record.faults
     assert (fault.index, fault.seed, fault.attempt, fault.phase, fault.step) == (GUILTY, record.seed, 1, "step", 2)
-    assert fault.culprit == ("env" if kind == "segfault" else "timeout")
+    assert fault.cause == ("env" if kind == "segfault" else "timeout")
     assert fault.charged
     assert "faulty_env.py" in fault.traceback
     assert result.provenance["runners_lost"] == 1
@@ -96,7 +96,7 @@ def test_a_kill_is_charged_to_nobody(folder: Path) -> None:
     result = recovers(folder, "vector", "sigkill", "step", step=3)
     record = result.episodes[GUILTY]
     assert record.attempts == 1
-    assert [(fault.culprit, fault.charged, fault.phase) for fault in record.faults] == [("runner", False, "step")]
+    assert [(fault.cause, fault.charged, fault.phase) for fault in record.faults] == [("runner", False, "step")]
 
 
 @pytest.mark.parametrize("kind", ["os_exit", "gil_sleep"])

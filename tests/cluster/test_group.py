@@ -150,7 +150,7 @@ def test_a_call_that_fails_is_its_callers_error_and_costs_no_runner(warm: EvalRu
 
 
 def test_runners_are_added_and_removed_while_an_evaluation_runs() -> None:
-    """The fleet may change under an evaluation; its result does not."""
+    """The pool may change under an evaluation; its result does not."""
     expected = evaluate(config(0, 8, 2_000))
     with EvalRunnerGroup(config(1, 2, 2_000)) as group:
         handle = group.submit()

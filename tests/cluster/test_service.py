@@ -243,13 +243,13 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
 
 @pytest.mark.slow
 def test_a_service_that_is_not_detached_ends_with_its_driver(tmp_path: Path) -> None:
-    driver = """
+    loop = """
 config, policy = echo()
 ev = Evaluator(config, policy, name="mortal")
 say(ev.evaluate(weights(5)).mean_return)
 time.sleep(1000)
 """
-    with program(tmp_path, driver) as started:
+    with program(tmp_path, loop) as started:
         assert started.hear() == [5.0]
         guest = Evaluator.from_name("mortal")
         assert guest.evaluate(weights(6)).mean_return == 6.0

@@ -153,7 +153,7 @@ def test_policy_that_returns_nan(config: EvalConfig) -> None:
     """NaN logits are the policy's fault, in the episode where they occur, with the original error."""
     result = evaluate(config, policy=_DivergesLater())
     assert result.status == "failed"
-    assert {fault.culprit for fault in result.faults} == {"policy"}
+    assert {fault.cause for fault in result.faults} == {"policy"}
     assert all("NaN" in fault.message for fault in result.faults)
     assert all(record.attempts == 3 and record.outcome == "failed" for record in result.episodes)
 

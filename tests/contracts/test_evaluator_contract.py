@@ -314,16 +314,16 @@ def test_replaced_requests_keep_no_weights() -> None:
     """Beside a long evaluation there is one copy that waits, however many were replaced; and it is the right one."""
     with Evaluator(config(endless=True), Scale(), backend="thread", busy_policy="latest") as ev:
         first = ev.submit()
-        driver = group_of(ev)._driver
+        loop = group_of(ev)._loop
         handles = [ev.submit(Scale(float(value))) for value in range(1, 30)]
         assert all(handle.result(LIMIT_S).status == "failed" for handle in handles[:-1])
-        assert eventually(lambda: sum(isinstance(job, WeightsSync) for job in list(driver._waiting)) == 1)
+        assert eventually(lambda: sum(isinstance(job, WeightsSync) for job in list(loop._waiting)) == 1)
         last = ev.submit()  # Replaces it, without weights of its own: those that were submitted last are kept.
         assert handles[-1].result(LIMIT_S).status == "failed"
         first.cancel()
         assert eventually(lambda: last.progress().num_runners == 1)
         assert last.weights_version == 29
-        (weight,) = group_of(ev)._fleet.weights.snapshot.buffer[:4].view("float32")
+        (weight,) = group_of(ev)._pool.weights.snapshot.buffer[:4].view("float32")
         assert weight == 29.0
         last.cancel()
 

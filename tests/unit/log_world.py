@@ -43,7 +43,7 @@ def make_infos(indices: Iterable[int]):
 def make_fault(index: int, **changes: Any) -> Fault:
     """Return a fault with every field set."""
     fields = {
-        "index": index, "seed": 5, "attempt": 1, "culprit": "env", "phase": "step", "step": 12,
+        "index": index, "seed": 5, "attempt": 1, "cause": "env", "phase": "step", "step": 12,
         "error_type": "RuntimeError", "message": "bad\nthing", "traceback": "line\nline", "runner": 1,
         "node": "host", "seconds": 0.5, "charged": True,
     }  # fmt: skip

@@ -174,7 +174,7 @@ class Referee:
 
     def fleet_sized(self, runners: int) -> list[Any]:
         self.expected = max(1, runners)
-        return self._send(api.FleetSized(runners))
+        return self._send(api.PoolSized(runners))
 
     def cancel(self) -> list[Any]:
         self.cancelled = True
@@ -246,7 +246,7 @@ class Referee:
     # ---------------------------------------------------------------- commands
 
     def _send(self, event: Any) -> list[Any]:
-        charges, failures = self.owed, self._bury()
+        charges, failures = self.owed, self._reap()
         commands: list[Any] = self.schedule.handle(event)
         self.log.append((event, commands))
         self._check_verdicts(commands, charges, failures)
@@ -265,7 +265,7 @@ class Referee:
         self._check_liveness()
         return commands
 
-    def _bury(self) -> list[tuple[int, int, int]]:
+    def _reap(self) -> list[tuple[int, int, int]]:
         """Book the episodes that must be given up now, and return what must be said of them."""
         failures = [(index, self.seeds[index], self.attempts[index]) for index in self.hopeless]
         assert self.done.isdisjoint(self.hopeless), "an episode is given up though it is finished"
@@ -705,7 +705,7 @@ class World:
         self.ghosts.append(runner)
         self._obey(self.referee.lost(runner.number, charged, suspects))
 
-    def _bereave(self, runner: SimulatedRunner) -> None:
+    def _notify_lost(self, runner: SimulatedRunner) -> None:
         """A runner died of an episode; its reports arrive before the news of its death, or after it."""
         while runner.reports and self.rng.random() < 0.5:
             self._deliver(runner)
@@ -753,7 +753,7 @@ class World:
         report = runner.execute(self.rng.randint(1, 4))
         if report is None:
             if runner.number in self.runners:
-                self._bereave(runner)
+                self._notify_lost(runner)
         elif self.rng.random() < self.stutter:
             report.finished += report.finished[-1:] or sorted(self.referee.done)[-1:]
 

@@ -51,14 +51,14 @@ def report(rows, faults=(), traces=None) -> RunReport:
     return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
 
 
-def play(check: DeterminismCheck, records: EpisodeTable, fleet: dict[int, int], lanes: int = 3) -> dict[int, int]:
+def play(check: DeterminismCheck, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:
     """Let runners (incarnation: position) do everything; return who ran what."""
     ran: dict[int, int] = {}
     for _ in range(1000):
         if check.done:
             break
-        for runner, position in fleet.items():
-            leases = check.take(runner, position, lanes, list(fleet.values()))
+        for runner, position in pool.items():
+            leases = check.take(runner, position, lanes, list(pool.values()))
             assert len(leases) <= lanes
             for lease in leases:
                 assert lease.fresh

@@ -13,11 +13,11 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, RunnerRequest
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.execution.evaluation import Evaluation
-from rl_eval.execution.record_store import Ledger
-from rl_eval.execution.runner_pool import Fleet, Member
+from rl_eval.execution.record_store import RecordStore
+from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.supervision.flight_recorder import Autopsy, LaneEntry, Moment
+from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
 
 PLAN = EpisodePlan(4, 0)
 
@@ -60,15 +60,15 @@ class World:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
         self.backend = FakeBackend()
-        self.fleet = Fleet(self.backend, settings)
+        self.pool = RunnerPool(self.backend, settings)
         self.evaluation = Evaluation(1, settings, PLAN)
-        self.fleet.grow(2, 0.0)
-        for member in list(self.fleet.members.values())[:up]:
-            self.fleet.start_answered(member, 0.0)
-        self.evaluation.start(self.fleet, 0.0)
+        self.pool.grow(2, 0.0)
+        for member in list(self.pool.members.values())[:up]:
+            self.pool.start_answered(member, 0.0)
+        self.evaluation.start(self.pool, 0.0)
 
     def member(self, index: int) -> Member:
-        return next(member for member in self.fleet.members.values() if member.index == index)
+        return next(member for member in self.pool.members.values() if member.index == index)
 
     def given(self, member: Member) -> list[int]:
         """Return the episodes that a runner was given since the last time."""
@@ -84,18 +84,18 @@ class World:
         self.evaluation.replied(member, report(indices, index), 1.0)
         return indices
 
-    def lose(self, index: int, autopsy: Autopsy | None = None) -> bool:
+    def lose(self, index: int, crash_report: CrashReport | None = None) -> bool:
         """Lose a runner, in the order in which the driver tells it."""
         member = self.member(index)
-        charged = self.evaluation.lost(member, autopsy)
-        self.fleet.lose(member, RunnerLost("gone"), 2.0, free=charged)
+        charged = self.evaluation.lost(member, crash_report)
+        self.pool.lose(member, RunnerLost("gone"), 2.0, free=charged)
         return charged
 
     def replace(self) -> None:
-        self.fleet.tick(100.0)
-        for member in self.fleet.members.values():
+        self.pool.tick(100.0)
+        for member in self.pool.members.values():
             if not member.ready:
-                self.fleet.start_answered(member, 100.0)
+                self.pool.start_answered(member, 100.0)
                 self.evaluation.joined(member, 100.0)
 
 
@@ -143,9 +143,9 @@ def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
     assert world.evaluation.handle.result().status == "complete"
 
 
-def dying(phase: Any, seed: int, index: int) -> Autopsy:
+def dying(phase: Any, seed: int, index: int) -> CrashReport:
     entry = LaneEntry(phase != "close", index, seed, 1, 0.0)
-    return Autopsy("deadline", Moment(phase, 0, 5, 1.0, (entry,)), 2.0, "longer than x", "stack", "host")
+    return CrashReport("deadline", Moment(phase, 0, 5, 1.0, (entry,)), 2.0, "longer than x", "stack", "host")
 
 
 @pytest.mark.parametrize(("phase", "index"), [("step", 0), ("close", 995)])
@@ -167,11 +167,11 @@ def test_progress_says_what_the_evaluation_is_busy_with() -> None:
     """From its place in the queue to the check of its episodes."""
     world = World(up=0, determinism_check=1.0)
     phases = [Evaluation(2, world.evaluation._settings, PLAN).phase, world.evaluation.progress().phase]
-    for member in world.fleet.members.values():
-        world.fleet.start_answered(member, 1.0)
+    for member in world.pool.members.values():
+        world.pool.start_answered(member, 1.0)
         world.evaluation.joined(member, 1.0)
     phases.append(world.evaluation.progress().phase)
-    world.fleet.answered(Reply(Call(world.member(0).incarnation, Run(), 1)), 2.0)
+    world.pool.answered(Reply(Call(world.member(0).incarnation, Run(), 1)), 2.0)
     phases.append(world.evaluation.progress().phase)
     world.finish(0)
     world.finish(1)
@@ -189,7 +189,7 @@ def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
 
     late = World(up=1)
     member = late.member(1)
-    late.fleet.start_answered(member, 1.0)
+    late.pool.start_answered(member, 1.0)
     late.evaluation.joined(member, 1.0)
     while not late.evaluation.done:
         late.finish(0)
@@ -225,12 +225,12 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
 
 def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
     """A row that came before the one that counts is compared with it later, however often it is looked at."""
-    ledger, late = Ledger(len(PLAN), (), None), row(1, 0)
+    store, late = RecordStore(len(PLAN), (), None), row(1, 0)
     late["episode_return"] = 5.0
-    ledger.audit(late)
-    assert ledger.mismatches() == ()
-    ledger.add_row(row(1, 1))
-    assert ledger.mismatches() == (1,)
+    store.audit(late)
+    assert store.mismatches() == ()
+    store.add_row(row(1, 1))
+    assert store.mismatches() == (1,)
 
 
 def test_a_step_of_this_plan_is_charged() -> None:
@@ -279,7 +279,7 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     assert world.evaluation.done
     assert world.evaluation.handle.result().determinism.passed is None
     aborted = {runner for runner, run in world.backend.called if run.abort}
-    assert aborted == {member.incarnation for member in world.fleet.members.values()}
+    assert aborted == {member.incarnation for member in world.pool.members.values()}
 
 
 def test_the_time_without_runners_is_not_the_checks() -> None:

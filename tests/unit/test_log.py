@@ -134,7 +134,7 @@ def test_an_index_that_was_written_twice_counts_once(run_dir: Path) -> None:
 
 def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) -> None:
     """The same end of the same attempt is one fault; a lost runner is another one each time."""
-    lost = make_fault(5, culprit="runner", charged=False)
+    lost = make_fault(5, cause="runner", charged=False)
     write_log(run_dir, make_batch([], (make_fault(4), lost)))
     write_log(run_dir, make_batch([], (make_fault(4, seconds=9.0), make_fault(4, attempt=2), lost)))
     assert read_log(run_dir).faults == (make_fault(4), lost, make_fault(4, attempt=2), lost)

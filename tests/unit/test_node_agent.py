@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rl_eval.supervision.flight_recorder import LaneEntry, Moment, Residence
+from rl_eval.supervision.flight_recorder import LaneEntry, Moment, ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.proc import process_state
 
@@ -45,7 +45,7 @@ class Runner:
         )
         assert self.process.stdout is not None
         pid, born, mark, recorder, stack, *self.more = self.process.stdout.readline().split()
-        self.residence = Residence("node", int(pid), int(born), mark, recorder, stack)
+        self.process_info = ProcessInfo("node", int(pid), int(born), mark, recorder, stack)
 
     def gone(self) -> bool:
         return self.process.poll() is not None
@@ -69,7 +69,7 @@ def runner(agent: NodeAgent) -> Iterator[Callable[[str], Runner]]:
 
     def start(script: str) -> Runner:
         started.append(Runner(script))
-        agent.watch(len(started), started[-1].residence)
+        agent.watch(len(started), started[-1].process_info)
         return started[-1]
 
     yield start
@@ -118,13 +118,13 @@ def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
     hung = runner(f"def guilty():\n    tell()\n    {hang}\nrecorder.enter({phase}, 1, 17)\nguilty()")
     assert eventually(hung.gone)
     assert hung.process.returncode == -signal.SIGKILL
-    found = agent.autopsy(1, hung.residence)
+    found = agent.crash_report(1, hung.process_info)
     assert found.cause == "deadline"
     assert "fault_tolerance." in found.detail
     assert found.moment is not None
     assert (found.moment.phase, found.moment.lane, found.moment.step) == (phase.lower(), 1, 17)
     assert "guilty" in found.stack
-    assert not Path(hung.residence.recorder).exists()
+    assert not Path(hung.process_info.recorder).exists()
 
 
 @pytest.mark.process
@@ -132,7 +132,7 @@ def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str
     """SIGSTOP is not the fault of the episode: it is told apart from a hang."""
     stopped = runner("recorder.enter(STEP, 1)\ntell()\nos.kill(os.getpid(), 19)")
     assert eventually(stopped.gone)
-    assert agent.autopsy(1, stopped.residence).cause == "stopped"
+    assert agent.crash_report(1, stopped.process_info).cause == "stopped"
 
 
 @pytest.mark.process
@@ -143,7 +143,7 @@ def test_a_process_that_is_stopped_between_steps_is_ended_too(
     """No step takes too long, and yet nothing goes on."""
     stopped = runner(f"{phase}\ntell()\nos.kill(os.getpid(), 19)")
     assert eventually(stopped.gone)
-    assert agent.autopsy(1, stopped.residence).cause == "stopped"
+    assert agent.crash_report(1, stopped.process_info).cause == "stopped"
 
 
 @pytest.mark.process
@@ -152,7 +152,7 @@ def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: 
     """SIGSEGV and SIGABRT are written down with a stack before the process dies."""
     dead = runner(f"def guilty():\n    {death}\nrecorder.enter(STEP, 1, 3)\ntell()\nguilty()")
     assert eventually(dead.gone)
-    found = agent.autopsy(1, dead.residence)
+    found = agent.crash_report(1, dead.process_info)
     assert found.cause == "signal"
     assert found.detail
     assert "guilty" in found.stack
@@ -164,7 +164,7 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
     """Exit and kill leave no word, but the recorder says what was going on."""
     dead = runner(f"recorder.enter(STEP, 1, 3)\ntell()\n{death}")
     assert eventually(dead.gone)
-    found = agent.autopsy(1, dead.residence)
+    found = agent.crash_report(1, dead.process_info)
     assert found.cause == "vanished"
     assert found.moment is not None
     assert found.moment.current is not None
@@ -194,7 +194,7 @@ os._exit(42)
 def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """A driver that gives a runner up learns what it was doing."""
     silent = runner("def idling():\n    tell()\n    time.sleep(600)\nrecorder.idle()\nidling()")
-    found = agent.autopsy(1, silent.residence)
+    found = agent.crash_report(1, silent.process_info)
     assert eventually(silent.gone)
     assert found.moment is not None
     assert found.moment.phase == "idle"
@@ -219,10 +219,10 @@ os.kill(os.getpid(), 9)
     children = [int(pid) for pid in dead.more]
     assert len(children) == 2
     assert eventually(dead.gone)
-    agent.autopsy(1, dead.residence)
+    agent.crash_report(1, dead.process_info)
     assert eventually(lambda: all(process_state(pid) in ("", "Z", "X") for pid in children))
     # Until its last zombie is collected, a group is still there.
-    assert eventually(lambda: group_gone(dead.residence.pid))
+    assert eventually(lambda: group_gone(dead.process_info.pid))
 
 
 @pytest.mark.process
@@ -230,8 +230,10 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
     """A pid that was given away since is told apart by its start time."""
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        former = Residence("node", bystander.pid, 1, "no-such-mark", str(tmp_path / "x.rec"), str(tmp_path / "x.stack"))
-        found = agent.autopsy(9, former)
+        former = ProcessInfo(
+            "node", bystander.pid, 1, "no-such-mark", str(tmp_path / "x.rec"), str(tmp_path / "x.stack")
+        )
+        found = agent.crash_report(9, former)
         assert (found.cause, found.moment) == ("vanished", None)
         assert bystander.poll() is None
     finally:
@@ -243,10 +245,10 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
 def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """After stop no watched process lives, not even a stopped one."""
     alive, stopped = runner("tell()\ntime.sleep(600)"), runner("tell()\nos.kill(os.getpid(), 19)")
-    assert eventually(lambda: process_state(stopped.residence.pid) == "T")
+    assert eventually(lambda: process_state(stopped.process_info.pid) == "T")
     agent.stop()
     assert eventually(lambda: alive.gone() and stopped.gone())
-    assert not Path(alive.residence.recorder).parent.exists()
+    assert not Path(alive.process_info.recorder).parent.exists()
 
 
 def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +259,11 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("rl_eval.supervision.node_agent.living", breaks)
     agent = NodeAgent(Deadlines(step_s=1.0))
-    agent.watch(1, Residence("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s")))
+    agent.watch(1, ProcessInfo("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s")))
     with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
-        agent.vigil()
+        agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
-    agent._undertaker.dismiss()
+    agent._reaper.dismiss()
 
 
 def moment(phase: Any, since: float, started: float = 0.0) -> Moment:
@@ -308,7 +310,7 @@ from rl_eval.supervision.flight_recorder import Residence
 agent = NodeAgent(Deadlines())
 agent.watch(1, Residence(**json.loads(sys.argv[1])))
 print("watching", flush=True)
-agent.vigil()
+agent.wait_closed()
 """
 
 
@@ -318,7 +320,7 @@ def test_children_are_ended_even_when_the_agent_died_first(death: str) -> None:
     """A killed driver takes agent and runners along; what runners had started, and one that is stopped, go too."""
     runner = Runner('child = subprocess.Popen(["sleep", "600"])\ntell(child.pid)\ntime.sleep(600)')
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    told = json.dumps(asdict(runner.residence))
+    told = json.dumps(asdict(runner.process_info))
     agent = subprocess.Popen([sys.executable, "-c", AGENT, told], stdout=subprocess.PIPE, env=env)
     assert agent.stdout is not None
     agent.stdout.readline()
@@ -332,4 +334,4 @@ def test_children_are_ended_even_when_the_agent_died_first(death: str) -> None:
     assert runner.process.stdout is not None
     runner.process.stdout.close()
     assert eventually(lambda: process_state(child) in ("", "Z"))
-    assert eventually(lambda: not Path(runner.residence.recorder).exists())
+    assert eventually(lambda: not Path(runner.process_info.recorder).exists())

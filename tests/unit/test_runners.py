@@ -403,7 +403,7 @@ def test_the_original_error_survives(kind: str, lanes: int) -> None:
     first, second = table.record(4).faults
     assert set(table.faults) == {4}
     for fault in (first, second):
-        assert (fault.index, fault.seed, fault.culprit) == (4, EpisodePlan(EPISODES)[4].seed, "env")
+        assert (fault.index, fault.seed, fault.cause) == (4, EpisodePlan(EPISODES)[4].seed, "env")
         assert (fault.error_type, fault.runner) == ("ZeroDivisionError", 7)
         assert fault.node
         assert fault.seconds >= 0
@@ -533,7 +533,7 @@ def test_a_constructor_that_raises_sometimes_is_survived(kind: str, lanes: int, 
     table = play(make(factory, kind=kind, lanes=lanes, **options))
     assert table.fingerprint() == undisturbed()
     faults = [fault for record in table for fault in record.faults]
-    assert {(fault.phase, fault.culprit, fault.step) for fault in faults} == {("construct", "env", 0)}
+    assert {(fault.phase, fault.cause, fault.step) for fault in faults} == {("construct", "env", 0)}
     assert {(fault.error_type, fault.message) for fault in faults} == {(error.__name__, "the port is taken")}
     assert len(faults) >= EPISODES
 
@@ -584,7 +584,7 @@ def test_what_breaks_the_contract_of_a_step_is_the_environments_fault(
     table = play(make(troubled(trouble), kind=kind, lanes=lanes))
     assert table.fingerprint() == undisturbed()
     (fault,) = table.record(2).faults
-    assert (fault.culprit, fault.error_type, fault.phase) == ("env", error_type, "step")
+    assert (fault.cause, fault.error_type, fault.phase) == ("env", error_type, "step")
     assert message in fault.message
     assert table.record(2).attempts == 2
 
@@ -597,7 +597,7 @@ def test_what_breaks_the_contract_of_a_reset_is_the_environments_fault(kind: str
     table = play(make(troubled(trouble), kind=kind, lanes=lanes))
     assert table.fingerprint() == undisturbed()
     (fault,) = table.record(2).faults
-    assert (fault.culprit, fault.phase, fault.step) == ("env", "reset", 0)
+    assert (fault.cause, fault.phase, fault.step) == ("env", "reset", 0)
 
 
 def test_a_policy_never_sees_a_nan_observation() -> None:
@@ -670,7 +670,7 @@ def test_an_action_outside_the_space_is_the_policys_fault(kind: str, lanes: int,
     assert 0 < len(failed) < EPISODES
     for record in table:
         if record.index in failed:
-            assert {(fault.culprit, fault.phase, fault.error_type) for fault in record.faults} == {
+            assert {(fault.cause, fault.phase, fault.error_type) for fault in record.faults} == {
                 ("policy", "act", "PolicyError")
             }
             assert message in record.faults[0].message
@@ -704,7 +704,7 @@ def test_a_nan_action_is_the_policys_fault(kind: str, lanes: int) -> None:
     tables = [play(make(lambda context: Steered(), act, k, n)) for k, n in {(kind, lanes), ("vector", 1)}]
     faults = [fault for record in tables[0] for fault in record.faults]
     assert faults
-    assert all(fault.culprit == "policy" and "which is not finite" in fault.message for fault in faults)
+    assert all(fault.cause == "policy" and "which is not finite" in fault.message for fault in faults)
     assert tables[0].fingerprint() == tables[-1].fingerprint()
     assert {record.outcome for record in tables[0]} == {"completed", "failed"}
 
@@ -724,7 +724,7 @@ def test_an_exception_of_the_policy_is_told_as_its_own(kind: str, lanes: int) ->
     assert [record.outcome for record in table] == [record.outcome for record in alone]
     assert table.fingerprint() == alone.fingerprint()
     faults = [fault for record in table for fault in record.faults]
-    assert {(fault.culprit, fault.error_type, fault.message) for fault in faults} == {
+    assert {(fault.cause, fault.error_type, fault.message) for fault in faults} == {
         ("policy", "ZeroDivisionError", "too far")
     }
     assert {record.outcome for record in table} == {"completed", "failed"}
@@ -1069,7 +1069,7 @@ def test_progress_names_every_live_lane(kind: str, lanes: int, clock: list[float
 
 @layouts
 def test_an_attempt_that_outlives_its_limit_is_charged(kind: str, lanes: int, clock: list[float]) -> None:
-    """``episode_timeout_s`` is checked between steps; the fault's culprit is the timeout, and others go on."""
+    """``episode_timeout_s`` is checked between steps; the fault's cause is the timeout, and others go on."""
     seeds = EpisodePlan(EPISODES).seeds.tolist()
 
     short = [seed for index, seed in enumerate(seeds) if index != 3]
@@ -1082,7 +1082,7 @@ def test_an_attempt_that_outlives_its_limit_is_charged(kind: str, lanes: int, cl
     assert [record.index for record in table if record.outcome == "failed"] == [3]
     assert [fault.attempt for fault in table.record(3).faults] == [1, 2]
     for fault in table.record(3).faults:
-        assert (fault.culprit, fault.phase, fault.error_type) == ("timeout", "run", "EpisodeTimeout")
+        assert (fault.cause, fault.phase, fault.error_type) == ("timeout", "run", "EpisodeTimeout")
         assert "longer than fault_tolerance.episode_timeout_s=5" in fault.message
         assert 5.0 < fault.seconds < 5.0 + 0.1 + 0.01 * (lanes + 1)
         assert fault.step > 0

@@ -21,9 +21,9 @@ from rl_eval.scheduling.events import (
     Charge,
     Command,
     Exclude,
-    FleetSized,
     GiveUp,
     Grant,
+    PoolSized,
     Reclaim,
     Record,
     RunnerJoined,
@@ -94,7 +94,7 @@ def test_a_smaller_fleet_has_larger_shares() -> None:
     """When fewer runners will come than expected, those that are there get what was left for the others."""
     schedule = make(4, runners=4)
     schedule.handle(RunnerJoined(0, lanes=4))
-    assert granted(schedule.handle(FleetSized(1))) == {0: [1, 2, 3]}
+    assert granted(schedule.handle(PoolSized(1))) == {0: [1, 2, 3]}
 
 
 def test_short_episodes_deepen_the_queue() -> None:
@@ -144,7 +144,7 @@ def test_a_retry_waits_for_runners_that_are_expected_until_there_are_none() -> N
     schedule.handle(RunnerJoined(0, lanes=1))
     assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)])) == []
     assert schedule.awaits_runners
-    assert attempts_granted(schedule.handle(FleetSized(1))) == {0: 2}
+    assert attempts_granted(schedule.handle(PoolSized(1))) == {0: 2}
     assert not schedule.awaits_runners
 
 
@@ -314,7 +314,7 @@ def test_suspects_run_alone_on_every_idle_runner() -> None:
     assert granted(schedule.handle(RunnerJoined(2, lanes=3))) == {2: [1]}
     assert granted(schedule.handle(RunnerJoined(1, lanes=3))) == {1: [0]}
     assert granted(schedule.handle(RunnerJoined(3, lanes=3))) == {3: [2]}
-    assert schedule.handle(FleetSized(7)) == []
+    assert schedule.handle(PoolSized(7)) == []
     assert schedule.handle(RunnerLost(1, suspects=[(0, 1)])) == [Charge(0, 1)]
     assert attempts_granted(schedule.handle(RunnerReported(3, finished=[2]))) == {0: 2}
 
@@ -470,7 +470,7 @@ def test_resume_gives_up_what_has_no_attempt_left() -> None:
     """With the first event, whatever it is, and without a runner; until then it is unfinished."""
     schedule = make(3, attempts={0: 3, 2: 4})
     assert schedule.unfinished == 3
-    assert schedule.handle(FleetSized(2)) == [gave_up(0), gave_up(2, attempts=4)]
+    assert schedule.handle(PoolSized(2)) == [gave_up(0), gave_up(2, attempts=4)]
     assert schedule.unfinished == 1
     assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1]}
 
@@ -598,7 +598,7 @@ def test_histories_are_hard() -> None:
     for seed in range(HISTORIES // 2):
         counts += happened(run_history(seed))
     for name in (
-        *("RunnerLost", "FleetSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
+        *("RunnerLost", "PoolSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
         *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "Exclude"),
     ):
         assert counts[name] >= 15, name

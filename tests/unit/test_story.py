@@ -19,7 +19,7 @@ PLAN = EpisodePlan(4, 7)
 
 def fault(index: int, attempt: int, runner: int, *, charged: bool = True) -> Fault:
     return Fault(
-        index=index, seed=PLAN[index].seed, attempt=attempt, culprit="env", phase="step", step=12, error_type="Boom",
+        index=index, seed=PLAN[index].seed, attempt=attempt, cause="env", phase="step", step=12, error_type="Boom",
         message="it broke", traceback="Traceback", runner=runner, node="here", seconds=0.5, charged=charged,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import EnvError
-from rl_eval.execution.record_store import Ledger
+from rl_eval.execution.record_store import RecordStore
 from rl_eval.records.episode import Fault, first_seen
 
 ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
@@ -105,7 +105,7 @@ def test_what_is_no_number_or_flag_is_refused_by_name(name: str, runner: str, la
     """Text, nothing, several values and objects are an error of the environment: field, value and what is due."""
     returned, words = REFUSED[name]
     fault = the_fault(run(runner, lanes, **returned))
-    assert (fault.error_type, fault.culprit, fault.phase, fault.step) == ("EnvError", "env", "step", 2)
+    assert (fault.error_type, fault.cause, fault.phase, fault.step) == ("EnvError", "env", "step", 2)
     assert [word for word in words if word not in fault.message] == []
 
 
@@ -448,7 +448,7 @@ def test_every_dtype_that_does_not_fit_is_noted(space: gym.Space[Any], observati
 
 def test_notes_that_differ_in_their_place_alone_are_one() -> None:
     """Every runner reports the first place that it saw; the result tells one."""
-    records = Ledger(1, (), None)
+    records = RecordStore(1, (), None)
     for index in (3, 5):
         records.note(first_seen("it is odd", index, 1, str(index)))
         records.note("something else")

@@ -90,7 +90,7 @@ def _has_another(fault: Fault, settings: EvalSettings) -> bool:
 
 def _judged(fault: Fault, settings: EvalSettings) -> Finding:
     told = f"{fault.error_type}: {fault.message}"
-    if fault.culprit == "policy":
+    if fault.cause == "policy":
         return problem(f"cannot act: {told}")
     if _has_another(fault, settings):
         return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")

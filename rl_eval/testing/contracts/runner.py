@@ -131,7 +131,7 @@ class EvalRunnerContract:
                 self._expect_reference(played.rows, what)
                 attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
                 _expect(attempts, {at.index: 3 if at.index in guilty else 1 for at in leases}, f"attempts, {what}")
-                told = sorted((at.index, at.seed, at.attempt, at.culprit, at.phase) for at in played.faults)
+                told = sorted((at.index, at.seed, at.attempt, at.cause, at.phase) for at in played.faults)
                 due = [(at.index, at.seed, n, "env", phase) for at in leases if at.index in guilty for n in (1, 2)]
                 _expect(told, due, f"faults, {what}")
 
@@ -144,7 +144,7 @@ class EvalRunnerContract:
                     played = _play(runner, _leases(self.num_episodes))
                 what = f"{lanes} lanes, NaN in {phase}"
                 self._expect_reference(played.rows, what)
-                told = sorted((at.index, at.attempt, at.culprit) for at in played.faults)
+                told = sorted((at.index, at.attempt, at.cause) for at in played.faults)
                 _expect(told, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
@@ -173,7 +173,7 @@ class EvalRunnerContract:
             with self._runner(lanes, wrapper=_Endless, timeout_s=_TIMEOUT_S) as runner:
                 played = _play(runner, _leases(2), budget_s=_TIMEOUT_S / 2, calls=12)
             _expect(len(played.rows), 0, f"rows, {lanes} lanes")
-            _expect({fault.culprit for fault in played.faults}, {"timeout"}, f"culprits, {lanes} lanes")
+            _expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
 
     # ------------------------------------------------------------------ control
 

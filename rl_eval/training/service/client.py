@@ -38,7 +38,7 @@ _CALL_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 """A service that does not answer for so long is given up."""
 _CONNECT_S: Final = 180.0
-_GOODBYE_S: Final = 5.0
+_DISCONNECT_S: Final = 5.0
 
 
 @final
@@ -137,7 +137,7 @@ class ServiceEngine:
         self._done.set()
         self._ended.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(_GOODBYE_S)
+            self._thread.join(_DISCONNECT_S)
         if ray.is_initialized():
             with suppress(EvalError):
                 self._leave()
@@ -153,11 +153,11 @@ class ServiceEngine:
 
     def _leave(self) -> None:
         if self._notes:
-            ray.wait(self._notes, num_returns=len(self._notes), timeout=_GOODBYE_S)
+            ray.wait(self._notes, num_returns=len(self._notes), timeout=_DISCONNECT_S)
         if self._owner:
             end_service(self._name, self._namespace)
         else:
-            ask(self._actor.leave.remote(self.client), _GOODBYE_S, self._name)
+            ask(self._actor.leave.remote(self.client), _DISCONNECT_S, self._name)
 
     def _expect(self, ticket: Ticket) -> EvalHandle:
         """Return a handle of a request that the service has accepted."""
@@ -245,7 +245,7 @@ class ServiceEngine:
 def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:
     if (alive := engine()) is not None:
         alive._ended.set()
-        alive._thread.join(_GOODBYE_S)
+        alive._thread.join(_DISCONNECT_S)
 
 
 def _snapshot(weights: Any) -> WeightsSnapshot:

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rl_eval.backends import pickled
-from rl_eval.backends.connection import connect, gist, runtime_env_of
+from rl_eval.backends.connection import connect, runtime_env_of, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.execution.group import portable_policy
@@ -47,14 +47,14 @@ def ask(call: Any, timeout_s: float, name: str) -> Any:
     try:
         return ray.get(call, timeout=timeout_s)
     except GetTimeoutError as error:
-        raise ClusterError(f"evaluation service {name!r} does not answer: {gist(error)}") from error
+        raise ClusterError(f"evaluation service {name!r} does not answer: {summarize(error)}") from error
     except RayTaskError as error:
         cause = error.cause
         raise (cause if isinstance(cause, Exception) else error) from None
     except RayActorError as error:
-        raise ClusterError(f"evaluation service {name!r} is gone: {gist(error)}") from error
+        raise ClusterError(f"evaluation service {name!r} is gone: {summarize(error)}") from error
     except RayError as error:
-        raise ClusterError(f"evaluation service {name!r} cannot be reached: {gist(error)}") from error
+        raise ClusterError(f"evaluation service {name!r} cannot be reached: {summarize(error)}") from error
 
 
 def reach(address: str | None) -> bool:
@@ -216,7 +216,7 @@ def _create(
         return actor_class.remote(name, namespace, folder, token, detached, idle_timeout_s)
     except (TypeError, ValueError) as error:
         if (namespace, name) not in _names():
-            raise ConfigError(f"runners: Ray does not take this runtime_env: {gist(error)}") from error
+            raise ConfigError(f"runners: Ray does not take this runtime_env: {summarize(error)}") from error
         raise ConfigError(
             f"there is an evaluation service {name!r} in namespace {namespace!r} already, perhaps with other settings: "
             f"use Evaluator.from_name({name!r}), end it with `rl-eval service stop {name}`, or choose another name"

@@ -4,27 +4,29 @@ from typing import Any
 
 import pytest
 
-from rl_eval.scheduling.attribution import assign_blame
-from rl_eval.supervision.flight_recorder import Autopsy, LaneEntry, Moment
+from rl_eval.scheduling.attribution import attribute_loss
+from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
 
 LANES = (LaneEntry(True, 10, 100, 1, 5.0), LaneEntry(True, 11, 110, 2, 6.0), LaneEntry(False, 9, 90, 1, 1.0))
 ENV_PHASES = ("construct", "reset", "step")
 
 
-def autopsy(cause: Any, phase: Any, lane: int = 1, lanes: Any = LANES) -> Autopsy:
-    return Autopsy(cause, Moment(phase, lane, 17, 8.0, lanes), 2.0, "longer than x=1", "main thread\n  stack", "host")
+def crash_report(cause: Any, phase: Any, lane: int = 1, lanes: Any = LANES) -> CrashReport:
+    return CrashReport(
+        cause, Moment(phase, lane, 17, 8.0, lanes), 2.0, "longer than x=1", "main thread\n  stack", "host"
+    )
 
 
 @pytest.mark.parametrize("phase", ENV_PHASES)
 @pytest.mark.parametrize("cause", ["deadline", "signal"])
 def test_evidence_convicts_the_episode_of_the_call(cause: Any, phase: str) -> None:
     """A passed deadline or a written fatal signal in an environment's call charges that episode, and no other."""
-    blame = assign_blame(autopsy(cause, phase), runner=4)
-    assert (blame.charged, blame.suspects) == (((11, 2),), ())
-    (fault,) = blame.faults
+    attribution = attribute_loss(crash_report(cause, phase), runner=4)
+    assert (attribution.charged, attribution.suspects) == (((11, 2),), ())
+    (fault,) = attribution.faults
     assert (fault.index, fault.seed, fault.attempt, fault.phase, fault.step) == (11, 110, 2, phase, 17)
     assert (fault.runner, fault.node, fault.seconds) == (4, "host", 4.0)
-    assert fault.culprit == ("timeout" if cause == "deadline" else "env")
+    assert fault.cause == ("timeout" if cause == "deadline" else "env")
     assert "stack" in fault.traceback
     assert not fault.charged
 
@@ -33,9 +35,9 @@ def test_evidence_convicts_the_episode_of_the_call(cause: Any, phase: str) -> No
 @pytest.mark.parametrize("cause", ["vanished", "stopped"])
 def test_without_evidence_it_is_only_suspected(cause: Any, phase: str) -> None:
     """A process that was killed or stopped may have been pre-empted: nobody is charged, one is suspected."""
-    blame = assign_blame(autopsy(cause, phase), runner=4)
-    assert (blame.charged, blame.suspects) == ((), ((11, 2),))
-    assert [(fault.culprit, fault.error_type, fault.charged) for fault in blame.faults] == [
+    attribution = attribute_loss(crash_report(cause, phase), runner=4)
+    assert (attribution.charged, attribution.suspects) == ((), ((11, 2),))
+    assert [(fault.cause, fault.error_type, fault.charged) for fault in attribution.faults] == [
         ("runner", "RunnerLost", False)
     ]
 
@@ -43,9 +45,9 @@ def test_without_evidence_it_is_only_suspected(cause: Any, phase: str) -> None:
 @pytest.mark.parametrize("cause", ["deadline", "signal", "vanished", "stopped"])
 def test_the_policy_makes_suspects_of_all_live_episodes(cause: Any) -> None:
     """A batch has many rows; only when a single one is live does evidence convict it."""
-    blame = assign_blame(autopsy(cause, "act", 0), runner=4)
-    assert (blame.charged, blame.suspects) == ((), ((10, 1), (11, 2)))
-    alone = assign_blame(autopsy(cause, "act", 0, LANES[1:]), runner=4)
+    attribution = attribute_loss(crash_report(cause, "act", 0), runner=4)
+    assert (attribution.charged, attribution.suspects) == ((), ((10, 1), (11, 2)))
+    alone = attribute_loss(crash_report(cause, "act", 0, LANES[1:]), runner=4)
     convicted = cause in ("deadline", "signal")
     assert (alone.charged, alone.suspects) == ((((11, 2),), ()) if convicted else ((), ((11, 2),)))
 
@@ -53,19 +55,19 @@ def test_the_policy_makes_suspects_of_all_live_episodes(cause: Any) -> None:
 @pytest.mark.parametrize("cause", ["deadline", "signal", "vanished", "stopped"])
 def test_a_death_in_close_is_told_and_charged_to_nobody(cause: Any) -> None:
     """The episode whose environment closes is over and reported."""
-    blame = assign_blame(autopsy(cause, "close", 2), runner=4)
-    assert (blame.charged, blame.suspects) == ((), ())
-    assert [(fault.index, fault.phase) for fault in blame.faults] == [(9, "close")]
+    attribution = attribute_loss(crash_report(cause, "close", 2), runner=4)
+    assert (attribution.charged, attribution.suspects) == ((), ())
+    assert [(fault.index, fault.phase) for fault in attribution.faults] == [(9, "close")]
 
 
 def test_nothing_known_blames_nobody() -> None:
     """A node that is gone tells nothing; a runner between calls was doing nothing."""
-    for unknown in (None, Autopsy("vanished", None, 0.0, "", "", "host"), autopsy("vanished", "idle")):
-        blame = assign_blame(unknown, runner=0)
-        assert (blame.charged, blame.suspects, blame.faults) == ((), (), ())
+    for unknown in (None, CrashReport("vanished", None, 0.0, "", "", "host"), crash_report("vanished", "idle")):
+        attribution = attribute_loss(unknown, runner=0)
+        assert (attribution.charged, attribution.suspects, attribution.faults) == ((), (), ())
 
 
 def test_a_lane_that_never_began_has_no_fault() -> None:
     """The first environment of a runner is built before any episode."""
     lanes = (LaneEntry(False, 0, 0, 0, 0.0),)
-    assert assign_blame(autopsy("vanished", "construct", 0, lanes), runner=0).faults == ()
+    assert attribute_loss(crash_report("vanished", "construct", 0, lanes), runner=0).faults == ()

@@ -22,10 +22,10 @@ def tell(world: World, index: int, key: dict[str, str], *episodes: int) -> None:
 
 def world_of(runners: int) -> World:
     world = World()
-    world.fleet.grow(runners - 2, 0.0)
-    for member in world.fleet.members.values():
+    world.pool.grow(runners - 2, 0.0)
+    for member in world.pool.members.values():
         if not member.ready:
-            world.fleet.start_answered(member, 0.0)
+            world.pool.start_answered(member, 0.0)
             world.evaluation.joined(member, 0.0)
     return world
 
@@ -39,8 +39,8 @@ def test_the_fastest_runner_does_not_decide() -> None:
     tell(world, 2, NEW)
     with pytest.raises(NumericsMismatch, match=r"runner 0 .* cpu_capability is 'AVX2', not 'AVX512'"):
         tell(world, 0, OLD, *mine[:1])
-    assert not world.evaluation._ledger.table.filled.any()
-    assert "runner 0" in "".join(world.evaluation._ledger.notes)
+    assert not world.evaluation._store.table.filled.any()
+    assert "runner 0" in "".join(world.evaluation._store.notes)
 
 
 def test_what_is_recorded_decides() -> None:
@@ -51,7 +51,7 @@ def test_what_is_recorded_decides() -> None:
     tell(world, 1, OLD)
     with pytest.raises(NumericsMismatch, match="runner 2"):
         tell(world, 2, NEW)
-    assert world.evaluation._ledger.table.filled.sum() == 1
+    assert world.evaluation._store.table.filled.sum() == 1
 
 
 def test_a_lost_runner_has_no_vote() -> None:
@@ -63,7 +63,7 @@ def test_a_lost_runner_has_no_vote() -> None:
     world.lose(1)
     mine = world.given(world.member(2))
     tell(world, 2, NEW, *mine[:1])
-    assert world.evaluation._ledger.table.filled.sum() == 1
+    assert world.evaluation._store.table.filled.sum() == 1
 
 
 def test_rows_without_a_key_are_taken() -> None:
@@ -71,4 +71,4 @@ def test_rows_without_a_key_are_taken() -> None:
     world = world_of(2)
     mine = world.given(world.member(0))
     tell(world, 0, {}, *mine[:1])
-    assert np.array_equal(world.evaluation._ledger.table.rows["index"][mine[:1]], np.array(mine[:1], ROW["index"]))
+    assert np.array_equal(world.evaluation._store.table.rows["index"][mine[:1]], np.array(mine[:1], ROW["index"]))

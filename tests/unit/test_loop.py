@@ -13,8 +13,8 @@ from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import ConfigError, EnvError, RunnerLost
 from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.jobs import Apply, WeightsSync
-from rl_eval.execution.loop import Driver
-from rl_eval.execution.runner_pool import Fleet, PublishedWeights
+from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
@@ -71,21 +71,21 @@ class World:
         config = config.runners(num_runners=runners, num_envs_per_runner=lanes).fault_tolerance(**faults)
         self.settings = config.evaluation(num_episodes=200, determinism_check=0).build()
         self.backend, self.now = FakeBackend(), 1000.0
-        self.fleet = Fleet(self.backend, self.settings)
-        self.driver = Driver(self.backend, self.fleet, clock=lambda: self.now)
-        self.fleet.grow(runners, self.now)
+        self.pool = RunnerPool(self.backend, self.settings)
+        self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
+        self.pool.grow(runners, self.now)
 
     def turn(self, *replies: Reply) -> None:
         self.backend.ready += replies
         self.now += 0.1
-        self.driver._turn()
+        self.loop._turn()
 
     def start(self, *runners: int, error: Exception | None = None) -> None:
         self.backend.calls = [call for call in self.backend.calls if call[0] not in runners]
         self.turn(*(Reply(Call(runner, Start(runner), 0), error=error) for runner in runners))
 
     def post(self, job: Any) -> Any:
-        self.driver._inbox.put(job)
+        self.loop._inbox.put(job)
         self.turn()
         return job
 
@@ -93,7 +93,7 @@ class World:
         """Answer all calls: on broken positions every attempt fails, on the others every one completes."""
         calls, self.backend.calls = self.backend.calls, []
         for runner, request, tag in calls:
-            if member := self.fleet.members.get(runner):
+            if member := self.pool.members.get(runner):
                 value = played(request, member.index, member.index in broken) if isinstance(request, Run) else 1
                 self.turn(Reply(Call(runner, request, tag), value))
 
@@ -114,7 +114,7 @@ def played(run: Run, position: int, broken: bool) -> RunReport:
 
 
 def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
-    evaluation = Evaluation(world.driver.next_tag(), world.settings, EpisodePlan(200))
+    evaluation = Evaluation(world.loop.next_tag(), world.settings, EpisodePlan(200))
     world.post(evaluation)
     for _ in range(10_000):
         if evaluation.done:
@@ -132,7 +132,7 @@ def test_a_runner_that_cannot_start_and_answers_first_costs_only_itself() -> Non
     world = World()
     world.start(0, error=NO_LICENCE)
     world.start(1, 2, 3)
-    assert world.driver._fatal is None
+    assert world.loop._fatal is None
     result = evaluate(world)
     assert (result.status, len(result.episodes)) == ("complete", 200)
     assert {record.runner for record in result.episodes} <= {0, 1, 2, 3}
@@ -159,12 +159,12 @@ def test_weights_that_do_not_fit_on_one_machine_cost_only_its_runner(error: Exce
     world = World()
     weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
     world.start(0, 1, 2, 3)
-    sync = world.post(WeightsSync(world.driver.next_tag(), weights))
+    sync = world.post(WeightsSync(world.loop.next_tag(), weights))
     world.turn(Reply(Call(0, SetWeights("ref"), sync.tag), error=error))
     world.turn(*(Reply(Call(runner, SetWeights("ref"), sync.tag), 1) for runner in (1, 2, 3)))
     assert sync.future.result(timeout=0) == [1, 1, 1]
-    assert world.driver._fatal is None
-    assert [member.index for member in world.fleet.ready()] == [1, 2, 3]
+    assert world.loop._fatal is None
+    assert [member.index for member in world.pool.ready()] == [1, 2, 3]
 
 
 def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> None:
@@ -172,38 +172,38 @@ def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> 
     world = World(runners=2)
     world.start(0, 1)
     weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
-    sync = world.post(WeightsSync(world.driver.next_tag(), weights))
+    sync = world.post(WeightsSync(world.loop.next_tag(), weights))
     for runner in (0, 1):
         world.turn(Reply(Call(runner, SetWeights("ref"), sync.tag), error=NO_LICENCE))
     assert sync.future.exception(timeout=0) is NO_LICENCE
-    assert world.driver._fatal is None
+    assert world.loop._fatal is None
 
 
 def test_a_start_that_fails_everywhere_ends_the_group() -> None:
     """With the original error, as soon as the last one has failed."""
     world = World(runners=2)
     world.start(0, error=EnvError("first"))
-    assert world.driver._fatal is None
+    assert world.loop._fatal is None
     world.start(1, error=NO_LICENCE)
-    assert world.driver._fatal is NO_LICENCE
+    assert world.loop._fatal is NO_LICENCE
 
 
 def test_a_usage_error_ends_the_group_at_once() -> None:
     """Nothing would be different elsewhere."""
     world = World()
     world.start(2, error=ConfigError("environment.env: no such module"))
-    assert isinstance(world.driver._fatal, ConfigError)
+    assert isinstance(world.loop._fatal, ConfigError)
 
 
 def test_what_a_callers_function_raises_is_for_the_caller() -> None:
     """Its runner lives on."""
     world = World(runners=2)
     world.start(0, 1)
-    job = world.post(Apply(world.driver.next_tag(), lambda runner: None))
+    job = world.post(Apply(world.loop.next_tag(), lambda runner: None))
     runner, request, tag = world.backend.calls[-1]
     world.turn(Reply(Call(runner, request, tag), error=ValueError("mine")))
     assert isinstance(job.future.exception(timeout=0), ValueError)
-    assert len(world.fleet.ready()) == 2
+    assert len(world.pool.ready()) == 2
 
 
 # ------------------------------------------------------------------------------ silence
@@ -213,8 +213,8 @@ def test_replies_that_lay_there_while_the_loop_was_busy_break_the_silence() -> N
     """Two seconds with a limit of half a second: nobody is ended, since all had answered."""
     world = World(runner_timeout_s=0.5)
     world.start(0, 1, 2, 3)
-    for member in world.fleet.ready():
-        world.fleet.call(member, Run(), tag=7, now=world.now)
+    for member in world.pool.ready():
+        world.pool.call(member, Run(), tag=7, now=world.now)
         member.probed = True
     world.now += 2.0
     world.turn(*(Reply(Call(runner, Run(), 7)) for runner in range(4)))
@@ -225,14 +225,14 @@ def test_a_silent_runner_is_ended_and_replaced() -> None:
     """Where nothing came."""
     world = World(runner_timeout_s=0.5)
     world.start(0, 1, 2, 3)
-    (member,) = world.fleet.ready()[:1]
-    world.fleet.call(member, GetWeightsVersion(), tag=7, now=world.now)
+    (member,) = world.pool.ready()[:1]
+    world.pool.call(member, GetWeightsVersion(), tag=7, now=world.now)
     member.probed = True
     world.now += 2.0
     world.turn()
     assert [runner for runner, _ in world.backend.ended] == [0]
     world.turn()
-    assert world.fleet.losses == 1
+    assert world.pool.losses == 1
     world.now += 1.0
     world.turn()
     assert any(isinstance(request, Start) and runner > 3 for runner, request, _ in world.backend.calls)
@@ -243,14 +243,14 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
     world = World(runners=2, max_runner_restarts=0)
     world.start(0, 1)
     for _ in range(5):
-        member = world.fleet.ready()[0]
+        member = world.pool.ready()[0]
         lost = Call(member.incarnation, Run(), 0)
         world.turn(Reply(lost, error=RunnerLost("preempted"), lost=True, preempted=True))
         world.now += 1.0
         world.turn()
-        newest = max(world.fleet.members)
+        newest = max(world.pool.members)
         world.start(newest)
-    assert len(world.fleet.ready()) == 2
+    assert len(world.pool.ready()) == 2
 
 
 # ------------------------------------------------------------------------------ the table

@@ -12,7 +12,7 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
-from rl_eval.execution.runner_pool import Fleet, Member, PublishedWeights
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.weights import snapshot_weights
 
 RUN, APPLY = Run(), Apply(repr)
@@ -67,44 +67,44 @@ class FakeBackend:
 
 
 class World:
-    """A fleet, its backend, and the time."""
+    """A pool, its backend, and the time."""
 
     def __init__(self, runners: int = 2, **changes: Any) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=runners)
         for key, value in changes.items():
             config.set(key.replace("__", "."), value)
         self.backend = FakeBackend()
-        self.fleet = Fleet(self.backend, config.build())
+        self.pool = RunnerPool(self.backend, config.build())
         self.now = 100.0
 
     def grow(self, count: int = 2) -> World:
-        self.fleet.grow(count, self.now)
+        self.pool.grow(count, self.now)
         return self
 
     def member(self, index: int) -> Member:
-        return next(member for member in self.fleet.members.values() if member.index == index)
+        return next(member for member in self.pool.members.values() if member.index == index)
 
     def started(self, *indices: int) -> World:
         for index in indices:
             self.answer(index, Start(index), tag=0)
-            self.fleet.start_answered(self.member(index), self.now)
+            self.pool.start_answered(self.member(index), self.now)
         return self
 
     def answer(self, index: int, request: Request = RUN, tag: int = 1) -> Member | None:
-        return self.fleet.answered(Reply(Call(self.member(index).incarnation, request, tag)), self.now)
+        return self.pool.answered(Reply(Call(self.member(index).incarnation, request, tag)), self.now)
 
     def call(self, index: int, request: RunnerRequest = RUN, tag: int = 1) -> None:
-        self.fleet.call(self.member(index), request, tag=tag, now=self.now)
+        self.pool.call(self.member(index), request, tag=tag, now=self.now)
 
     def lose(self, index: int) -> None:
-        self.fleet.lose(self.member(index), LOST, self.now)
+        self.pool.lose(self.member(index), LOST, self.now)
 
     def wait(self, seconds: float) -> list[tuple[int, BaseException]]:
         """Let time pass; return the positions that were condemned in it, and why."""
         self.now += seconds
         before = len(self.backend.condemned)
-        self.fleet.tick(self.now)
-        return [(self.fleet.members[runner].index, why) for runner, why in self.backend.condemned[before:]]
+        self.pool.tick(self.now)
+        return [(self.pool.members[runner].index, why) for runner, why in self.backend.condemned[before:]]
 
     def until_spawn(self, limit_s: float = 60.0) -> float:
         """Wait until the next replacement; return how long it took."""
@@ -121,23 +121,23 @@ def test_every_position_gets_an_incarnation() -> None:
     """Positions count from 0, incarnations never repeat, and a runner is ready when its start is answered."""
     world = World().grow(3)
     assert world.backend.spawned == [(0, 0), (1, 1), (2, 2)]
-    assert (world.fleet.ready(), world.fleet.expected(), world.fleet.hopeless) == ([], 3, False)
+    assert (world.pool.ready(), world.pool.expected(), world.pool.hopeless) == ([], 3, False)
     world.started(2, 0)
-    assert [member.index for member in world.fleet.ready()] == [0, 2]
+    assert [member.index for member in world.pool.ready()] == [0, 2]
     world.grow(1)
     assert world.backend.spawned[-1] == (3, 3)
-    assert world.fleet.expected() == 4
+    assert world.pool.expected() == 4
 
 
 def test_shrinking_takes_the_last_positions() -> None:
     """The members that go are the ones with the highest positions; they are killed and not replaced."""
     world = World().grow(4).started(0, 1, 2, 3)
-    gone = world.fleet.shrink(2)
+    gone = world.pool.shrink(2)
     assert sorted(member.index for member in gone) == [2, 3]
     assert sorted(world.backend.killed) == [2, 3]
-    assert world.fleet.shrink(0) == []
+    assert world.pool.shrink(0) == []
     world.wait(60)
-    assert [member.index for member in world.fleet.ready()] == [0, 1]
+    assert [member.index for member in world.pool.ready()] == [0, 1]
     assert len(world.backend.spawned) == 4
 
 
@@ -145,17 +145,17 @@ def test_a_position_that_waits_for_its_replacement_can_be_taken_away() -> None:
     """Shrinking counts positions: one that is being replaced goes before one that works."""
     world = World().grow(2).started(0, 1)
     world.lose(1)
-    world.fleet.shrink(1)
+    world.pool.shrink(1)
     world.wait(60)
-    assert [member.index for member in world.fleet.members.values()] == [0]
-    assert world.fleet.expected() == 1
+    assert [member.index for member in world.pool.members.values()] == [0]
+    assert world.pool.expected() == 1
 
 
 def test_slices_grow_with_the_fleet() -> None:
     """A tenth of a second each, or two milliseconds per runner so that one driver keeps up."""
     world = World()
-    assert world.grow(2).fleet.slice_s == 0.1
-    assert world.grow(98).fleet.slice_s == pytest.approx(0.2)
+    assert world.grow(2).pool.slice_s == 0.1
+    assert world.grow(98).pool.slice_s == pytest.approx(0.2)
 
 
 # ------------------------------------------------------------------------------ starting
@@ -211,10 +211,10 @@ def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
     """Weights are sent before any other call, to replacements too; without weights nothing is sent."""
     world = World().grow().started(0)
     assert world.backend.called == []
-    world.fleet.weights = published("handle 1")
+    world.pool.weights = published("handle 1")
     world.started(1)
     assert world.backend.called == [(1, SetWeights("handle 1"), 0)]
-    world.fleet.weights = published("handle 2")
+    world.pool.weights = published("handle 2")
     world.lose(1)
     world.until_spawn()
     world.started(1)
@@ -230,14 +230,14 @@ def test_a_lost_runner_is_killed_and_replaced() -> None:
     old = world.member(1)
     world.lose(1)
     assert world.backend.killed == [1]
-    assert (world.fleet.expected(), [member.index for member in world.fleet.ready()]) == (2, [0])
-    assert world.fleet.last_loss is LOST
+    assert (world.pool.expected(), [member.index for member in world.pool.ready()]) == (2, [0])
+    assert world.pool.last_loss is LOST
     world.until_spawn()
     assert world.backend.spawned[-1] == (2, 1)
-    assert world.fleet.restarts == 1
+    assert world.pool.restarts == 1
     assert world.member(1) is not old
     assert not world.member(1).ready
-    assert world.fleet.answered(Reply(Call(old.incarnation, RUN, 1)), world.now) is None
+    assert world.pool.answered(Reply(Call(old.incarnation, RUN, 1)), world.now) is None
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
@@ -257,9 +257,9 @@ def test_progress_sets_the_back_off_and_the_budget_back() -> None:
         for expected in (0.25, 0.5):
             world.lose(0)
             assert world.until_spawn() == expected
-        world.fleet.progressed()
-    assert world.fleet.restarts == 20
-    assert not world.fleet.hopeless
+        world.pool.progressed()
+    assert world.pool.restarts == 20
+    assert not world.pool.hopeless
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
@@ -268,44 +268,44 @@ def test_the_restart_budget_is_a_limit(budget: int) -> None:
     world = World(fault_tolerance__max_runner_restarts=budget).grow(1).started(0)
     for _ in range(budget):
         world.lose(0)
-        assert not world.fleet.hopeless
+        assert not world.pool.hopeless
         world.until_spawn()
     world.lose(0)
-    assert world.fleet.hopeless
-    assert world.fleet.expected() == 0
+    assert world.pool.hopeless
+    assert world.pool.expected() == 0
     world.until_spawn()
     assert len(world.backend.spawned) == 1 + budget
-    assert world.fleet.restarts == budget
+    assert world.pool.restarts == budget
 
 
 def test_other_runners_are_hope() -> None:
     """A position that stays empty is no end while another one works or is being replaced."""
     world = World(fault_tolerance__max_runner_restarts=0).grow().started(0, 1)
     world.lose(0)
-    assert not world.fleet.hopeless
+    assert not world.pool.hopeless
     world.lose(1)
-    assert world.fleet.hopeless
+    assert world.pool.hopeless
 
 
 def test_a_dismissed_runner_is_not_replaced() -> None:
     """A runner that cannot serve, such as one that computes other floats, is given up for good."""
     world = World().grow().started(0, 1)
-    world.fleet.dismiss(world.member(1), why := EnvError("other floats"))
-    assert world.fleet.last_loss is why
+    world.pool.dismiss(world.member(1), why := EnvError("other floats"))
+    assert world.pool.last_loss is why
     assert world.backend.killed == [1]
     world.until_spawn()
     assert len(world.backend.spawned) == 2
-    assert (world.fleet.expected(), world.fleet.restarts) == (1, 0)
+    assert (world.pool.expected(), world.pool.restarts) == (1, 0)
 
 
 def test_patience_ends_when_something_is_due() -> None:
     """The driver sleeps until the next replacement, at most a second, and never a negative time."""
     world = World(fault_tolerance__max_runner_restarts=100).grow().started(0, 1)
-    assert world.fleet.patience(world.now) == 1.0
+    assert world.pool.patience(world.now) == 1.0
     world.lose(0)
-    assert world.fleet.patience(world.now) == 0.25
-    assert world.fleet.patience(world.now + 0.2) == pytest.approx(0.05)
-    assert world.fleet.patience(world.now + 5) == 0.0
+    assert world.pool.patience(world.now) == 0.25
+    assert world.pool.patience(world.now + 0.2) == pytest.approx(0.05)
+    assert world.pool.patience(world.now + 5) == 0.0
 
 
 # ------------------------------------------------------------------------------ silence
@@ -324,7 +324,7 @@ def silence_limit(world: World) -> float:
 
 
 def working(**changes: Any) -> World:
-    """Return a fleet of one runner that has answered a call and owes the answer to another."""
+    """Return a pool of one runner that has answered a call and owes the answer to another."""
     world = World(**changes).grow(1).started(0)
     world.call(0)
     world.answer(0)
@@ -416,9 +416,9 @@ def test_many_runners_lost_at_once_are_all_replaced() -> None:
     world = World().grow(15).started(*range(15))
     for incarnation in range(15):
         world.lose(incarnation)
-    assert world.fleet.expected() == 15
+    assert world.pool.expected() == 15
     world.wait(60)
-    assert sorted(member.index for member in world.fleet.members.values()) == list(range(15))
+    assert sorted(member.index for member in world.pool.members.values()) == list(range(15))
 
 
 # ------------------------------------------------------------------------------ what is said
@@ -427,25 +427,25 @@ def test_many_runners_lost_at_once_are_all_replaced() -> None:
 def test_why_there_are_fewer_runners_than_asked_for() -> None:
     """There is no room, or some were lost, or they were late; a cluster that cannot be asked is none of them."""
     world = World().grow(2).started(0)
-    assert world.fleet.absence() == "the evaluation was over before the others were up"
+    assert world.pool.absence() == "the evaluation was over before the others were up"
     for room, words in ((2, "over before"), (1, "the cluster has 2 CPU"), (0, "over before")):
         world.backend.room = room
-        assert words in world.fleet.absence()
+        assert words in world.pool.absence()
     world.backend.room = None
     world.lose(1)
-    assert world.fleet.absence() == "others were lost, the last because: runner process lost"
+    assert world.pool.absence() == "others were lost, the last because: runner process lost"
 
 
 def test_the_phase_is_that_of_the_runner_which_is_ahead() -> None:
     """Starting, until one is up; its weights and its first call come before the episodes."""
     world = World().grow(2)
-    assert world.fleet.phase == "starting 2"
-    world.fleet.weights = PublishedWeights("handle", snapshot_weights({"w": torch.zeros(1)}, 1))
+    assert world.pool.phase == "starting 2"
+    world.pool.weights = PublishedWeights("handle", snapshot_weights({"w": torch.zeros(1)}, 1))
     world.started(0)
-    assert world.fleet.phase == "sending weights"
+    assert world.pool.phase == "sending weights"
     world.answer(0, SetWeights("handle"), tag=0)
-    assert world.fleet.phase == "probing the policy"
+    assert world.pool.phase == "probing the policy"
     world.call(0)
     world.answer(0)
     world.started(1)
-    assert world.fleet.phase == "running"
+    assert world.pool.phase == "running"
