@@ -55,7 +55,7 @@ class Request:
     concluded: bool = False
     """Whether its result is delivered."""
     point: EvalPoint | None = None
-    films: list[Future[Video]] | None = None
+    videos: list[Future[Video]] | None = None
     """None as long as they are being made."""
 
     @classmethod
@@ -114,7 +114,7 @@ class Delivery:
 
         Args:
             acknowledge: Called with the handle of what is delivered.
-            videos: Which episodes to film, and where the films go.
+            videos: Which episodes get a video, and where the videos go.
             threaded: Whether in a thread of its own, or else in that which finds a request done.
         """
         self._acknowledge, self._videos = acknowledge, videos
@@ -137,16 +137,16 @@ class Delivery:
             if not posted:
                 self._post(self._reach)
 
-    def filming(self, request: Request) -> FollowUp | None:
-        """Return what has the episodes of a request filmed, if any."""
+    def follow_up(self, request: Request) -> FollowUp | None:
+        """Return the job that records the videos of a request, if any."""
         if self._videos is None:
             return None
-        from rl_eval.video.recording import filming
+        from rl_eval.video.recording import follow_up_videos
 
-        def done(films: list[Future[Video]]) -> None:
-            self._post(partial(self._filmed, request, films))
+        def done(videos: list[Future[Video]]) -> None:
+            self._post(partial(self._recorded_videos, request, videos))
 
-        return filming(self._videos, done)
+        return follow_up_videos(self._videos, done)
 
     # ------------------------------------------------------------------ asking
 
@@ -246,7 +246,7 @@ class Delivery:
             self._delivering = former
             request.held.release()
             if self._videos is None or request.handle.exception() is not None:
-                request.films = []
+                request.videos = []
             request.concluded = True
             self._close(request)
 
@@ -260,11 +260,11 @@ class Delivery:
             self._acknowledge(request.handle)
 
     def _close(self, request: Request) -> None:
-        """Deliver the films of a request, as soon as there are its result and they; it is over then."""
-        if request.films is None or not request.concluded:
+        """Deliver the videos of a request, as soon as there are its result and they; it is over then."""
+        if request.videos is None or not request.concluded:
             return
-        if request.films and request.point is not None:
-            self._log_films(request.films, request.point)
+        if request.videos and request.point is not None:
+            self._log_videos(request.videos, request.point)
         with self._changed:
             if request in self.open:
                 self.open.remove(request)
@@ -311,19 +311,19 @@ class Delivery:
         if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
             raise error
 
-    # ------------------------------------------------------------------ loggers and films
+    # ------------------------------------------------------------------ loggers and videos
 
-    def _filmed(self, request: Request, films: list[Future[Video]]) -> None:
-        request.films = films
+    def _recorded_videos(self, request: Request, videos: list[Future[Video]]) -> None:
+        request.videos = videos
         self._close(request)
 
-    def _log_films(self, films: list[Future[Video]], point: EvalPoint) -> None:
-        """Save films and give them to the loggers."""
+    def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
+        """Save videos and give them to the loggers."""
         assert self._videos is not None
         from rl_eval.video.recording import saved
 
         folder = Path(self._videos.folder, f"step_{point.step}")
-        for video in saved((film.result for film in films), folder, self._report):
+        for video in saved((recorded.result for recorded in videos), folder, self._report):
             for logger in self._loggers:
                 self._attempt(partial(logger.log_video, video, point))
 

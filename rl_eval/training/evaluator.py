@@ -350,7 +350,7 @@ class Evaluator:
                 weights=weights,
                 version=version,
                 step=request.step,
-                follow_up=self._delivery.filming(request),
+                follow_up=self._delivery.follow_up(request),
                 held=request.held,
             )
             self._next_step = request.step + 1

@@ -5,7 +5,7 @@ Built on a group and its runners. Imported by loggers, training and the command 
 
 from __future__ import annotations
 
-from rl_eval.video.filming import Video, record_episode
+from rl_eval.video.episode import Video, record_episode
 from rl_eval.video.recording import record_videos, record_with_group
 from rl_eval.video.selection import VideoSettings, select_episodes
 

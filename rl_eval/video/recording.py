@@ -21,10 +21,10 @@ from rl_eval.results.loading import load
 from rl_eval.results.replay import rebuilt_runner
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
-from rl_eval.video.filming import Video, record_episode
+from rl_eval.video.episode import Video, record_episode
 from rl_eval.video.selection import VideoSettings, select_episodes
 
-__all__ = ["filming", "record_videos", "record_with_group", "saved"]
+__all__ = ["follow_up_videos", "record_videos", "record_with_group", "saved"]
 
 Task = Callable[[Any], Video]
 
@@ -34,7 +34,7 @@ _LETHAL: Final = ("runner", "timeout")
 """Causes of faults that end or block the runner's process."""
 
 
-def filming(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
+def follow_up_videos(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
     """Return what has a runner record videos right after an evaluation, for :meth:`EvalRunnerGroup.submit`.
 
     Args:

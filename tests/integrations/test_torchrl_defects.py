@@ -252,7 +252,7 @@ def test_r07_nothing_is_rendered_unasked(worker: Any) -> None:
 
 
 def test_r08_no_frames_are_carried(worker: Any) -> None:
-    """The key is there, for those who look; films are files that ``videos`` writes by replay."""
+    """The key is there, for those who look; videos are files that ``videos`` writes by replay."""
     assert asked(worker, weights_of(1.0), 20)["frames"] is None
 
 

@@ -212,7 +212,7 @@ def test_a_runner_joins_once() -> None:
         schedule.handle(RunnerJoined(0, lanes=1))
 
 
-# ------------------------------------------------------------------------------ evidence and quarantine
+# ------------------------------------------------------------------------------ evidence and isolation
 
 
 def one_suspect() -> Schedule:
@@ -366,8 +366,8 @@ def test_a_kill_in_a_wide_forward_pass_costs_three_episode_lengths_at_most() -> 
     assert rounds <= 2048 // 512 + 3
 
 
-def test_what_is_in_quarantine_is_nobodys_share() -> None:
-    """Two episodes that may run now are one each for two runners, though two more wait in quarantine."""
+def test_what_is_in_isolation_is_nobodys_share() -> None:
+    """Two episodes that may run now are one each for two runners, though two more wait in isolation."""
     schedule = make(4, runners=2)
     schedule.handle(RunnerJoined(0, lanes=2))
     schedule.handle(RunnerJoined(1, lanes=2))
@@ -587,7 +587,7 @@ def happened(world: World) -> Counter[str]:
                 counts["reclaimed"] += len(command.indices) if isinstance(command, Reclaim) else 0
                 leases = command.leases if isinstance(command, Grant) else ()
                 counts["carried attempts"] += sum(lease.attempt > 1 for lease in leases)
-        counts["quarantined"] += len(referee.named)
+        counts["isolated"] += len(referee.named)
         counts["acquitted"] += len(referee.named.keys() & referee.recorded)
     return counts
 
@@ -599,7 +599,7 @@ def test_histories_are_hard() -> None:
         counts += happened(run_history(seed))
     for name in (
         *("RunnerLost", "PoolSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
-        *("Charge", "GiveUp", "suspects", "deaths without a word", "quarantined", "acquitted", "Exclude"),
+        *("Charge", "GiveUp", "suspects", "deaths without a word", "isolated", "acquitted", "Exclude"),
     ):
         assert counts[name] >= 15, name
     assert counts["sessions"] > HISTORIES // 2 + 20

@@ -24,7 +24,7 @@ from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.records.episode import Fault
 from rl_eval.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
 from rl_eval.video.encoder import Encoder, gif
-from rl_eval.video.recording import filming
+from rl_eval.video.recording import follow_up_videos
 from tests.unit.cli_world import call
 
 pytestmark = pytest.mark.process
@@ -330,7 +330,7 @@ def test_videos_are_made_before_the_next_weights_arrive(toys):
     """Also when those are waiting already; what there is no video of is told in its place."""
     net = torch.nn.Linear(1, 2)
     told: queue.SimpleQueue = queue.SimpleQueue()
-    videos = filming(VideoSettings("first,failed", "videos"), told.put)
+    videos = follow_up_videos(VideoSettings("first,failed", "videos"), told.put)
     with EvalRunnerGroup(config(fails=[4], broken_at=None), net) as group:
         first = group.submit(weights=net, version=1, follow_up=videos)
         torch.nn.init.constant_(net.bias, 5.0)
@@ -367,7 +367,7 @@ def test_what_was_submitted_before_runs_first(toys):
         assert all(handle.done() for handle in handles)
 
 
-# ------------------------------------------------------------------------------ what cannot be filmed
+# ------------------------------------------------------------------------------ what cannot be recorded
 
 
 @pytest.mark.parametrize("env", ["video_toys:deaf", "video_toys:Blind"])
@@ -375,7 +375,7 @@ def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
     """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
         result = group.evaluate()
-        with pytest.raises(ConfigError, match=r"cannot be filmed, as it does not render rgb_array: .* has to pass"):
+        with pytest.raises(ConfigError, match=r"cannot be recorded, as it does not render rgb_array: .* has to pass"):
             record_with_group(group, result, VideoSettings("first:3", "videos"), 1)
         errors: list[Exception] = []
         assert record_with_group(group, result, VideoSettings("first:3", "videos"), 1, errors.append) == []
@@ -389,7 +389,7 @@ def test_gymnasium_environments_without_pictures(toys):
     gym.register("Unseen-v0", "video_toys:Blind")
     try:
         result = evaluate(config("Unseen-v0"))
-        with pytest.raises(ConfigError, match="cannot be filmed"):
+        with pytest.raises(ConfigError, match="cannot be recorded"):
             recorded(result)
     finally:
         del gym.registry["Unseen-v0"]
@@ -428,7 +428,7 @@ def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
 def test_an_encoder_that_fails_is_told(toys, monkeypatch):
     """With its own words."""
     monkeypatch.setattr("rl_eval.video.encoder._EVEN", "no_such_filter")
-    with pytest.raises(EnvError, match=r"cannot be filmed: .*ffmpeg ended with code \d+: .*no_such_filter"):
+    with pytest.raises(EnvError, match=r"cannot be recorded: .*ffmpeg ended with code \d+: .*no_such_filter"):
         recorded(evaluate(config()))
 
 

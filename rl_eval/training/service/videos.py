@@ -50,7 +50,7 @@ class VideoWriter:
         """Return what records episodes after an evaluation; None if none are asked for."""
         if self._settings is None:
             return None
-        from rl_eval.video.recording import filming
+        from rl_eval.video.recording import follow_up_videos
 
         # Clients count steps of their own, and have names that need not be those of folders.
         folder = Path(self._settings.folder, f"client_{quote(client, safe='')}", f"step_{step}")
@@ -59,7 +59,7 @@ class VideoWriter:
             with suppress(RuntimeError):  # The service ends.
                 self._thread.submit(self._save, videos, folder)
 
-        return filming(self._settings, done)
+        return follow_up_videos(self._settings, done)
 
     def stop(self) -> None:
         """Save no more."""

@@ -1,4 +1,4 @@
-"""Films one episode where its runner lives: it runs again beside the runner, in an environment that renders.
+"""Video of one episode, recorded where its runner lives: it runs again there, in an environment that renders.
 
 The runner's own environments are not touched. A sibling with one lane has the same policy object, and so the same
 weights; since an episode does not depend on its layout, it comes out again, and whether it did is told.
@@ -34,7 +34,7 @@ _DEFAULT_FPS: Final = 30.0
 @final
 @dataclass(frozen=True)
 class Video:
-    """The film of one episode, as it was when it ran again."""
+    """Video of one episode, as it was when it ran again."""
 
     index: int
     """Index of the episode."""
@@ -42,7 +42,7 @@ class Video:
     attempt: int
     """The attempt that ran again: the last of the record."""
     completed: bool
-    """Whether it completed again; a failed episode is filmed up to its fault."""
+    """Whether it completed again; the video of a failed episode ends at its fault."""
     episode_return: float
     """Its return; NaN when failed."""
     length: int
@@ -50,7 +50,7 @@ class Video:
     differences: tuple[str, ...]
     """Outcome columns in which it differs from the record."""
     frames: int
-    """Frames of the film: one after the reset and one after each step, unless it was cut."""
+    """Frames of the video: one after the reset and one after each step, unless it was cut."""
     cut: bool
     """Whether the episode had more frames than ``max_frames``."""
     fps: float
@@ -88,13 +88,13 @@ def record_episode(
     max_frames: int = 10_000,
     timeout_s: float = 600.0,
 ) -> Video:
-    """Run one episode again beside a runner, with its policy and weights, and film it.
+    """Run one episode again beside a runner, with its policy and weights, and record a video of it.
 
     Args:
         runner: Whose policy acts; between two of its calls.
         recorded: The episode's record, array of ``ROW``, shape (1,).
         fps: Frames per second; by default those of the environment's metadata, else 30.
-        max_frames: Most frames of the film.
+        max_frames: Most frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
 
     Raises:
@@ -104,22 +104,22 @@ def record_episode(
     """
     row = recorded[0]
     if not isinstance(runner, EvalRunner):
-        raise ConfigError(f"episodes of {type(runner).__name__} cannot be filmed: it is no rl_eval.EvalRunner")
+        raise ConfigError(f"episodes of {type(runner).__name__} cannot be recorded: it is no rl_eval.EvalRunner")
     if (version := runner.weights_version) != row["weights_version"]:
         raise WeightsError(
             f"episode {row['index']} was run with weights version {row['weights_version']}, and the runner has version "
-            f"{version} by now: film an evaluation before the next weights are sent"
+            f"{version} by now: record videos of an evaluation before the next weights are sent"
         )
     camera = _Camera(max_frames)
     sibling = _rendering_sibling(runner, int(row["attempts"]), timeout_s, camera)
     try:
         with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
-            film = Path(folder, "film.mp4")
+            file = Path(folder, "video.mp4")
             rate = fps or camera.fps
             lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0)
-            with camera.recording(Encoder(film, rate)) as encoder:
+            with camera.recording(Encoder(file, rate)) as encoder:
                 again = run_lease(sibling, lease).rows
-            return _video(recorded, again, encoder, camera.cut, rate, film.read_bytes())
+            return _video(recorded, again, encoder, camera.cut, rate, file.read_bytes())
     finally:
         sibling.stop()
 
@@ -178,7 +178,7 @@ class _Camera:
 
     @property
     def problem(self) -> str:
-        """Why the environment cannot be filmed; empty if it can."""
+        """Why the environment cannot be recorded; empty if it can."""
         mode = getattr(self.env, "render_mode", None)
         modes = self._metadata.get("render_modes")
         return "" if mode == _MODE else f"its render_mode is {mode!r}, of {modes} that its metadata names"
@@ -201,11 +201,11 @@ class _Camera:
             self._finish(encoder)
         if self._error is not None:
             raise EnvError(
-                f"the episode cannot be filmed: after {encoder.frames} frames, "
+                f"the episode cannot be recorded: after {encoder.frames} frames, "
                 f"{type(self._error).__name__}: {self._error}"
             ) from self._error
         if not encoder.frames:
-            raise EnvError("the episode cannot be filmed: it failed before its first frame")
+            raise EnvError("the episode cannot be recorded: it failed before its first frame")
 
     def _finish(self, encoder: Encoder) -> None:
         try:
@@ -258,7 +258,7 @@ def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float, came
         sibling.stop()
         problems.append(f"{way}, {camera.problem}")
     raise ConfigError(
-        f"the environment {settings.environment.env!r} cannot be filmed, as it does not render {_MODE}: "
+        f"the environment {settings.environment.env!r} cannot be recorded, as it does not render {_MODE}: "
         f"{'; '.join(problems)}. A factory that takes an EnvContext has to pass render_mode on"
     )
 
