@@ -6,12 +6,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
-from tests.tiers import TierWatch, with_derived_marks
+from tests.tiers import TierWatch, scope_of, with_derived_marks
 
 # The in-process backend is compared with runners, which start with these variables.
 os.environ.update(reproducible_environment())
@@ -51,9 +52,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if files else min(os.cpu_count() or 1, _MOST_WORKERS)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests on the shared cluster to one worker, which begins with them, while the others share the rest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneWorkerOnRay(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return OneWorkerOnRay(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on Ray first, all on one worker; pytest-xdist reads the groups next."""
+    """Put the tests on Ray first."""
     items[:] = with_derived_marks(items)
 
 

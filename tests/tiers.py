@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from typing import Any
 
 import pytest
 
-__all__ = ["TierWatch", "is_marked", "with_derived_marks"]
+__all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 _SYSTEM = frozenset({"git", "uname"})
 """Programs that describe this machine and its sources; they take milliseconds."""
+_ON_RAY = re.compile(r"tests/cluster/|.*[\[-](ray|service)(-.*)?\]$")
 _ROOT = Path(__file__).parents[1]
 _OWN = (str(_ROOT / "tests"), str(_ROOT / "rl_eval"))
 
@@ -31,16 +33,27 @@ def is_marked(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("process", "ray"))
 
 
-def with_derived_marks(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Mark the tests that use the shared cluster, put all tests on Ray first, and on one worker of pytest-xdist.
+def scope_of(nodeid: str) -> str:
+    """Return what one worker of pytest-xdist runs as a whole: a test, or all tests on the shared cluster.
 
-    That worker starts with them, while the others share the rest.
+    These are in ``tests/cluster``, or have a parameter that says so. Marks do not reach the process that distributes.
+    """
+    return "ray" if _ON_RAY.match(nodeid) else nodeid
+
+
+def with_derived_marks(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Mark the tests that use the shared cluster, and put all tests on Ray first.
+
+    Raises:
+        pytest.UsageError: One of them would not be on the same worker as the others.
     """
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ray)
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            if scope_of(item.nodeid) != "ray":
+                raise pytest.UsageError(
+                    f"{item.nodeid} uses ray_cluster: move it to tests/cluster, or call its parameter ray or service"
+                )
     return sorted(items, key=lambda item: item.get_closest_marker("ray") is None)
 
 
