@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from machines import eventually
 from workloads import MLP, WEIGHTS
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
+from rl_eval.protocols import EnvContext
 from rl_eval.supervision.proc import process_born
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -148,6 +150,29 @@ def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:
         group.foreach_runner(lambda runner: None)
     children = [int(mark.name.removeprefix("spawn-")) for mark in tmp_path.iterdir()]
     assert all(gone(pid) for pid in [*pids, *children])
+
+
+def test_a_broken_machine_costs_no_episode() -> None:
+    """Every attempt fails on one of two runners, at once, and the other is slow: all complete, none is charged."""
+
+    class Slow(gym.Wrapper[Any, Any, Any, Any]):
+        def reset(self, **kwargs: Any) -> Any:
+            time.sleep(0.01)
+            return self.env.reset(**kwargs)
+
+    class Broken(gym.Wrapper[Any, Any, Any, Any]):
+        def reset(self, **kwargs: Any) -> Any:
+            raise OSError("no licence on this node")
+
+    def environment(context: EnvContext) -> Any:
+        return (Broken if context.runner_index == 0 else Slow)(gym.make("CartPole-v1"))
+
+    settings = config().environment(environment, env_kwargs={}).evaluation(num_episodes=200, determinism_check=0)
+    result = evaluate(settings)
+    assert (result.status, len(result.episodes)) == ("complete", 200)
+    assert {record.runner for record in result.episodes} == {1}
+    assert not [fault for fault in result.faults if fault.charged]
+    assert "runner 0 was excluded" in "".join(result.provenance["notes"])
 
 
 # ------------------------------------------------------------------------------ all of it

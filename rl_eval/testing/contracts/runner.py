@@ -171,7 +171,7 @@ class EvalRunnerContract:
         """``episode_timeout_s`` ends it, between steps."""
         for lanes in self.lane_counts:
             with self._runner(lanes, wrapper=_Endless, timeout_s=_TIMEOUT_S) as runner:
-                played = _play(runner, _leases(2), budget_s=_TIMEOUT_S / 2, calls=12)
+                played = _play(runner, _leases(2), budget_s=_TIMEOUT_S / 2, calls=20)
             _expect(len(played.rows), 0, f"rows, {lanes} lanes")
             _expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
 
