@@ -32,7 +32,7 @@ __all__ = ["code_of", "package_version"]
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 """What names a module and something in it, such as ``my_project.envs:make``."""
-_OURS: Final = Path(__file__).parent
+_OURS: Final = Path(__file__).parents[1]
 _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
 

@@ -15,7 +15,7 @@ _FEWEST: Final = 20
 _PER_LANE: Final = 4
 """A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_PACKAGE: Final = Path(__file__).parent
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 @final
