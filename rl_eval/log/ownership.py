@@ -127,7 +127,7 @@ class Ownership:
 
     def _fenced(self, owner: Claim | None) -> LogFenced:
         return LogFenced(
-            f"{self._storage.label} was taken over by {owner or 'another loop'}, since this driver (process "
+            f"{self._storage.label} was taken over by {owner or 'another driver'}, since this driver (process "
             f"{self._claim.pid} on {self._claim.host}) had been silent; it writes nothing more"
         )
 
