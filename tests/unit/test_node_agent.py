@@ -306,9 +306,9 @@ def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> No
 AGENT = """
 import json, sys
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.flight_recorder import Residence
+from rl_eval.supervision.flight_recorder import ProcessInfo
 agent = NodeAgent(Deadlines())
-agent.watch(1, Residence(**json.loads(sys.argv[1])))
+agent.watch(1, ProcessInfo(**json.loads(sys.argv[1])))
 print("watching", flush=True)
 agent.wait_closed()
 """
