@@ -24,6 +24,8 @@ _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spaw
 _SYSTEM = frozenset({"git", "uname"})
 """Programs that describe this machine and its sources; they take milliseconds."""
 _ON_RAY = re.compile(r"tests/cluster/|.*[\[-](ray|service)(-.*)?\]$")
+_WITH_CLUSTERS = "tests/integrations/"
+"""Tests that take long by themselves: each worker has its own cluster for them."""
 _ROOT = Path(__file__).parents[1]
 _OWN = (str(_ROOT / "tests"), str(_ROOT / "rl_eval"))
 
@@ -50,7 +52,7 @@ def with_derived_marks(items: list[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ray)
-            if scope_of(item.nodeid) != "ray":
+            if scope_of(item.nodeid) != "ray" and not item.nodeid.startswith(_WITH_CLUSTERS):
                 raise pytest.UsageError(
                     f"{item.nodeid} uses ray_cluster: move it to tests/cluster, or call its parameter ray or service"
                 )
