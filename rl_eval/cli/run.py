@@ -44,7 +44,11 @@ def run(
     num_episodes: Annotated[int | None, _option("N", "Episodes to run.")] = None,
     num_runners: Annotated[int | None, _option("N", "Ray actors; 0 is this process, without Ray.")] = None,
     num_envs_per_runner: Annotated[
-        int | None, _option("N", "Environments in each runner; by default 8, and 1 for `single_agent`.")
+        int | None,
+        _option(
+            "N",
+            "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
+        ),
     ] = None,
     seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
     address: Annotated[str | None, _option("A", "Address of the Ray cluster.")] = None,

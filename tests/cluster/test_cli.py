@@ -47,7 +47,7 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     slow = ["--set", f"environment.env_kwargs={{pause_s: 0.005, slow: {folder}/slow}}"]
     Path("slow").touch()
     process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while not list(Path("runs/segments").glob("*-episodes-*")):
+    while not list(Path("runs/segments").glob("[0-9]*-episodes-*")):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     process.send_signal(number)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rl_eval
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UntrustedError
 from rl_eval.results import trust
@@ -130,13 +131,18 @@ def test_a_result_without_a_signature_is_a_strangers(own):
         replay(result, 3)
 
 
+def apart():
+    """Variables of a process that finds this package, and nothing in the test's folder by itself."""
+    return environment() | {"PYTHONPATH": str(Path(rl_eval.__file__).parents[1])}
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(("answer", "ran"), [("y", True), ("", False)])
 def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
     """The names are shown before the question; anything but yes is no."""
     master, slave = pty.openpty()
     command = [sys.executable, "-P", "-m", "rl_eval", "replay", "runs", "--index", "3"]
-    with subprocess.Popen(command, env=environment(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
+    with subprocess.Popen(command, env=apart(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
         os.close(slave)
         shown = b""
         while b"Run this code?" not in shown:
@@ -155,9 +161,7 @@ def test_nothing_beside_a_foreign_result_is_imported_to_read_it(stranger):
     """Modules of the names of those that reading needs lie in the current folder, and are not looked at."""
     (stranger / "pyarrow.py").write_text("from pathlib import Path; Path('ran').touch()")
     code = "from rl_eval.cli import main; import sys; sys.argv = ['rl-eval', 'replay', 'runs', '--index', '3']; main()"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=apart(), capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert not Path("ran").exists()
 
