@@ -195,6 +195,20 @@ def test_a_usage_error_ends_the_group_at_once() -> None:
     assert isinstance(world.loop._fatal, ConfigError)
 
 
+def test_an_error_of_an_evaluation_that_has_ended_is_nobodys() -> None:
+    """Both calls in flight raise; the first ends the evaluation, the second not the group."""
+    world = World(runners=1)
+    world.start(0)
+    evaluation = world.post(Evaluation(world.loop.next_tag(), world.settings, EpisodePlan(200)))
+    world.turn()
+    calls, world.backend.calls = world.backend.calls, []
+    assert len([request for _, request, _ in calls if isinstance(request, Run)]) == 2
+    for runner, request, tag in calls:
+        world.turn(Reply(Call(runner, request, tag), error=ConfigError("no statistics yet")))
+    assert isinstance(evaluation.handle.exception(), ConfigError)
+    assert evaluate(world).status == "complete"
+
+
 def test_what_a_callers_function_raises_is_for_the_caller() -> None:
     """Its runner lives on."""
     world = World(runners=2)
