@@ -1,4 +1,4 @@
-"""What travels when a policy's weights are sent, and how it gets in and out of a module.
+"""Snapshots of a policy's weights: how they are taken, sent, and loaded into a module.
 
 A snapshot is one contiguous byte buffer plus a table of names, dtypes, shapes and offsets: one
 object-store write, mapped without a copy by every runner of a node, and copied into the live tensors in

@@ -1,4 +1,4 @@
-"""What ``"module:attr"`` stands for in a config."""
+"""References in a config: the object that a ``"module:attr"`` names."""
 
 from __future__ import annotations
 

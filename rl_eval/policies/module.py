@@ -1,4 +1,4 @@
-"""How an ``nn.Module`` becomes a policy: its outputs are read by the action space.
+"""Policy made of an ``nn.Module``, whose outputs are read by the action space.
 
 =================  =============================  ==========================================
 action space       module output per row          action

@@ -1,4 +1,4 @@
-"""What keeps the global random generators as they are while somebody else's code runs."""
+"""Guard of the global random generators: they stay as they are while somebody else's code runs."""
 
 from __future__ import annotations
 

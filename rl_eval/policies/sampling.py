@@ -1,4 +1,4 @@
-"""Which action logits give: the most likely one, or a draw from an episode's own noise."""
+"""Actions from logits: the most likely one, or a draw from an episode's own noise."""
 
 from __future__ import annotations
 

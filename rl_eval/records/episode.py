@@ -1,4 +1,4 @@
-"""What an episode is before, while and after it runs: specs, leases, faults, records.
+"""Values of an episode before, while and after it runs: specs, leases, faults, records.
 
 A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is what
 happened. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are

@@ -1,10 +1,10 @@
-"""Which episodes a lost runner is charged to, which are only suspected, and what the fault says.
+"""Attribution of a lost runner: the episode that it is charged to, those only suspected, and their faults.
 
-Ray reports the same for a segmentation fault, a kill and an exit, so the evidence is the flight recorder's: a passed
-deadline or a fatal signal inside an environment's call convicts the episode of that call. A process that vanished, or
-was stopped, makes it a suspect: it may have been pre-empted as well. When the policy was running, every live episode
-is a suspect, unless there is only one. A death in ``close`` is no episode's fault, since its episode is over and
-reported.
+Ray reports the same for a segmentation fault, a kill and an exit, so the evidence is the flight recorder's: after a
+passed deadline or a fatal signal inside an environment's call, the episode of that call is charged. After a process
+vanished, or was stopped, it is only suspected: the node may have been pre-empted as well. When the policy was running,
+every live episode is suspected, unless there is only one. A death in ``close`` is charged to no episode, since its
+episode is over and reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LossAttribution", "attribute_loss"]
 
 @dataclass(frozen=True, slots=True)
 class LossAttribution:
-    """The verdict over one lost runner; pairs are (index, attempt)."""
+    """Attribution of one lost runner; pairs are (index, attempt)."""
 
     charged: tuple[tuple[int, int], ...] = ()
     suspects: tuple[tuple[int, int], ...] = ()
@@ -41,7 +41,7 @@ class LossAttribution:
 
 
 def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribution:
-    """Judge a loss.
+    """Attribute a loss to episodes.
 
     Args:
         crash_report: What the node's agent found out; None if nobody could ask, as when the node is gone.
@@ -52,20 +52,20 @@ def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribu
     moment, phase = crash_report.moment, crash_report.moment.phase
     if phase == "idle":
         return LossAttribution()
-    convicting = crash_report.cause in ("deadline", "signal")
+    conclusive = crash_report.cause in ("deadline", "signal")
     if phase == "act":
         entries = [entry for entry in moment.lanes if entry.live]
         pairs = tuple((entry.index, entry.attempt) for entry in entries)
         faults = tuple(_fault(crash_report, entry, "act", runner) for entry in entries)
         return (
-            LossAttribution(pairs, (), faults) if convicting and len(pairs) == 1 else LossAttribution((), pairs, faults)
+            LossAttribution(pairs, (), faults) if conclusive and len(pairs) == 1 else LossAttribution((), pairs, faults)
         )
     entry = moment.lanes[moment.lane]
     faults = (_fault(crash_report, entry, phase, runner),) if entry.attempt else ()
     if phase == "close" or not entry.live:
         return LossAttribution((), (), faults)
     pair = ((entry.index, entry.attempt),)
-    return LossAttribution(pair, (), faults) if convicting else LossAttribution((), pair, faults)
+    return LossAttribution(pair, (), faults) if conclusive else LossAttribution((), pair, faults)
 
 
 def _fault(crash_report: CrashReport, entry: LaneEntry, phase: Phase, runner: int) -> Fault:

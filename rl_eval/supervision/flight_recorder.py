@@ -1,4 +1,4 @@
-"""What a runner is doing at this moment, readable by another process after its death.
+"""Flight recorder: what a runner is doing at this moment, readable by another process after its death.
 
 The flight recorder is a small memory-mapped file that a runner rewrites before each reset and step. The kernel keeps
 its pages whatever ends the process, so a node agent can tell which episode a dead or hanging runner was in. A write

@@ -1,4 +1,4 @@
-"""Ends what dead runners had started, when their node's agent is gone as well.
+"""Reaper of what dead runners had started, for when their node's agent is gone as well.
 
 Ray ends the actors of a killed driver, runners and agents alike, but not the simulators that runners had started, nor a
 runner that is stopped. This small process of its own outlives the agent that started it: it learns from a pipe which

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: its state, and its birth, which tells it from a later one of the same number."""
+"""State and start time of a process; the start time tells a reused process id from the former one."""
 
 from __future__ import annotations
 

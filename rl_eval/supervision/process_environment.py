@@ -1,4 +1,4 @@
-"""Which environment variables make a process compute floats the same way at every batch size.
+"""Environment variables that make a process compute floats the same way at every batch size.
 
 MKL picks kernels by batch size, alignment and instruction set unless conditional numerical
 reproducibility (``MKL_CBWR``) pins them; torch splits a sum by its number of threads. Both are read when

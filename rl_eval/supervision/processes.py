@@ -1,4 +1,4 @@
-"""Which processes belong to a runner, and how they are ended: all of them, whatever state they are in."""
+"""Processes of a runner, and their end: all that it started, whatever state they are in."""
 
 from __future__ import annotations
 
