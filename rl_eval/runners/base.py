@@ -31,7 +31,6 @@ from rl_eval.records.episode import (
     Fault,
     FaultCause,
     Lease,
-    Outcome,
     Phase,
     RunReport,
     Truncation,
@@ -341,7 +340,7 @@ class EvalRunner(abc.ABC):
         cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
         if not (terminated or truncated):
             cut = Truncation.MAX_EPISODE_STEPS
-        self._write_row(lane, Outcome.COMPLETED, terminated, cut)
+        self._write_row(lane, terminated, cut)
 
     def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
         """Record what went wrong, and end the attempt; the group decides where the episode runs again."""
@@ -398,13 +397,13 @@ class EvalRunner(abc.ABC):
             self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text))
         observations.look_outside(live)
 
-    def _write_row(self, lane: Lane, outcome: Outcome, terminated: bool, cut: Truncation) -> None:
+    def _write_row(self, lane: Lane, terminated: bool, cut: Truncation) -> None:
         assert lane.lease is not None
-        if lane.trace is not None and outcome is Outcome.COMPLETED:
+        if lane.trace is not None:
             self._traces[lane.lease.index] = lane.trace.trace
-        row = lane.row(outcome, terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
+        row = lane.row(terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
         self._rows.append(row)
-        if lane.observed is not None and not lane.lease.fresh and outcome is Outcome.COMPLETED:
+        if lane.observed is not None and not lane.lease.fresh:
             self._collect(lane, row)
         if self._info_keys:
             self._infos.append(lane.info)

@@ -140,25 +140,13 @@ class Lane:
         return Progress(self.lease.index, self.attempt, self.length)
 
     def row(
-        self, outcome: Outcome, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
+        self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the attempt as a :data:`rl_eval.records.episode.ROW`; a failed one keeps no partial sums."""
+        """Return the completed attempt as a :data:`rl_eval.records.episode.ROW`."""
         assert self.lease is not None
-        values = {
-            "index": self.lease.index,
-            "seed": self.lease.seed,
-            "outcome": outcome,
-            "attempts": self.attempt,
-            "runner": runner,
-            "weights_version": version,
-            "reset_seconds": self.reset_seconds,
-            "step_seconds": self.step_seconds,
-            "inference_seconds": inference_clock - self.inference_started,
-        }
-        if outcome is not Outcome.COMPLETED:
-            return row_of(**values)
         return row_of(
-            **values,
+            index=self.lease.index,
+            seed=self.lease.seed,
             episode_return=self.episode_return,
             discounted_return=self.discounted_return,
             length=self.length,
@@ -167,6 +155,13 @@ class Lane:
             truncated_by=cut,
             success_once=self.success_once,
             success_at_end=self.success_at_end,
+            outcome=Outcome.COMPLETED,
+            attempts=self.attempt,
+            runner=runner,
+            weights_version=version,
+            reset_seconds=self.reset_seconds,
+            step_seconds=self.step_seconds,
+            inference_seconds=inference_clock - self.inference_started,
         )
 
 
