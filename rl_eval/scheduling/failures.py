@@ -16,7 +16,7 @@ other floats than the group's                                    yes
 
 *Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. What an
 environment or a policy raises during an episode is no failure of a runner: the schedule charges the episode, and
-excludes a runner on which every attempt fails while another one completes episodes (:func:`exclusion_streak`).
+excludes a runner on which every attempt fails while another one completes episodes (:func:`chance_of_streak`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from typing_extensions import assert_never
 from rl_eval.errors import NumericsMismatch, UsageError
 
 __all__ = [
+    "ACCIDENT",
     "CallFailed",
     "Failure",
     "RunnerDied",
     "StartFailed",
     "Verdict",
-    "exclusion_streak",
+    "chance_of_streak",
     "judge",
     "silence_limit",
     "suspicious_streak",
 ]
 
+ACCIDENT: Final = 0.001
+"""Probability of a streak of failures below which it is no accident."""
 _SHORTEST_STREAK: Final = 3
-_CHANCE: Final = 0.001
-"""Probability below which a streak of failures is no accident."""
 _SLACK_S: Final = 1.0
 _FIRST_CALL_GRACE_S: Final = 30.0
 """The first call also probes the policy and builds environments."""
@@ -113,20 +114,23 @@ def judge(failure: Failure) -> Verdict:
 # ------------------------------------------------------------------------------ limits
 
 
-def exclusion_streak(lanes: int, completed: int, failed: int) -> float:
-    """Return how many attempts must fail in a row, with none completed, until a runner is excluded.
+def chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
+    """Return how probable it is that a sound runner has only failures to show, or a bound that is above it.
+
+    What the other runners have come to says how often attempts fail: with a uniform prior the rate has the distribution
+    ``Beta(1 + failed, 1 + completed)``, and the streak the beta-binomial one. Failures come early and completed
+    episodes late, so the attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
 
     Args:
-        lanes: Of the runner.
+        streak: Attempts that failed on the runner, with none completed.
+        live: Attempts under way on it.
         completed: Episodes that others have completed meanwhile.
         failed: Attempts that have failed meanwhile on runners that do complete episodes.
-
-    Returns:
-        At least 3 and at least one per lane; more where attempts fail on the others too, so that the streak is no
-        accident; infinite while the others complete nothing.
     """
-    rate = (failed + 1) / (completed + failed + 2)
-    return max(suspicious_streak(lanes), math.log(_CHANCE) / math.log(rate)) if completed else math.inf
+    if not completed:
+        return 1.0
+    ways = _log_choose(streak + live, live)
+    return math.exp(min(0.0, ways + _log_beta(1 + failed + streak, 1 + completed) - _log_beta(1 + failed, 1 + completed)))
 
 
 def suspicious_streak(lanes: int) -> int:
@@ -143,3 +147,11 @@ def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
         probed: Whether it has answered a call with the weights that it has.
     """
     return limit_s + slice_s + _SLACK_S + (0.0 if probed else _FIRST_CALL_GRACE_S)
+
+
+def _log_beta(a: int, b: int) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from rl_eval.scheduling.failures import exclusion_streak, suspicious_streak
+from rl_eval.scheduling.failures import ACCIDENT, chance_of_streak, suspicious_streak
 
 __all__ = ["RunnerState", "RunnerStates"]
 
@@ -19,6 +19,8 @@ class RunnerState:
     """Indices it holds, in the order of their grants."""
     reclaiming: set[int] = field(default_factory=set)
     """Held indices that it was asked to return."""
+    live: int = 0
+    """Attempts that were under way when it last reported."""
     pace: int = 0
     """Episodes that its latest report completed."""
     isolating: bool = False
@@ -89,15 +91,15 @@ class RunnerStates(dict[int, RunnerState]):
         state.failed += failed
         if completed or not state.streak:
             state.since = self._completed, self._failed
-        was_failing = runner in self.failing
-        state.streak = 0 if completed else state.streak + len(failed)
+        was_failing, before = runner in self.failing, state.streak
+        state.streak = 0 if completed else before + len(failed)
         self._completed += completed
         self.note(runner)
-        # What fails on a runner that completes nothing says nothing about the others.
+        # What fails on a runner that completes nothing says nothing about the others, until it does complete something.
         if runner in self.failing:
-            self._failed -= 0 if was_failing else state.streak - len(failed)
+            self._failed -= 0 if was_failing else before
         else:
-            self._failed += len(failed)
+            self._failed += len(failed) + (before if was_failing else 0)
 
     def untried_beside(self, runner: int) -> bool:
         """Return whether another runner has not ended any attempt yet."""
@@ -109,7 +111,7 @@ class RunnerStates(dict[int, RunnerState]):
 
     def _is_broken(self, state: RunnerState) -> bool:
         completed, failed = self._completed - state.since[0], max(0, self._failed - state.since[1])
-        return state.streak >= exclusion_streak(state.lanes, completed, failed)
+        return chance_of_streak(state.streak, state.live, completed, failed) < ACCIDENT
 
     def check(self) -> None:
         """Assert that the sets agree with the states.

@@ -208,7 +208,7 @@ class Schedule:
         if state is None:
             return commands
         first = state.untried
-        state.pace = len(recorded)
+        state.pace, state.live = len(recorded), len(report.live)
         state.reclaiming.difference_update(report.live)
         failed = self._failed_attempts(runner, report)
         self._runners.ended(runner, len(recorded), failed)
