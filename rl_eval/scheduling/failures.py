@@ -119,7 +119,7 @@ def chance_of_streak(streak: int, live: int, completed: int, failed: int) -> flo
 
     What the other runners have come to says how often attempts fail: with a uniform prior the rate has the distribution
     ``Beta(1 + failed, 1 + completed)``, and the streak the beta-binomial one. Failures come early and completed
-    episodes late, so the attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
+    episodes late, so attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
 
     Args:
         streak: Attempts that failed on the runner, with none completed.
@@ -129,8 +129,8 @@ def chance_of_streak(streak: int, live: int, completed: int, failed: int) -> flo
     """
     if not completed:
         return 1.0
-    ways = _log_choose(streak + live, live)
-    return math.exp(min(0.0, ways + _log_beta(1 + failed + streak, 1 + completed) - _log_beta(1 + failed, 1 + completed)))
+    one_way = _log_beta(1 + failed + streak, 1 + completed) - _log_beta(1 + failed, 1 + completed)
+    return math.exp(min(0.0, one_way + _log_choose(streak + live, live)))
 
 
 def suspicious_streak(lanes: int) -> int:
