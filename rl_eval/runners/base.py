@@ -14,7 +14,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isfinite
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
@@ -310,7 +309,7 @@ class EvalRunner(abc.ABC):
             except (TypeError, ValueError):
                 raise broken_step(result) from None
             lane.length += 1
-            if type(reward) is not float or not isfinite(reward):
+            if type(reward) is not float or reward - reward != 0.0:  # Infinity and NaN give NaN.
                 reward = self._values.reward(lane, reward)
             lane.episode_return += reward
             if self._discounting:
@@ -318,13 +317,12 @@ class EvalRunner(abc.ABC):
                 lane.discount *= self._gamma
             if info or type(info) is not dict:
                 self._values.read_info(lane, info)
-            if terminated is not False:
+            if terminated is not False or truncated is not False or lane.length >= self._max_steps:
                 terminated = self._values.flag("terminated", terminated)
-            if truncated is not False:
                 truncated = self._values.flag("truncated", truncated)
-            if terminated or truncated or lane.length >= self._max_steps:
-                self._finish(lane, terminated, truncated)
-                return False
+                if terminated or truncated or lane.length >= self._max_steps:
+                    self._finish(lane, terminated, truncated)
+                    return False
             self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", "step", error)

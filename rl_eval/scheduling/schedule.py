@@ -278,10 +278,12 @@ class Schedule:
         return []
 
     def _settle(self, index: int) -> None:
-        self._attempts.pop(index, None)
-        self._uncharged.pop(index, None)
-        self._failed_on.pop(index, None)
-        self._isolation.discard(index)
+        if index in self._attempts:
+            del self._attempts[index]
+            self._uncharged.pop(index, None)
+            self._failed_on.pop(index, None)
+        if index in self._isolation:
+            self._isolation.discard(index)
         self._done[index] = 1
         self._unfinished -= 1
 
@@ -350,7 +352,7 @@ class Schedule:
         common = self._unfinished - len(self._isolation) - self._num_isolated
         share = -(-common // max(self._expected, len(self._runners)))
         limit = min(state.depth, share) - len(state.held)
-        taken: list[int] = []
+        taken = [] if self._retries or self._requeued else self._take_fresh(limit)
         while (index := self._take(runner, any_episode=len(taken) < limit, free=len(taken) < state.free)) is not None:
             taken.append(index)
         return self._lease(runner, taken) if taken else None
@@ -365,12 +367,16 @@ class Schedule:
         if retry is not None:
             self._retries.remove(retry)
             return retry
-        index = self._next
-        if not any_episode or index >= len(self._done):
-            return None
-        self._next += 1
-        self._skip_done()
-        return index
+        return next(iter(self._take_fresh(int(any_episode))), None)
+
+    def _take_fresh(self, count: int) -> list[int]:
+        """Remove and return the lowest indices that nobody has held yet."""
+        taken: list[int] = []
+        while len(taken) < count and self._next < len(self._done):
+            taken.append(self._next)
+            self._next += 1
+            self._skip_done()
+        return taken
 
     def _lease(self, runner: int, indices: list[int]) -> Grant:
         state, leases = self._runners[runner], []
