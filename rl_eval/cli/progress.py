@@ -33,6 +33,8 @@ __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_mon
 _REFRESH_S: Final = 0.2
 _FIRST_LINE_S: Final = 0.5
 """When the first line is written at the latest."""
+_STARTING_S: Final = 0.5
+"""Between lines while nothing runs yet: an import may keep the thread that writes them waiting for as long again."""
 _FREQUENT_UNTIL_S: Final = 30.0
 """Until then somebody may be looking on; later lines are for a log, which should not be flooded."""
 _FREQUENT_S: Final = 1.0
@@ -167,6 +169,8 @@ class LineDisplay:
 
     def _write(self, text: str, view: View) -> None:
         interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S else _RARE_S
+        if view.progress is None:
+            interval = min(interval, _STARTING_S)
         self._next = view.seconds + interval - _REFRESH_S  # A view may come that much later.
         self._console.print(text, soft_wrap=True, markup=False)
 

@@ -341,6 +341,12 @@ def test_lines_come_every_second_at_first_and_then_now_and_then():
     assert 4.7 < min(later) <= max(later) <= 5.001
 
 
+def test_lines_come_twice_as_often_until_something_runs():
+    """An import may keep the thread that writes them from running for as long again."""
+    views = [View("starting Ray", look / 5) for look in range(60)]
+    assert len(lines_of(*views)) >= 18
+
+
 def test_a_command_that_is_slow_to_read_its_config_says_so_early():
     """And once what is evaluated is known, that is the next line."""
     views = [View("reading toy.yaml", seconds) for seconds in (0.0, 0.2, 0.6, 0.8)]
