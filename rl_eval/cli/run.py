@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +18,7 @@ from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
 from rl_eval.cli.restarts import run_with_restarts
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -34,22 +35,46 @@ __all__ = ["run"]
 _REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 
 
-def _option(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, show_default=False, help=text)
+def _option(metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
 
 
 def run(
-    config: ConfigPath,
+    config: OptionalConfigPath = None,
     section: Section = None,
-    num_episodes: Annotated[int | None, _option("N", "Episodes to run.")] = None,
-    num_runners: Annotated[int | None, _option("N", "Ray actors; 0 is this process, without Ray.")] = None,
+    env: Annotated[str | None, _option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")] = None,
+    policy: Annotated[
+        str | None,
+        _option(
+            "POLICY",
+            "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
+            "sb3:PATH and rllib:PATH where the path alone does not tell.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, _option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
+    ] = False,
+    num_episodes: Annotated[int | None, _option("N", "Episodes to run.", "--num-episodes", "-n")] = None,
+    num_runners: Annotated[
+        int | None,
+        _option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners"),
+    ] = None,
     num_envs_per_runner: Annotated[
         int | None,
         _option(
             "N",
             "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
+            "--num-envs-per-runner",
+            "--envs-per-runner",
         ),
     ] = None,
+    device: Annotated[str | None, _option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")
+    ] = False,
     seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
     address: Annotated[str | None, _option("A", "Address of the Ray cluster.")] = None,
     run_dir: Annotated[
@@ -93,8 +118,12 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a policy as a config file says, print the result and save it."""
+    """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
     flags = {
+        "environment.env": env,
+        "policy.weights": None if weights is None else str(weights.resolve()),
+        "policy.device": device,
+        "policy.deterministic": False if stochastic else None,
         "evaluation.num_episodes": num_episodes,
         "runners.num_runners": num_runners,
         "runners.num_envs_per_runner": num_envs_per_runner,
@@ -104,20 +133,26 @@ def run(
     if max_restarts:
         with reported(debug):
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
+    say = _mute if quiet else _say
+    with reported(debug):
+        if config is None:
+            _check_front(env, policy, section, assignments)
+        keys = _policy_keys(policy, say, trust=trust) | {key: flag for key, flag in flags.items() if flag is not None}
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
-        monitor.say(f"reading {config.name}")
-        settings = read_settings(config, section, assignments, flags)
+        monitor.say("starting" if config is None else f"reading {config.name}")
+        settings = read_settings(config, section, assignments, keys)
+        if config is None and not settings.runners.num_runners:
+            say("running in this process: --runners 4 runs on four Ray actors")
         prepare_process()
-        say = _mute if quiet else _say
         if accept_code_change and run_dir is None:
             raise ConfigError(
                 "--accept-code-change continues the run in --run-dir: give --run-dir, or leave --accept-code-change out"
             )
         run_dir, result = _look_up(run_dir, fresh, settings, say)
         if result is None:
-            with claimed_folder(output, run_dir, config, section, force=force) as folder:
+            with claimed_folder(output, run_dir, config or _name_of(settings), section, force=force) as folder:
                 deliver = partial(_deliver, folder=folder, quiet=quiet)
                 result = _evaluate(settings, run_dir, accept_code_change, interruption, monitor, deliver)
         else:
@@ -125,6 +160,61 @@ def run(
             _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
         if code := _exit_code(result, interruption):
             raise typer.Exit(code)
+
+
+def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool) -> dict[str, Any]:
+    """Return the config keys that ``--policy`` stands for.
+
+    Raises:
+        ConfigError: It stands for nothing, or for pickled objects that the user does not trust.
+    """
+    if policy is None:
+        return {}
+    from rl_eval.cli.policy_source import policy_source
+
+    source = policy_source(policy)
+    if source.pickled is not None and not trust and not _trusts(source.pickled):
+        raise ConfigError(
+            f"--policy {policy}: {source.pickled} holds pickled objects, which can run any code when they are loaded: "
+            "give --trust if you know where it comes from"
+        )
+    say(f"policy: {source.said}")
+    return dict(source.keys)
+
+
+def _trusts(pickled: str) -> bool:
+    """Ask whoever sits at the terminal, if anybody does."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    typer.echo(f"{pickled} holds pickled objects, which can run any code when they are loaded.", err=True)
+    return typer.confirm("Load it?", default=False, err=True)
+
+
+def _check_front(env: str | None, policy: str | None, section: str | None, assignments: list[str] | None) -> None:
+    """Make sure that without a config file the options say what is evaluated.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if section is not None:
+        raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
+    given = {assignment.partition("=")[0] for assignment in assignments or ()}
+    missing = [
+        option
+        for option, value, key in (("--env", env, "environment.env"), ("--policy", policy, "policy.policy"))
+        if value is None and key not in given
+    ]
+    if missing:
+        raise ConfigError(
+            f"nothing says what to evaluate: give a CONFIG file, or {' and '.join(missing)}, as in "
+            "rl-eval run --env CartPole-v1 --policy random"
+        )
+
+
+def _name_of(settings: EvalSettings) -> Path:
+    """Return a file name for what is evaluated without a config file."""
+    name = str(settings.identity()["environment"]["env"])
+    return Path(re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run")
 
 
 def _look_up(

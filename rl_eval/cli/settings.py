@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Assignments",
     "ConfigPath",
+    "OptionalConfigPath",
     "Section",
     "find_modules_here",
     "fix_numerics",
@@ -30,6 +31,14 @@ __all__ = [
 ConfigPath = Annotated[
     Path,
     typer.Argument(metavar="CONFIG", show_default=False, help="YAML file that says what to evaluate, and how."),
+]
+OptionalConfigPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        show_default=False,
+        help="YAML file that says what to evaluate, and how; options change it, or say everything.",
+    ),
 ]
 Section = Annotated[
     str | None,
@@ -49,22 +58,21 @@ Assignments = Annotated[
 
 
 def read_settings(
-    path: Path,
+    path: Path | None,
     section: str | None,
     assignments: Sequence[str] | None,
     flags: Mapping[str, Any] | None = None,
 ) -> EvalSettings:
-    """Read a file, apply flags (by dotted key; None means not given) and assignments, and validate.
+    """Read a file, if there is one, apply flags (by dotted key) and assignments, and validate.
 
     Raises:
         ConfigError: Anything about it is wrong; the message names the key.
     """
     from rl_eval.config.builder import EvalConfig
 
-    config = EvalConfig.from_yaml(path, section)
+    config = EvalConfig() if path is None else EvalConfig.from_yaml(path, section)
     for key, value in (flags or {}).items():
-        if value is not None:
-            config.set(key, value)
+        config.set(key, value)
     for assignment in assignments or ():
         _assign(config, assignment)
     return config.build()

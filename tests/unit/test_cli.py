@@ -136,7 +136,7 @@ def test_flags_and_set_win_over_the_file(folder):
 
 
 def test_flags_that_are_not_given_change_nothing(folder):
-    settings = read_settings(folder / "toy.yaml", None, None, {"evaluation.num_episodes": None})
+    settings = read_settings(folder / "toy.yaml", None, None, {})
     assert settings.evaluation.num_episodes == 30
 
 

@@ -1,0 +1,89 @@
+"""Random policy: uniform actions, drawn from each episode's own noise."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError
+from rl_eval.protocols import NoiseSource
+
+__all__ = ["RandomPolicy"]
+
+
+@final
+class RandomPolicy:
+    """Policy that draws every action uniformly: the baseline that any trained policy has to beat.
+
+    An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as
+    ``Box.sample`` has it.
+
+    Args:
+        action_space: Discrete, MultiDiscrete, MultiBinary or Box, or a Tuple or Dict of these.
+
+    Raises:
+        ConfigError: The action space is another one.
+    """
+
+    def __init__(self, action_space: gym.Space[Any]) -> None:
+        self._space = action_space
+        _check(action_space)
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[Any, None]:
+        """Choose actions; see :class:`rl_eval.Policy`."""
+        if noise is None:
+            raise ConfigError("the random policy has no most likely action: set policy.deterministic to false")
+        return _draw(self._space, noise), None
+
+
+def _check(space: gym.Space[Any]) -> None:
+    for part in _parts(space):
+        _check(part)
+    known = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
+    if not isinstance(space, (*known, gym.spaces.Tuple, gym.spaces.Dict)):
+        raise ConfigError(f"the random policy cannot draw from {space}: give a policy of your own")
+
+
+def _parts(space: gym.Space[Any]) -> tuple[gym.Space[Any], ...]:
+    if isinstance(space, gym.spaces.Dict):
+        return tuple(space.spaces.values())
+    return space.spaces if isinstance(space, gym.spaces.Tuple) else ()
+
+
+def _draw(space: gym.Space[Any], noise: NoiseSource) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _draw(part, noise) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_draw(part, noise) for part in space.spaces)
+    if isinstance(space, gym.spaces.Discrete):
+        return _below(noise.uniform(1)[:, 0], space.n) + space.start
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        drawn = _below(noise.uniform(space.nvec.size), space.nvec.ravel())
+        return (drawn.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+    if isinstance(space, gym.spaces.MultiBinary):
+        bits = noise.uniform(int(np.prod(space.shape))) < 0.5
+        return bits.reshape(-1, *space.shape).astype(space.dtype)
+    assert isinstance(space, gym.spaces.Box)
+    return _box(space, noise)
+
+
+def _below(uniform: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
+    return np.asarray(uniform * count, np.int64)
+
+
+def _box(space: gym.spaces.Box, noise: NoiseSource) -> npt.NDArray[Any]:
+    whole = np.issubdtype(space.dtype, np.integer)
+    low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64) + whole
+    below, above = np.isfinite(low), np.isfinite(high)
+    uniform, normal = noise.uniform(low.size), noise.normal(low.size)
+    with np.errstate(invalid="ignore", over="ignore"):  # Of what is not chosen.
+        choices = low + uniform * (high - low), low - np.log(uniform), high + np.log(uniform)
+    values = np.select([below & above, below, above], choices, normal)
+    if whole:
+        values = np.floor(values)
+    return values.reshape(-1, *space.shape).astype(space.dtype)

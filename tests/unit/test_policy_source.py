@@ -1,0 +1,176 @@
+"""``--policy``: what a word, a reference or a path stands for, and ``run`` without a config file."""
+
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+
+from rl_eval.cli.policy_source import policy_source
+from rl_eval.errors import ConfigError
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.policies.random_policy import RandomPolicy
+from tests.unit.cli_world import call, make_folder
+
+SB3 = "rl_eval.integrations.sb3:load_policy"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+def model(path):
+    """A file that looks like a saved model."""
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", "{}")
+        archive.writestr("policy.pth", b"")
+    return path
+
+
+# ------------------------------------------------------------------------------ what it stands for
+
+
+def test_a_model_of_sb3_is_known_by_its_contents_and_brings_its_normalizer(tmp_path):
+    path = model(tmp_path / "model")
+    assert policy_source(str(path)).keys["policy.policy_kwargs"] == {"path": str(path)}
+    (tmp_path / "my_vecnormalize.pkl").touch()
+    source = policy_source(str(path))
+    assert source.keys["policy.policy"] == SB3
+    assert source.keys["policy.policy_kwargs"]["vecnormalize"] == str(tmp_path / "my_vecnormalize.pkl")
+    assert source.pickled == str(path)
+    assert "my_vecnormalize.pkl" in source.said
+
+
+@pytest.mark.parametrize("normalizer", ["rl_model_vecnormalize_200_steps.pkl", "rl_model_200_steps/vecnormalize.pkl"])
+def test_the_normalizer_is_the_one_of_this_model(tmp_path, normalizer):
+    """Of the callbacks of SB3 by its name; of its zoo in the folder with the model's name."""
+    path = model(tmp_path / "rl_model_200_steps.zip")
+    (tmp_path / normalizer).parent.mkdir(exist_ok=True)
+    (tmp_path / normalizer).touch()
+    if "/" not in normalizer:
+        (tmp_path / "rl_model_vecnormalize_100_steps.pkl").touch()
+    kwargs = policy_source(str(path)).keys["policy.policy_kwargs"]
+    assert kwargs["vecnormalize"] == str(tmp_path / normalizer)
+
+
+def test_two_normalizers_are_a_question(tmp_path):
+    path = model(tmp_path / "model.zip")
+    for name in ("a_vecnormalize.pkl", "b_vecnormalize.pkl"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"one normalizer, and holds a_vecnormalize\.pkl, b_vecnormalize\.pkl"):
+        policy_source(str(path))
+
+
+def test_a_folder_of_rllib_is_known_by_its_file(tmp_path):
+    (tmp_path / "rllib_checkpoint.json").touch()
+    source = policy_source(str(tmp_path))
+    assert source.keys["policy.policy"] == "rl_eval.integrations.rllib:load_policy"
+    assert source.pickled
+
+
+def test_a_path_that_could_be_two_things_is_no_guess(tmp_path):
+    (tmp_path / "rllib_checkpoint.json").touch()
+    path = model(tmp_path / "model.zip")
+    with pytest.raises(ConfigError, match="its kind cannot be told: say it with one of sb3:PATH, rllib:PATH"):
+        policy_source(str(tmp_path))
+    assert policy_source(f"sb3:{tmp_path}").keys["policy.policy_kwargs"] == {"path": str(path)}
+
+
+def test_references_and_what_is_neither(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert policy_source("pkg.module:make").keys["policy.policy"] == "pkg.module:make"
+    assert policy_source("pkg.module:make").pickled is None
+    (tmp_path / "net.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"weights alone.* --policy pkg\.module:make --weights net\.safetensors"):
+        policy_source("net.safetensors")
+    with pytest.raises(ConfigError, match=r"--policy modle\.zip: there is no such file or folder"):
+        policy_source("modle.zip")
+    with pytest.raises(ConfigError, match=r"--policy ./a:b"):
+        policy_source("./a:b")
+
+
+# ------------------------------------------------------------------------------ rl-eval run without a config
+
+
+def test_a_first_number_without_a_config_file(folder):
+    done = call("run", "--env", "cli_toys:count", "--policy", "random", "-n", "12", "--seed", "3")
+    assert done.exit_code == 0, done.output
+    assert "12 of 12" in " ".join(done.output.split())
+    assert "--runners 4" in done.output
+    assert (folder / "out" / "cli_toys-count" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [([], "--env and --policy"), (["--env", "CartPole-v1"], "--policy"), (["--policy", "random"], "--env")],
+)
+def test_what_is_missing_is_named(folder, options, missing):
+    done = call("run", *options)
+    assert done.exit_code == 2
+    assert f"nothing says what to evaluate: give a CONFIG file, or {missing}, as in" in " ".join(done.output.split())
+
+
+def test_a_policy_replaces_that_of_the_file_with_its_weights(folder):
+    """Weights of another policy would not fit."""
+    config = yaml.safe_load((folder / "toy.yaml").read_text())
+    config["policy"] |= {"policy_kwargs": {"wrong": 1}, "weights": "nowhere.safetensors"}
+    (folder / "other.yaml").write_text(yaml.safe_dump(config))
+    done = call("run", "other.yaml", "--policy", "cli_toys:alternate", "-n", "4", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("complete")
+
+
+def test_pickled_objects_are_not_loaded_without_a_word(folder):
+    """Nobody sits at a terminal here, so nobody can be asked."""
+    model(folder / "model.zip")
+    done = call("run", "--env", "CartPole-v1", "--policy", "model.zip")
+    assert done.exit_code == 2
+    assert "give --trust if you know where it comes from" in " ".join(done.output.split())
+    assert "stable_baselines3" not in sys.modules
+
+
+# ------------------------------------------------------------------------------ the random policy
+
+SPACES = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi": spaces.MultiDiscrete([[2, 5], [3, 1]]),
+    "binary": spaces.MultiBinary([2, 3]),
+    "box": spaces.Box(np.float32([-2, 0]), np.float32([2, 10])),
+    "integers": spaces.Box(-3, 3, (2,), np.int8),
+    "unbounded": spaces.Box(np.float32([-np.inf, 1, -np.inf]), np.float32([np.inf, np.inf, -1])),
+}
+
+
+@pytest.mark.parametrize("space", [*SPACES.values(), spaces.Dict(SPACES), spaces.Tuple([*SPACES.values()])], ids=str)
+def test_random_actions_are_in_the_space_and_a_function_of_the_episode(space):
+    seeds = np.arange(200)
+    whole, _ = RandomPolicy(space).act(None, None, np.ones(200, bool), EpisodeNoise(seeds, np.zeros(200, np.int64)))
+    for lane in (0, 7, 199):
+        one = np.full(1, lane)
+        alone, _ = RandomPolicy(space).act(None, None, np.ones(1, bool), EpisodeNoise(one, np.zeros(1, np.int64)))
+        assert row(alone, 0) in space
+        assert str(row(alone, 0)) == str(row(whole, lane))
+
+
+def row(actions, lane):
+    if isinstance(actions, dict):
+        return {name: row(part, lane) for name, part in actions.items()}
+    return tuple(row(part, lane) for part in actions) if isinstance(actions, tuple) else actions[lane]
+
+
+def test_random_actions_are_uniform():
+    noise = EpisodeNoise(np.arange(30_000), np.zeros(30_000, np.int64))
+    actions, _ = RandomPolicy(SPACES["integers"]).act(None, None, np.ones(30_000, bool), noise)
+    shares = np.bincount(actions[:, 0].astype(int) + 3, minlength=7) / 30_000
+    assert shares == pytest.approx(np.full(7, 1 / 7), abs=0.01)
+
+
+def test_a_random_policy_says_what_it_cannot_do():
+    with pytest.raises(ConfigError, match="cannot draw from Text"):
+        RandomPolicy(spaces.Dict(a=spaces.Text(3)))
+    with pytest.raises(ConfigError, match=r"set policy\.deterministic to false"):
+        RandomPolicy(SPACES["discrete"]).act(None, None, np.ones(1, bool), None)
