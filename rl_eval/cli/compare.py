@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,19 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
     ] = False,
+    require: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'b >= a - 5'",
+            show_default=False,
+            help="Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
+            "does not, and with 2 if it shows neither.",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        Literal["regression"] | None,
+        typer.Option(show_default=False, help="Exit with 1 if b is shown to return less than a."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -26,9 +39,18 @@ def compare(
     with reported(debug):
         from rl_eval.results.comparison import compare as compare_results
         from rl_eval.results.loading import load
+        from rl_eval.results.requirements import Answer, parse_difference
 
+        requirement = None if require is None else parse_difference(require)
         comparison = compare_results(load(a), load(b), force=force)
         if as_json:
             typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
         else:
             print_report(comparison)
+        if fail_on and comparison.regressed:
+            typer.echo("b is shown to return less than a", err=True)
+            raise typer.Exit(1)
+        if requirement is not None:
+            answer = requirement.judge(comparison.difference.interval)
+            typer.echo(f"{requirement}: {answer.value}", err=True)
+            raise typer.Exit({Answer.HOLDS: 0, Answer.FAILS: 1, Answer.OPEN: 2}[answer])

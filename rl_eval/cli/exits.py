@@ -42,6 +42,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     FAILED = 3
     CLUSTER = 4
+    REQUIREMENT = 5
     BUG = 70
 
 
@@ -55,6 +56,7 @@ Exit codes:
 3    failed: too many episodes failed, or environment or policy cannot work
 4    cluster error: no runner came up, the address cannot be reached, or the
      evaluation log cannot be written or was taken over
+5    complete, but what --require asks does not hold, or has no value
 130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
 70   unexpected error, shown with its traceback
 With --max-restarts it is that of the last run.
@@ -107,8 +109,9 @@ Exit codes:
 COMPARE_CODES: Final = """\
 \b
 Exit codes:
-0    compared, whatever the difference
-2    the results cannot be compared, or cannot be read
+0    compared; with --require: it holds; with --fail-on: no regression is shown
+1    --require: it does not hold; --fail-on: b is shown to return less
+2    the results cannot be compared or read; --require: no answer
 4    an evaluation log is damaged or cannot be read
 """
 

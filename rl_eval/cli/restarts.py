@@ -27,7 +27,7 @@ _OPTION: Final = "--max-restarts"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LONGEST_DELAY_S: Final = 60.0
 _POLL_S: Final = 0.1
-_OF_A_RESULT: Final = {ExitCode.COMPLETE, ExitCode.PARTIAL, ExitCode.FAILED}
+_OF_A_RESULT: Final = {ExitCode.COMPLETE, ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT}
 
 
 @dataclass(frozen=True, slots=True)

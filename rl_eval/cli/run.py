@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
+    from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
 __all__ = ["run"]
@@ -115,6 +116,10 @@ def run(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
     assignments: Assignments = None,
+    require: Annotated[
+        str | None,
+        _option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -137,6 +142,7 @@ def run(
     with reported(debug):
         if config is None:
             _check_front(env, policy, section, assignments)
+        requirement = None if require is None else _requirement(require)
         keys = _policy_keys(policy, say, trust=trust) | {key: flag for key, flag in flags.items() if flag is not None}
     from rl_eval.cli.progress import make_monitor
 
@@ -158,8 +164,25 @@ def run(
         else:
             monitor.close()
             _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
-        if code := _exit_code(result, interruption):
+        if code := _exit_code(result, interruption) or _unmet(requirement, result):
             raise typer.Exit(code)
+
+
+def _requirement(text: str) -> MetricRequirement:
+    from rl_eval.results.requirements import parse_metric
+
+    return parse_metric(text)
+
+
+def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
+    """Say whether a result meets what was asked; return the exit code."""
+    if requirement is None:
+        return 0
+    from rl_eval.results.requirements import Answer
+
+    answer = requirement.judge(result.metrics)
+    _say(f"{requirement}: {answer.value}, {requirement.metric} is {result.metrics[requirement.metric]:g}")
+    return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
 
 
 def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool) -> dict[str, Any]:

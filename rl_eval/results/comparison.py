@@ -94,6 +94,11 @@ class Comparison:
         """What a reader must know before using the numbers; empty for an ordinary comparison."""
         return _notes(self)
 
+    @property
+    def regressed(self) -> bool:
+        """Whether b is shown to return less than a: interval and test agree on it."""
+        return _is_shown(self.difference, self.confidence) and self.difference.mean < 0
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
@@ -240,13 +245,18 @@ def _verdict(difference: PairedDifference, confidence: float) -> str:
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
     outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
-    if outside and rejected:
+    if _is_shown(difference, confidence):
         return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
     if rejected:
         facts += "; the sign-flip test rejects, but the interval holds 0"
     return f"no difference shown at {level}: {facts}"
+
+
+def _is_shown(difference: PairedDifference, confidence: float) -> bool:
+    interval = difference.interval
+    return interval.exists and 0 not in interval and difference.p_value <= 1 - confidence
 
 
 def _notes(comparison: Comparison) -> list[str]:

@@ -114,6 +114,29 @@ def test_help_and_completion_import_nothing_heavy_and_comparing_neither_torch_no
     assert "b returns less than a" in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--require", "b >= a - 100"], 0),
+        (["--require", "b >= a"], 1),
+        (["--require", "b is better"], 2),
+        (["--fail-on", "regression"], 1),
+    ],
+)
+def test_a_comparison_answers_with_its_exit_code(two_results, options, code):
+    """One of them always earns 1 a step, the other half of the time."""
+    assert call("compare", "ones", "alternate", *options).exit_code == code
+    if "--fail-on" in options:
+        assert call("compare", "alternate", "ones", *options).exit_code == 0
+
+
+def test_a_requirement_on_a_result(folder):
+    done = call("run", "toy.yaml", "--require", "episode_return_mean >= 1000")
+    assert done.exit_code == ExitCode.REQUIREMENT
+    assert "episode_return_mean >= 1000: does not hold, episode_return_mean is 1" in done.output
+    assert call("run", "toy.yaml", "--require", "episode_return_mean < 1000").exit_code == 0
+
+
 def test_help_of_run_explains_every_exit_code():
     text = call("run", "--help").output
     for code in [*ExitCode, 130, 143]:

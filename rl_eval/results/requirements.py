@@ -1,0 +1,113 @@
+"""Requirements on results: a small grammar that a script can rely on, parsed and never evaluated.
+
+- ``NAME OP NUMBER`` asks one result: ``episode_return_ci_low >= 475``;
+- ``b OP a [± NUMBER]`` asks a comparison: ``b >= a - 5``, b returns at most 5 less than a.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.results.stats.interval import Interval
+
+__all__ = ["Answer", "DifferenceRequirement", "MetricRequirement", "parse_difference", "parse_metric"]
+
+_NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_METRIC: Final = re.compile(rf"\s*([A-Za-z_][\w/.]*)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
+_DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({_NUMBER}))?\s*")
+
+
+class Answer(Enum):
+    """What is known about a requirement."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "cannot be answered"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRequirement:
+    """Bound on one metric of a result."""
+
+    metric: str
+    operator: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.operator} {self.bound:g}"
+
+    def judge(self, metrics: Mapping[str, float]) -> Answer:
+        """Return whether a result meets it; open where the metric has no value.
+
+        Raises:
+            ConfigError: There is no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(f"--require {self}: there is no metric {self.metric!r}: {nearest(self.metric, metrics)}")
+        value = metrics[self.metric]
+        if math.isnan(value):
+            return Answer.OPEN
+        met = {
+            ">=": value >= self.bound,
+            "<=": value <= self.bound,
+            ">": value > self.bound,
+            "<": value < self.bound,
+        }
+        return Answer.HOLDS if met[self.operator] else Answer.FAILS
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRequirement:
+    """Bound on the true mean difference, b minus a."""
+
+    text: str
+    lower: bool
+    """Whether the difference must be at least the bound, not at most."""
+    bound: float
+
+    def __str__(self) -> str:
+        return self.text
+
+    def judge(self, interval: Interval) -> Answer:
+        """Return what an interval of the mean difference shows: all of it, none of it or a part meets the bound."""
+        if not interval.exists:
+            return Answer.OPEN
+        low, high = (interval.low, interval.high) if self.lower else (-interval.high, -interval.low)
+        bound = self.bound if self.lower else -self.bound
+        if low >= bound:
+            return Answer.HOLDS
+        return Answer.FAILS if high < bound else Answer.OPEN
+
+
+def parse_metric(text: str) -> MetricRequirement:
+    """Read ``NAME OP NUMBER``.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    found = _METRIC.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"--require {text!r}: write METRIC >= NUMBER (or <=, >, <), as in 'episode_return_ci_low >= 475'"
+        )
+    return MetricRequirement(found[1], found[2], float(found[3]))
+
+
+def parse_difference(text: str) -> DifferenceRequirement:
+    """Read ``b >= a``, ``b >= a - 5``, ``a <= b + 5`` and the like.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    found = _DIFFERENCE.fullmatch(text)
+    if found is None or found[1] == found[3]:
+        raise ConfigError(f"--require {text!r}: write b >= a, or with a margin b >= a - 5; >= or <=, a and b")
+    left, operator, margin = found[1], found[2], float(found[5] or 0) * (-1 if found[4] == "-" else 1)
+    # left OP right + margin, as a bound on b - a.
+    return DifferenceRequirement(text.strip(), (left == "b") == (operator == ">="), margin if left == "b" else -margin)

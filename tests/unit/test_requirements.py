@@ -1,0 +1,79 @@
+"""Requirements: what a script may ask of a result or of a comparison, and how often the answer is wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rl_eval.errors import ConfigError
+from rl_eval.results.requirements import Answer, parse_difference, parse_metric
+from rl_eval.results.stats.interval import Interval, no_interval
+from rl_eval.results.stats.paired import paired_difference
+
+
+def interval(low, high):
+    return Interval(low, high, 0.95, "bca")
+
+
+@pytest.mark.parametrize("text", ["b >= a - 5", "a <= b + 5", "  b>=a-5.0 ", "b >= a + -5", "a <= b - -5"])
+def test_the_same_requirement_in_other_words(text):
+    requirement = parse_difference(text)
+    assert requirement.judge(interval(-5.0, 2.0)) is Answer.HOLDS
+    assert requirement.judge(interval(-5.1, 2.0)) is Answer.OPEN
+    assert requirement.judge(interval(-9.0, -5.1)) is Answer.FAILS
+
+
+@pytest.mark.parametrize("text", ["b <= a + 5", "a >= b - 5"])
+def test_an_upper_bound(text):
+    requirement = parse_difference(text)
+    assert requirement.judge(interval(-9.0, 5.0)) is Answer.HOLDS
+    assert requirement.judge(interval(4.0, 5.1)) is Answer.OPEN
+    assert requirement.judge(interval(5.1, 6.0)) is Answer.FAILS
+
+
+def test_without_an_interval_nothing_is_answered():
+    assert parse_difference("b >= a").judge(no_interval(0.95, "one pair")) is Answer.OPEN
+
+
+@pytest.mark.parametrize(
+    "text", ["b >= b", "b > a", "a - b >= 3", "b >= a - x", "b >= 3", "__import__('os')", "", "b >= a - 5; b"]
+)
+def test_what_is_no_requirement_is_refused(text):
+    with pytest.raises(ConfigError, match=r"write b >= a, or with a margin b >= a - 5"):
+        parse_difference(text)
+
+
+@pytest.mark.parametrize(
+    ("operator", "holds"), [(">=", [False, True, True]), ("<=", [True, True, False]), (">", [False, False, True])]
+)
+def test_a_metric_and_its_bound(operator, holds):
+    requirement = parse_metric(f"mean {operator} 4.5e2")
+    assert [requirement.judge({"mean": value}) is Answer.HOLDS for value in (449, 450, 451)] == holds
+    assert requirement.judge({"mean": math.nan}) is Answer.OPEN
+
+
+@pytest.mark.parametrize("text", ["mean == 3", "mean >= x", ">= 3", "mean >= 3 or 1", "mean() >= 3"])
+def test_what_asks_no_metric_is_refused(text):
+    with pytest.raises(ConfigError, match=r"write METRIC >= NUMBER"):
+        parse_metric(text)
+
+
+def test_an_unknown_metric_is_named():
+    with pytest.raises(ConfigError, match=r"no metric 'mena': did you mean 'mean'"):
+        parse_metric("mena >= 3").judge({"mean": 1.0})
+
+
+def regressions(shift, rounds=150, episodes=100):
+    """How often b is shown to return less than a, as ``--fail-on regression`` judges."""
+    draws = np.random.default_rng(7)
+    found = 0
+    for _ in range(rounds):
+        a, b = draws.normal(size=(2, episodes))
+        difference = paired_difference(a, b + shift)
+        found += difference.interval.high < 0 and difference.p_value <= 0.05
+    return found / rounds
+
+
+def test_equal_policies_are_seldom_a_regression_and_one_that_is_worse_by_a_standard_deviation_always_is():
+    assert regressions(0.0) <= 0.05
+    assert regressions(-1.0) >= 0.99
