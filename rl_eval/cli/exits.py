@@ -109,7 +109,7 @@ Exit codes:
 COMPARE_CODES: Final = """\
 \b
 Exit codes:
-0    compared; with --require: it holds; with --fail-on: no regression is shown
+0    compared; --require: it holds; --fail-on: no regression is shown
 1    --require: it does not hold; --fail-on: b is shown to return less
 2    the results cannot be compared or read; --require: no answer
 4    an evaluation log is damaged or cannot be read
