@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -70,6 +70,7 @@ class EvalConfig:
         env: str | Callable[..., Any] = _UNSET,
         *,
         env_kwargs: Mapping[str, Any] = _UNSET,
+        wrappers: Sequence[Any] = _UNSET,
         env_reuse: Literal["lane", "episode"] = _UNSET,
     ) -> EvalConfig:
         """Set the environment."""

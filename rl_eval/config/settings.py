@@ -59,6 +59,10 @@ class EnvironmentSection(_Section):
     """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
+    wrappers: tuple[Any, ...] = ()
+    """Wrappers to put around the environment, the innermost first: ``"module:Class"``, a callable that takes the
+    environment, or a mapping with ``wrapper`` and its keyword arguments, such as ``{"wrapper":
+    "gymnasium.wrappers:FrameStackObservation", "stack_size": 4}``."""
     env_reuse: Literal["lane", "episode"] = "lane"
     """Whether an environment serves all episodes of its lane, or is built anew for each."""
 
@@ -204,7 +208,8 @@ class EvalSettings(_Section):
                 "env": describe_object(self.environment.env),
                 "env_kwargs": _identified(self.environment.env_kwargs, "environment", "env_kwargs"),
                 "env_reuse": self.environment.env_reuse,
-            },
+            }
+            | _wrapping(self.environment.wrappers),
             "policy": describe_object(self.policy.policy),
             "policy_kwargs": _identified(self.policy.policy_kwargs, "policy", "policy_kwargs"),
             "deterministic": self.policy.deterministic,
@@ -287,6 +292,11 @@ def _described(value: Any) -> Any:
 
 def _identified(value: Any, *path: str) -> Any:
     return digest_secrets(_described(value), *path)
+
+
+def _wrapping(wrappers: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the wrappers as part of an identity; nothing without any, as in logs of before there were some."""
+    return {"wrappers": _identified(list(wrappers), "environment", "wrappers")} if wrappers else {}
 
 
 def _explain(error: ValidationError) -> str:

@@ -66,6 +66,7 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
     yield env
     yield _entry_point(env)
     yield from _live(settings.environment.env_kwargs)
+    yield from _live(settings.environment.wrappers)
     yield settings.policy.policy
     yield from _live(settings.policy.policy_kwargs)
     yield runner

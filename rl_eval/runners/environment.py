@@ -1,9 +1,10 @@
-"""Which environment a lane gets, from a gymnasium id, ``"module:attr"`` or a callable."""
+"""Construction of a lane's environment, from a gymnasium id, ``"module:attr"`` or a callable, and of its wrappers."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,16 +38,25 @@ def import_env(section: EnvironmentSection) -> None:
 def construct_env(
     section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
 ) -> gym.Env[Any, Any]:
-    """Build one environment.
+    """Build one environment, with its wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
     environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them, or
     without an argument if it takes none.
 
     Raises:
-        ConfigError: The id is unknown, or the path cannot be imported.
-        Exception: Whatever the environment's constructor raises.
+        ConfigError: The id is unknown, a path cannot be imported, or a wrapper is none.
+        Exception: Whatever a constructor raises.
     """
+    env = _construct_bare(section, runner_index, lane_index, num_runners)
+    for place, wrapper in enumerate(section.wrappers):
+        env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
+    return env
+
+
+def _construct_bare(
+    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
+) -> gym.Env[Any, Any]:
     env, kwargs = section.env, copy_containers(section.env_kwargs)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
@@ -65,12 +75,33 @@ def construct_env(
     built: gym.Env[Any, Any] = _call(factory, kwargs, context)
     if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
         built = adapt(built)
+    _check_members(built, f"environment.env {env!r}")
+    return built
+
+
+def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
+    """Put a wrapper around an environment."""
+    kwargs = dict(wrapper) if isinstance(wrapper, Mapping) else {"wrapper": wrapper}
+    given = kwargs.pop("wrapper", None)
+    factory = import_attribute(key, given) if isinstance(given, str) else given
+    if not callable(factory):
+        raise ConfigError(
+            f'{key} is {wrapper!r}: give "module:Class", a callable that takes the environment, or a mapping with '
+            '"wrapper" and its keyword arguments'
+        )
+    try:
+        built: gym.Env[Any, Any] = factory(env, **copy_containers(kwargs))
+    except TypeError as error:
+        raise ConfigError(f"{key}: {given!r} cannot be built with {kwargs!r}: {error}") from error
+    _check_members(built, f"{key} {given!r}")
+    return built
+
+
+def _check_members(built: Any, what: str) -> None:
     if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
         raise ConfigError(
-            f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env: "
-            f"it lacks {', '.join(lacking)}"
+            f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}"
         )
-    return built
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:

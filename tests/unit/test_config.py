@@ -24,6 +24,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "environment": {
         "env": "my_pkg:MyEnv-v3",
         "env_kwargs": {"size": 3, "name": "no", "deep": {"list": [1, 2.5, None, True], "empty": {}}},
+        "wrappers": ["my_pkg:Wrapper", {"wrapper": "my_pkg:Other", "size": 2}],
         "env_reuse": "episode",
     },
     "policy": {

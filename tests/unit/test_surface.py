@@ -28,7 +28,7 @@ PROMISED = {
 }
 """Names that are fixed: scripts rely on them."""
 
-PEERS = {"sb3": "stable_baselines3", "rllib": "ormsgpack", "torchrl": "torchrl"}
+PEERS = {"atari": "ale_py", "sb3": "stable_baselines3", "rllib": "ormsgpack", "torchrl": "torchrl"}
 """A package that is there if the peer of an integration is; Ray has RLlib's code without what that needs."""
 
 

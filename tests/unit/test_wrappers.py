@@ -1,0 +1,157 @@
+"""Wrappers by config: which are put around an environment, in which order, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_eval import EvalConfig, evaluate
+from rl_eval.config.settings import EnvironmentSection
+from rl_eval.errors import ConfigError
+from rl_eval.results.source_code import code_of
+from rl_eval.runners.environment import construct_env
+
+
+class Pays(gym.Env[Any, Any]):
+    """Pays what its action is worth, for three steps."""
+
+    observation_space = spaces.Box(-10, 10, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.full(1, self.left, np.float32), 10 * float(action[0]), self.left == 0, False, {}
+
+
+class Scaled(gym.RewardWrapper[Any, Any]):
+    """Multiplies rewards."""
+
+    def __init__(self, env: Any, by: float = 2.0) -> None:
+        super().__init__(env)
+        self.by = by
+
+    def reward(self, reward: Any) -> float:
+        return float(reward) * self.by
+
+
+def no_environment(env: Any) -> str:
+    return "something else"
+
+
+NOT_CALLABLE = 3
+HERE = __name__
+
+
+def config(*wrappers: Any) -> EvalConfig:
+    made = EvalConfig().environment(Pays, wrappers=wrappers).evaluation(num_episodes=2, determinism_check=0)
+    return made.policy(lambda observations: np.ones((len(observations), 1), np.float32), actions="none")
+
+
+def mean(*wrappers: Any) -> float:
+    return float(evaluate(config(*wrappers)).metrics["episode_return_mean"])
+
+
+def test_wrappers_are_put_around_in_order() -> None:
+    """The first is the innermost: clip and then double is not double and then clip."""
+    clip = {"wrapper": "gymnasium.wrappers:ClipReward", "min_reward": -1, "max_reward": 3}
+    assert mean() == 30
+    assert mean(clip, f"{HERE}:Scaled") == 18
+    assert mean(Scaled, clip) == 9
+    assert mean({"wrapper": Scaled, "by": 0.5}) == 15
+
+
+def test_yaml_may_name_wrappers_with_their_arguments(tmp_path: Any) -> None:
+    """What a file says is what is built."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "environment:\n  env: CartPole-v1\n  wrappers:\n"
+        "    - gymnasium.wrappers:NormalizeReward\n"
+        "    - {wrapper: 'gymnasium.wrappers:FrameStackObservation', stack_size: 3}\n"
+    )
+    section = EvalConfig.from_yaml(path).policy("x:y").build().environment
+    env = construct_env(section, 0, 0, 1)
+    assert env.observation_space.shape == (3, 4)
+    assert isinstance(env.env, gym.wrappers.NormalizeReward)  # type: ignore[attr-defined]
+    assert EvalConfig.from_yaml(path).to_yaml()
+
+
+def test_actions_are_clipped_by_a_wrapper_of_gymnasium() -> None:
+    """The recipe of the docs."""
+    clipped = EnvironmentSection(env=Pays, wrappers=("gymnasium.wrappers:ClipAction",))
+    env = construct_env(clipped, 0, 0, 1)
+    env.reset(seed=0)
+    assert env.step(np.full(1, 7.0, np.float32))[1] == 10
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "problem"),
+    [
+        ("gymnasium.wrappers:ClipRewards", "cannot be imported"),
+        (f"{HERE}:NOT_CALLABLE", 'give "module:Class"'),
+        ({"stack_size": 4}, 'a mapping with "wrapper"'),
+        (["gymnasium.wrappers:ClipReward", -1, 1], 'give "module:Class"'),
+        ({"wrapper": Scaled, "sideways": 1}, "unexpected keyword argument 'sideways'"),
+        (no_environment, "is not a gymnasium.Env"),
+    ],
+)
+def test_a_wrapper_that_is_none_is_named(wrapper: Any, problem: str) -> None:
+    """The message has the key with its place, and what to give."""
+    with pytest.raises(ConfigError, match=r"environment\.wrappers\[1\]") as caught:
+        construct_env(EnvironmentSection(env=Pays, wrappers=(Scaled, wrapper)), 0, 0, 1)
+    assert problem in str(caught.value)
+
+
+def test_wrappers_are_part_of_what_a_result_depends_on() -> None:
+    """With their arguments and their source; without any, the identity is that of a config that knows of none."""
+    bare, wrapped = config().build(), config({"wrapper": f"{HERE}:Scaled", "by": 3}).build()
+    assert "wrappers" not in bare.identity()["environment"]
+    assert wrapped.identity()["environment"]["wrappers"] == [{"wrapper": f"{HERE}:Scaled", "by": 3}]
+    named = config({"wrapper": "gymnasium.wrappers:ClipReward", "max_reward": 1}).build()
+    assert "gymnasium" in code_of(named)["packages"]
+
+
+# ------------------------------------------------------------------------------ Atari
+
+
+def atari_config(**kwargs: Any) -> EvalConfig:
+    made = EvalConfig().environment("rl_eval.integrations.atari:atari", env_kwargs=kwargs)
+    return made.policy(lambda o: o.reshape(len(o), -1).sum(1, dtype=np.int64) % 4)
+
+
+def test_an_atari_evaluation_is_of_whole_games_and_raw_scores() -> None:
+    """Sticky actions, all lives, no clipping, four grey screens; and the same rows in two layouts."""
+    pytest.importorskip("ale_py")
+    made = atari_config(game="Breakout", max_frames=300, noop_max=0)
+    env = construct_env(made.build().environment, 0, 0, 1)
+    assert env.observation_space.shape == (4, 84, 84)
+    assert env.observation_space.dtype == np.uint8
+    assert env.unwrapped.ale.getFloat("repeat_action_probability") == 0.25  # type: ignore[attr-defined]
+    preprocessing = env.env  # type: ignore[attr-defined]
+    assert not preprocessing.terminal_on_life_loss
+    env.close()
+    layouts = [made.copy().runners(num_envs_per_runner=lanes).evaluation(num_episodes=2) for lanes in (1, 2)]
+    assert len({evaluate(layout).fingerprint for layout in layouts}) == 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "problem"),
+    [
+        ({}, "lacks game"),
+        ({"game": "Pnog"}, "did you mean 'ALE/Pong-v5'"),
+        ({"game": "Pong", "life_loss": True}, "'life_loss' is unknown"),
+    ],
+)
+def test_what_is_wrong_with_an_atari_config_is_said(kwargs: dict[str, Any], problem: str) -> None:
+    """Before any game is loaded, where that is possible."""
+    pytest.importorskip("ale_py")
+    with pytest.raises(ConfigError, match=problem):
+        construct_env(atari_config(**kwargs).build().environment, 0, 0, 1)
