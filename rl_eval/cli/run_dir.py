@@ -13,11 +13,11 @@ from rl_eval.log import LogContents, read_log
 from rl_eval.log.code_changes import code_differences, newest_code
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
+from rl_eval.policies.filters import configured_weights
 from rl_eval.results.loading import result_of_log
 from rl_eval.results.provenance import manifest_of
 from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
-from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["finished_result", "fresh_run_dir"]
 
@@ -85,9 +85,8 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    path, plan = settings.policy.weights, settings.evaluation.plan()
-    weights = None if path is None else snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
-    ours, theirs = manifest_of(settings, plan, weights), contents.manifest
+    weights = configured_weights(settings.policy)
+    ours, theirs = manifest_of(settings, settings.evaluation.plan(), weights), contents.manifest
     return bool(theirs.differences(ours) or code_differences(newest_code(theirs, contents.amendments), ours.code))
 
 

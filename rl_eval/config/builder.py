@@ -88,6 +88,8 @@ class EvalConfig:
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
         inference: Literal["exact", "batched"] = _UNSET,
+        observation_filter: Literal["NoFilter", "MeanStdFilter"] = _UNSET,
+        filters: str | Path | None = _UNSET,
         allow_nondeterministic: bool = _UNSET,
     ) -> EvalConfig:
         """Set the policy."""
@@ -147,8 +149,7 @@ class EvalConfig:
 
     def _update(self, section: str, values: Mapping[str, Any]) -> EvalConfig:
         given = {key: value for key, value in values.items() if key != "self" and value is not _UNSET}
-        if isinstance(given.get("weights"), Path):
-            given["weights"] = str(given["weights"])
+        given |= {key: str(value) for key, value in given.items() if isinstance(value, Path)}
         self._values[section].update(copy_containers(given))
         return self
 
@@ -177,7 +178,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        A relative ``policy.weights`` is taken relative to the file.
+        A relative ``policy.weights`` or ``policy.filters`` is taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -190,9 +191,10 @@ class EvalConfig:
                 raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
             values = values[part]
         config = cls.from_dict(values)
-        weights = config._values["policy"].get("weights")
-        if isinstance(weights, str) and not Path(weights).is_absolute():
-            config._values["policy"]["weights"] = str((path.parent / weights).resolve())
+        policy = config._values["policy"]
+        for key in ("weights", "filters"):
+            if isinstance(file := policy.get(key), str) and not Path(file).is_absolute():
+                policy[key] = str((path.parent / file).resolve())
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

@@ -88,6 +88,11 @@ class PolicySection(_Section):
     inference: Literal["exact", "batched"] = "exact"
     """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
     ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
+    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
+    """``MeanStdFilter`` normalizes observations by frozen statistics: those of ``filters``, of a warm-up or of
+    ``sync_filters``."""
+    filters: str | None = None
+    """A JSON file of a filter's statistics, written by ``rl_eval.policies.filters.save_filters``."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
 
@@ -100,7 +105,8 @@ class RunnersSection(_Section):
     num_envs_per_runner: PositiveInt | None = None
     """Environments in each runner; by default 8, 1 for ``single_agent``, and for others what their class says."""
     runner: str | type = "vector"
-    """``vector``, ``single_agent``, or the ``"module:Class"`` of a runner."""
+    """``vector``, ``single_agent``, ``subprocess`` (a process for each environment), or the ``"module:Class"`` of a
+    runner."""
     num_cpus_per_runner: Fraction = 1.0
     """CPUs that Ray reserves for each runner."""
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
@@ -216,7 +222,7 @@ class EvalSettings(_Section):
             "actions": self.policy.actions,
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
-        }
+        } | _filtering(self.policy.observation_filter)
 
     def described(self) -> dict[str, Any]:
         """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
@@ -297,6 +303,11 @@ def _identified(value: Any, *path: str) -> Any:
 def _wrapping(wrappers: tuple[Any, ...]) -> dict[str, Any]:
     """Return the wrappers as part of an identity; nothing without any, as in logs of before there were some."""
     return {"wrappers": _identified(list(wrappers), "environment", "wrappers")} if wrappers else {}
+
+
+def _filtering(kind: str) -> dict[str, Any]:
+    """Return the kind of filter as part of an identity; its statistics are part of the weights' digest."""
+    return {} if kind == "NoFilter" else {"observation_filter": kind}
 
 
 def _explain(error: ValidationError) -> str:

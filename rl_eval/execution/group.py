@@ -24,11 +24,13 @@ from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
+from rl_eval.execution.worker_calls import GroupCallbacks, WorkerCalls
+from rl_eval.policies.filters import Filter, configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -39,7 +41,7 @@ Result = TypeVar("Result")
 
 
 @final
-class EvalRunnerGroup:
+class EvalRunnerGroup(WorkerCalls):
     """Runners that evaluate one policy in one environment, again and again.
 
     Runners start at once and in parallel; the first that is up begins to work. All methods may be called from any
@@ -52,6 +54,7 @@ class EvalRunnerGroup:
             method does the work before it returns, in the thread that calls it, which must always be the same; only
             for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) need
             this, or :func:`evaluate`.
+        callbacks: Called when an evaluation has a result and when a runner is replaced.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -63,7 +66,14 @@ class EvalRunnerGroup:
         ...     print(group.evaluate(num_episodes=100))
     """
 
-    def __init__(self, config: EvalConfig | EvalSettings, policy: Any = None, *, threaded: bool = True) -> None:
+    def __init__(
+        self,
+        config: EvalConfig | EvalSettings,
+        policy: Any = None,
+        *,
+        threaded: bool = True,
+        callbacks: GroupCallbacks | None = None,
+    ) -> None:
         settings = config.build() if isinstance(config, EvalConfig) else config
         if settings.runners.num_runners and not threaded:
             raise ConfigError(
@@ -84,16 +94,21 @@ class EvalRunnerGroup:
         if not isinstance(live, str):
             live = portable_policy(live)
         weights = _initial_weights(settings.policy, live)
+        self._callbacks = callbacks
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
             self._backend = _make_backend(_with_policy(settings, None), live)
         self._pool = RunnerPool(self._backend, settings)
+        if callbacks is not None:
+            self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
         self._last_version = 0
         """Of the weights that were posted last."""
         if weights is not None:
             self._pool.weights = PublishedWeights(*self._backend.publish(weights))
+        self._posted = self._pool.weights
+        """The weights that were posted last."""
         self._loop.start()
         if settings.runners.num_runners:
             # Before Ray goes down with the process: its driver must not call it then.
@@ -203,6 +218,8 @@ class EvalRunnerGroup:
         """
         version = self._last_version + 1 if version is None else operator.index(version)
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
+        if self._filters and not filters_of(snapshot):
+            snapshot = with_filters(snapshot, self._filters, version)
         return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
 
     @property
@@ -298,15 +315,21 @@ class EvalRunnerGroup:
         follow_up: FollowUp | None,
         held: HeldWeights | None,
         on_submitted: Callable[[EvalHandle], object] | None,
+        *,
+        warm_up: bool = False,
     ) -> EvalHandle:
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
             sync = None if weights is None else self._weights_job(weights, version)
+            if not warm_up:
+                self._check_filters()
             next_tag = self._loop.next_tag
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
             job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
+            if self._callbacks is not None and not warm_up:
+                job.handle.add_done_callback(partial(_tell_result, self._callbacks))
             if on_submitted is not None:
                 on_submitted(job.handle)
             if sync is not None:
@@ -314,10 +337,37 @@ class EvalRunnerGroup:
             self._loop.post(job)
         return job.handle
 
+    def _run_warm_up(self, num_episodes: int | None, seed: int | None, first_index: int) -> EvalResult:
+        section = self.settings.evaluation
+        evaluation = section.model_copy(
+            update={
+                "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
+                "seed": section.seed if seed is None else seed,
+                "first_index": first_index,
+                "determinism_check": 0.0,
+            }
+        )
+        settings = self.settings.model_copy(update={"evaluation": evaluation})
+        plan = evaluation.plan()
+        return self._post_evaluation(settings, plan, None, None, None, None, None, None, warm_up=True).result()
+
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
-        self._last_version = published.snapshot.version
-        return WeightsSync(self._loop.next_tag(), published)
+        self._last_version, self._posted = published.snapshot.version, published
+        job = WeightsSync(self._loop.next_tag(), published)
+        job.future.add_done_callback(self._forget_refused)
+        return job
+
+    def _forget_refused(self, future: Future[Any]) -> None:
+        """Know again what runners have, where they have refused weights."""
+        if future.cancelled() or future.exception() is not None:
+            self._posted = self._pool.weights
+
+    @property
+    def _filters(self) -> dict[str, Filter]:
+        if self.settings.policy.observation_filter == "NoFilter" or self._posted is None:
+            return {}
+        return filters_of(self._posted.snapshot)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._loop.post(job)
@@ -364,19 +414,23 @@ def evaluate(
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy, if it has any.
+    """Return the weights of the configured file, else those of the live policy, if it has any, and filters.
 
     Raises:
         ConfigError: They cannot be read.
     """
-    if section.weights is not None:
-        return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
-    if section.weights_key is not None:
+    if section.weights is None and section.weights_key is not None:
         raise ConfigError(
             f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
             "leave the key out"
         )
-    return weights_of(live)
+    return configured_weights(section, live)
+
+
+def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
+    """Call back with the result of an evaluation, if it has one."""
+    if handle.exception() is None:
+        callbacks.on_sample_end(handle.result())
 
 
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:

@@ -9,7 +9,9 @@ episodes, only an episode that is finished there sets its count back: other posi
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -23,6 +25,7 @@ from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["Member", "PublishedWeights", "RunnerPool"]
 
+_logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 
@@ -77,6 +80,8 @@ class RunnerPool:
         self.ever_ready = False
         self.weights: PublishedWeights | None = None
         """What runners get when they start, before anything else."""
+        self.on_restart: Callable[[int], object] = _ignore
+        """Called with the position of a runner that is replaced."""
         self._next_incarnation = 0
         self._next_index = 0
         self._consecutive: Counter[int] = Counter()
@@ -248,6 +253,7 @@ class RunnerPool:
             self._due.remove(due)
             self.restarts += 1
             self._spawn(due[1], now)
+            self._tell_restart(due[1])
         for member in list(self.members.values()):
             if not member.condemned and (why := self._given_up(member, now)):
                 self.condemn(member, why)
@@ -276,6 +282,12 @@ class RunnerPool:
             return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
         return None
 
+    def _tell_restart(self, index: int) -> None:
+        try:
+            self.on_restart(index)
+        except Exception:
+            _logger.exception("the callback on_runner_restart raised; the group goes on")
+
     def _spawn(self, index: int, now: float) -> None:
         incarnation = self._next_incarnation
         self._next_incarnation += 1
@@ -285,6 +297,10 @@ class RunnerPool:
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
         self._backend.kill(member.incarnation)
+
+
+def _ignore(index: int) -> None:
+    """Do nothing: nobody asked to be told."""
 
 
 def _gets_weights(member: Member) -> bool:

@@ -20,6 +20,7 @@ from rl_eval.backends import pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
+from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns, failed_row
 from rl_eval.records.plain import leaves, plain
 from rl_eval.redaction import MASK
@@ -27,7 +28,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
-from rl_eval.weights import WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
 
@@ -218,11 +219,13 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     version, digest = recorded["version"], recorded["digest"]
     if digest is None:
         return None
-    path = settings.policy.weights
+    section = settings.policy
+    path = section.weights or section.filters
     if live is not None:
-        source, found = "the policy", weights_of(live)
+        without = section.model_copy(update={"weights": None, "weights_key": None})
+        source, found = "the policy", configured_weights(without, live)
     elif path is not None:
-        source, found = repr(path), snapshot_weights(load_weights_file(path, settings.policy.weights_key), version)
+        source, found = repr(path), configured_weights(section, version=version)
     else:
         raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
     if found is None or found.digest != digest:

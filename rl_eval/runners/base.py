@@ -24,6 +24,7 @@ import numpy.typing as npt
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     ROW,
@@ -43,6 +44,7 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
+from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.supervision.interrupts import survivable
 from rl_eval.weights import WeightsSnapshot, apply_weights
@@ -52,7 +54,7 @@ __all__ = ["EvalRunner"]
 Result = TypeVar("Result")
 
 
-class EvalRunner(abc.ABC):
+class EvalRunner(WorkerInterface):
     """Owns environments and a policy; turns leases into records.
 
     Args:
@@ -69,6 +71,7 @@ class EvalRunner(abc.ABC):
         self.settings = settings
         learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
+        self._given_policy = policy
         self._node = socket.gethostname()
         self._info_keys = settings.evaluation.info_keys
         self._values = ValueReader(self._info_keys, self._note)
@@ -102,7 +105,7 @@ class EvalRunner(abc.ABC):
         self._weights_version = 0
         self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
-        self._policy = self.make_policy(policy)
+        self._policy = filtered(self.make_policy(policy), settings.policy.observation_filter)
         self._inference = Inference(
             self._policy,
             self._observation_space,
@@ -115,6 +118,7 @@ class EvalRunner(abc.ABC):
         )
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
+        self._collect_moments()
 
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
@@ -156,6 +160,22 @@ class EvalRunner(abc.ABC):
         """
         if any(lane.lease is not None for lane in self._lanes):
             raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
+        if isinstance(self._policy, FilteredPolicy) and (filters := filters_of(snapshot)):
+            for one in filters.values():
+                check_fits(one, self._observation_space)
+            if (weights := without_filters(snapshot)).entries:
+                self._load(weights)
+            self.sync_filters(filters)
+        else:
+            self._load(snapshot)
+        self._weights_version = snapshot.version
+        self._forget_numerics()
+        return snapshot.version
+
+    def _forget_numerics(self) -> None:
+        self._inference.numerics = {}
+
+    def _load(self, snapshot: WeightsSnapshot) -> None:
         module: Any = getattr(self._policy, "module", self._policy)
         if not hasattr(module, "named_parameters"):
             raise WeightsError(
@@ -163,9 +183,6 @@ class EvalRunner(abc.ABC):
                 "nn.Module, or as a Policy with an attribute `module`"
             )
         apply_weights(snapshot, module)
-        self._weights_version = snapshot.version
-        self._inference.numerics = {}
-        return snapshot.version
 
     @property
     def weights_version(self) -> int:

@@ -76,7 +76,7 @@ RAY = (
 )
 """Modules that import Ray."""
 
-RAY_LATER = ("cli", "backends", "loggers", "training")
+RAY_LATER = ("cli", "backends", "loggers", "runners", "training")
 """Parts that may import Ray inside functions."""
 
 

@@ -449,3 +449,20 @@ def test_the_phase_is_that_of_the_runner_which_is_ahead() -> None:
     world.answer(0)
     world.started(1)
     assert world.pool.phase == "running"
+
+
+def test_a_replacement_is_told_and_what_is_raised_then_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With the position, when the new runner is started; the first start is no replacement."""
+    world, told = World().grow(), list[int]()
+
+    def tell(index: int) -> None:
+        told.append(index)
+        raise OSError("disk full")
+
+    world.pool.on_restart = tell
+    world.started(0, 1)
+    world.lose(1)
+    assert told == []
+    world.until_spawn()
+    assert told == [1]
+    assert "on_runner_restart raised" in caplog.text

@@ -9,11 +9,11 @@ from typing import Final
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["check_policy"]
 
@@ -54,9 +54,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
-    path = settings.policy.weights
-    if path is not None:
-        snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
+    snapshot = configured_weights(settings.policy)
+    if snapshot is not None:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")

@@ -1,0 +1,68 @@
+"""Saved state of a runner: weights, filters and open leases in one safetensors file, without pickles."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from rl_eval.errors import WeightsError
+from rl_eval.policies.filters import DEFAULT_POLICY, FilteredPolicy, with_filters
+from rl_eval.protocols import Policy
+from rl_eval.weights import TensorEntry, WeightsSnapshot, snapshot_weights
+
+__all__ = ["pack_state", "unpack_state"]
+
+_KEY: Final = "rl_eval"
+"""Name in the file's metadata."""
+
+
+def pack_state(policy: Policy, version: int, leases: Sequence[Sequence[Any]]) -> bytes:
+    """Return the bytes of a file with a policy's weights and filter, their version, and leases.
+
+    Raises:
+        WeightsError: The weights have extra state that is no tensor.
+    """
+    import torch
+    from safetensors.torch import save
+
+    module = getattr(policy, "module", policy)
+    snapshot = snapshot_weights(module if isinstance(module, torch.nn.Module) else {}, version)
+    if isinstance(policy, FilteredPolicy):
+        snapshot = with_filters(snapshot, {DEFAULT_POLICY: policy.filter}, version)
+    extra = pickle.loads(snapshot.extra_state)
+    if odd := [name for name, value in extra.items() if not isinstance(value, torch.Tensor)]:
+        raise WeightsError(f"{odd[0]!r} is extra state that is no tensor, which a safetensors file cannot hold")
+    tensors = {entry.name: _tensor(snapshot, entry) for entry in snapshot.entries}
+    facts = json.dumps({"version": version, "leases": [list(lease) for lease in leases]})
+    return bytes(save({**tensors, **extra}, {_KEY: facts}))
+
+
+def unpack_state(state: bytes) -> tuple[WeightsSnapshot, list[list[Any]]]:
+    """Return weights with filters, and leases.
+
+    Raises:
+        WeightsError: These are not the bytes of a saved state.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+        facts = json.loads(header["__metadata__"][_KEY])
+        return snapshot_weights(load(state), facts["version"]), facts["leases"]
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"this is no state that save() returned: {error!r}") from error
+
+
+def _tensor(snapshot: WeightsSnapshot, entry: TensorEntry) -> Any:
+    import torch
+
+    dtype = getattr(torch, entry.dtype)
+    if not entry.num_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    data = np.array(snapshot.buffer[entry.offset : entry.offset + entry.num_bytes])
+    return torch.from_numpy(data).view(dtype).view(entry.shape)
