@@ -27,6 +27,7 @@ from benchmarks import (
     planning,
     policies,
     safety,
+    slots,
     startup,
     table,
 )
@@ -36,6 +37,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "throughput": table.throughput,
     "correctness": table.correctness,
     "broadcast": table.broadcast,
+    "slots": table.slots,
     "startup": table.startup,
     "planning": table.planning,
     "honesty": table.honesty,
@@ -56,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if args.name == "startup":
         rows = startup.measure(1 if args.quick else args.repeat, _say)
-    elif args.name == "planning":
-        rows = planning.measure(100_000 if args.quick else args.episodes, _say)
+    elif args.name in ("planning", "slots"):
+        rows = _of_ours(args)
     elif args.name == "faults":
         places = Interpreters(args.peers_python.absolute())
         rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
@@ -115,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--rounds", type=_positive, default=15, help="broadcasts per process (%(default)s)")
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
+    uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
+    uneven.add_argument("--slots", type=_positive, default=16, help="processes (%(default)s)")
+    uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=1)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
     struck = add_contest("faults", "what becomes of an evaluation in which one fault strikes", repeat=1)
@@ -160,6 +165,12 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
     return cells
+
+
+def _of_ours(args: argparse.Namespace) -> list[Row]:
+    if args.name == "slots":
+        return slots.measure(args.slots, 2 * args.slots if args.quick else args.episodes, _say)
+    return planning.measure(100_000 if args.quick else args.episodes, _say)
 
 
 def _safety(args: argparse.Namespace) -> list[Row]:

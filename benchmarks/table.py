@@ -30,6 +30,7 @@ __all__ = [
     "policies",
     "safety",
     "show",
+    "slots",
     "startup",
     "throughput",
 ]
@@ -174,6 +175,15 @@ def planning(rows: Sequence[Row]) -> list[Table]:
     for row in rows:
         micros, size = row["micros_per_episode"], row["bytes_per_episode"]
         table.add_row(row["label"], f"{micros:.1f}" if micros else "-", f"{size:.0f}" if size else "-")
+    return [table]
+
+
+def slots(rows: Sequence[Row]) -> list[Table]:
+    """Share of the ideal, at which no process ever waits."""
+    table = _table("slots: steps of 1 to 50 ms", "environments", "seconds", "ideal", "share of the ideal")
+    for row in rows:
+        seconds, ideal = f"{row['seconds']:.2f}", f"{row['ideal_seconds']:.2f}"
+        table.add_row(row["label"], seconds, ideal, f"{row['share_of_ideal']:.3f}")
     return [table]
 
 

@@ -21,13 +21,17 @@ class EnvContext(dict[str, Any]):
         runner_index: Index of the runner, from 0.
         lane_index: Index of the environment slot inside the runner, from 0.
         num_runners: Number of runners asked for.
+        remote: Whether the slot has a process of its own.
     """
 
-    def __init__(self, kwargs: dict[str, Any], runner_index: int, lane_index: int, num_runners: int) -> None:
+    def __init__(
+        self, kwargs: dict[str, Any], runner_index: int, lane_index: int, num_runners: int, remote: bool = False
+    ) -> None:
         super().__init__(kwargs)
         self.runner_index = runner_index
         self.lane_index = lane_index
         self.num_runners = num_runners
+        self.remote = remote
 
 
 class NoiseSource(Protocol):

@@ -15,11 +15,24 @@ from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
 from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
+from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
-__all__ = ["EpisodeObserver", "EvalRunner", "Runner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
+__all__ = [
+    "EpisodeObserver",
+    "EvalRunner",
+    "Runner",
+    "SingleAgentEvalRunner",
+    "SubprocessEvalRunner",
+    "VectorEvalRunner",
+    "runner_class",
+]
 
-_BUILT_IN: Final[dict[str, type[EvalRunner]]] = {"vector": VectorEvalRunner, "single_agent": SingleAgentEvalRunner}
+_BUILT_IN: Final[dict[str, type[EvalRunner]]] = {
+    "vector": VectorEvalRunner,
+    "single_agent": SingleAgentEvalRunner,
+    "subprocess": SubprocessEvalRunner,
+}
 _MEMBERS: Final = (
     *("default_lanes", "max_lanes", "needs_processes", "columns"),
     *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),

@@ -36,7 +36,7 @@ def import_env(section: EnvironmentSection) -> None:
 
 
 def construct_env(
-    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
+    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int, remote: bool = False
 ) -> gym.Env[Any, Any]:
     """Build one environment, with its wrappers.
 
@@ -48,16 +48,15 @@ def construct_env(
         ConfigError: The id is unknown, a path cannot be imported, or a wrapper is none.
         Exception: Whatever a constructor raises.
     """
-    env = _construct_bare(section, runner_index, lane_index, num_runners)
+    context = EnvContext(copy_containers(section.env_kwargs), runner_index, lane_index, num_runners, remote)
+    env = _construct_bare(section, context)
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
     return env
 
 
-def _construct_bare(
-    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
-) -> gym.Env[Any, Any]:
-    env, kwargs = section.env, copy_containers(section.env_kwargs)
+def _construct_bare(section: EnvironmentSection, context: EnvContext) -> gym.Env[Any, Any]:
+    env, kwargs = section.env, dict(context)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
@@ -71,7 +70,6 @@ def _construct_bare(
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
-    context = EnvContext(kwargs, runner_index, lane_index, num_runners)
     built: gym.Env[Any, Any] = _call(factory, kwargs, context)
     if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
         built = adapt(built)

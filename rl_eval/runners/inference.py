@@ -117,6 +117,23 @@ class Inference:
         self._steps += self.live
         return self._reader.split(actions), errors
 
+    def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
+        """Choose an action for some of the live lanes; the episodes of the others stay where they are.
+
+        A row does not depend on its neighbours, so each gets what it would have got in a pass over all.
+        """
+        others, live, former = np.flatnonzero(~ready), self.live, copy_batch(self._state)
+        self.live = ready
+        try:
+            return self.act()
+        finally:
+            self.live = live
+            if self._state is not None:
+                with no_grad():
+                    tree.map_structure(
+                        lambda ours, kept: assign_rows(ours, others, take_rows(kept, others)), self._state, former
+                    )
+
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
         computed = getattr(self._policy, "outputs", None)

@@ -119,7 +119,7 @@ def test_a_callable_is_called_with_the_context(env: Any) -> None:
     context = build(env, {"length": 8}).context
     assert isinstance(context, EnvContext)
     assert context == {"length": 8}
-    assert (context.runner_index, context.lane_index, context.num_runners) == (4, 2, 9)
+    assert (context.runner_index, context.lane_index, context.num_runners, context.remote) == (4, 2, 9, False)
 
 
 def test_a_path_may_have_dots_behind_the_colon() -> None:

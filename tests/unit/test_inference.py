@@ -94,6 +94,32 @@ def test_logits_of_a_network_decide_alike_in_every_layout(lanes: int) -> None:
     assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(lanes)}
 
 
+@pytest.mark.parametrize("lanes", [3, 20])
+def test_episodes_that_act_at_their_own_pace_are_those_that_act_together(lanes: int) -> None:
+    """State, noise and steps of those that wait stay where they are, whoever acts meanwhile."""
+    gru = make_gru(OBSERVATIONS, spaces.Discrete(5))
+    steps, found = 6, []
+    for together in (True, False):
+        inference = infer(gru, lanes, actions=spaces.Discrete(5), deterministic=False)
+        rng, taken = np.random.default_rng(lanes), np.zeros(lanes, int)
+        actions: dict[tuple[int, int], int] = {}
+        for lane in range(lanes):
+            inference.begin(lane, 1000 + lane)
+        while (taken < steps).any():
+            ready = np.zeros(len(inference.live), bool)
+            ready[:lanes] = (taken < steps) & (together | (rng.random(lanes) < 0.4))
+            for lane in np.flatnonzero(ready):
+                inference.observations.write(int(lane), pool(200)[int(lane) + 20 * int(taken[lane])])
+            if ready.any():
+                chosen, errors = inference.act_on(ready)
+                assert not errors
+                actions |= {(int(lane), int(taken[lane])): int(chosen[lane]) for lane in np.flatnonzero(ready)}
+                taken += ready[:lanes]
+        assert inference.live[:lanes].all()
+        found.append(actions)
+    assert found[0] == found[1]
+
+
 # ------------------------------------------------------------------------------ what the probe catches
 
 

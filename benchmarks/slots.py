@@ -1,0 +1,101 @@
+"""Slots in processes of their own against a lock-step vector environment, for steps whose times differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from benchmarks.runner import Row
+from rl_eval import EvalConfig
+from rl_eval.records.episode import Lease
+from rl_eval.runners import SubprocessEvalRunner
+
+__all__ = ["measure"]
+
+_SHORTEST_S: Final = 0.001
+_LONGEST_S: Final = 0.050
+_EPISODE_STEPS: Final = 20
+
+
+class Uneven(gym.Env[Any, Any]):
+    """Takes 1 to 50 ms for a step, as a simulator that another program computes; drawn by its seed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (8,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = _EPISODE_STEPS
+        return np.zeros(8, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        seconds = self.np_random.uniform(_SHORTEST_S, _LONGEST_S)
+        time.sleep(seconds)
+        self.left -= 1
+        return np.full(8, seconds, np.float32), seconds, self.left == 0, False, {}
+
+
+def act(observations: Any) -> Any:
+    """Choose actions; a policy that costs next to nothing."""
+    return (observations[:, 0] > 0.02).astype(np.int64)
+
+
+def measure(slots: int, episodes: int, progress: Callable[[str], None]) -> list[Row]:
+    """Time both over the same steps; the ideal is the sum of the steps' times over the number of processes."""
+    rows = []
+    for label, contender in (("subprocess slots", _ours), ("gymnasium AsyncVectorEnv", _lock_step)):
+        progress(f"{label}: {slots} slots, {episodes} episodes of {_EPISODE_STEPS} steps")
+        seconds, busy = contender(slots, episodes)
+        rows.append(
+            {
+                "label": f"{label}, {slots} processes",
+                "status": "ok",
+                "seconds": seconds,
+                "ideal_seconds": busy / slots,
+                "share_of_ideal": busy / slots / seconds,
+            }
+        )
+    return rows
+
+
+def _ours(slots: int, episodes: int) -> tuple[float, float]:
+    """Return the wall-clock seconds from the first reset on, and the sum of the steps' times."""
+    made = EvalConfig().environment(Uneven).policy(act).runners(runner="subprocess", num_envs_per_runner=slots)
+    settings = made.evaluation(num_episodes=episodes + slots).build()
+    plan = settings.evaluation.plan()
+    leases = [Lease(*plan[index], 1, 0) for index in range(episodes + slots)]
+    runner = SubprocessEvalRunner(settings, 0)
+    try:
+        _play(runner, leases[episodes:])  # The processes are up.
+        started = time.perf_counter()
+        busy = _play(runner, leases[:episodes])
+        return time.perf_counter() - started, busy
+    finally:
+        runner.stop()
+
+
+def _play(runner: SubprocessEvalRunner, leases: list[Lease]) -> float:
+    """Run episodes; return the sum of their rewards, which are the times of their steps."""
+    rows = [*runner.run(leases, 0.1).rows]
+    while len(rows) < len(leases):
+        rows += [*runner.run((), 0.1).rows]
+    return float(sum(row["episode_return"] for row in rows))
+
+
+def _lock_step(slots: int, episodes: int) -> tuple[float, float]:
+    """The same number of steps, each of which waits for the slowest."""
+    env = gym.vector.AsyncVectorEnv([Uneven] * slots)
+    try:
+        observations, _ = env.reset(seed=0)
+        started, busy = time.perf_counter(), 0.0
+        for _ in range(episodes * _EPISODE_STEPS // slots):
+            observations, rewards, *_ = env.step(act(observations))
+            busy += float(rewards.sum())
+        return time.perf_counter() - started, busy
+    finally:
+        env.close()

@@ -1,0 +1,293 @@
+"""Environment slot in a process of its own, as its runner sees it: requests go out, replies come in when ready."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, Final, TypeVar, cast, final
+
+import cloudpickle
+
+from rl_eval.errors import EnvError
+from rl_eval.runners.slot_worker import BEGIN, CALL, CLOSE, MADE, STEP, Reply, fast_dumps
+
+__all__ = ["SlotEnv", "SlotProcess", "value_of"]
+
+_WORKER: Final = "from rl_eval.runners.slot_worker import main; main()"
+_LAST: Final = -1
+"""Number of the reply that stands for the end of the process."""
+_LAST_WORDS_S: Final = 0.2
+
+Result = TypeVar("Result")
+
+
+@final
+class SlotProcess:
+    """Process of a slot, which is started when it is needed, and again after it died.
+
+    Args:
+        payload: Pickled arguments of :func:`rl_eval.runners.environment.construct_env`.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._awaited = 0
+        """Number of the request whose reply is awaited; 0 for none."""
+        self._stash: deque[Reply] = deque()
+        """Replies that came while that of a call was awaited."""
+        self.connection: Connection | None = None
+        """The pipe, to wait for; None without a process."""
+        self.doing = BEGIN
+        """What it was asked last: to begin an episode, or a step."""
+        self.since = 0.0
+        """When that was, or when the new environment was there."""
+        self.abandoned = False
+        """Whether nobody wants the reply."""
+        self.facts: dict[str, Any] = {}
+        """What the environment that was built last says of itself."""
+        self.build_seconds = 0.0
+        """What building it took."""
+
+    # ------------------------------------------------------------------ requests
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is awaited, or one that nobody wants any more."""
+        return self._awaited > 0
+
+    def ask(self, kind: str, env: int, *args: Any) -> None:
+        """Send a request; :meth:`poll` returns the reply."""
+        assert not self.busy
+        if kind == BEGIN:
+            self._start()
+        self.doing, self.since = kind, perf_counter()
+        self._awaited = self._send(kind, env, *args)
+
+    def tell(self, kind: str, env: int) -> None:
+        """Send a request that has no reply; without a process there is nothing to do."""
+        if self.connection is not None:
+            self._send(kind, env)
+
+    def abandon(self) -> None:
+        """Drop the reply when it comes."""
+        self.abandoned, self.since = True, perf_counter()
+
+    def call(self, env: int, function: Callable[[Any], Result]) -> Result:
+        """Call a function with an environment, which is built if it is not there, and wait for what it returns.
+
+        Raises:
+            EnvError: The process has ended.
+            BaseException: What the function raised.
+        """
+        self._start()
+        number = self._send(CALL, env, cloudpickle.dumps(function))
+        while (reply := self._read()) is None or reply.number not in (number, _LAST):
+            if reply is not None:
+                self._stash.append(reply)
+        if reply.number == _LAST and self.busy:
+            self._stash.append(reply)
+        return value_of(reply)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ replies
+
+    @property
+    def has_stash(self) -> bool:
+        """Whether a reply is here already."""
+        return bool(self._stash)
+
+    def poll(self) -> Reply | None:
+        """Return the reply that is awaited, if the next one is that; call it when there is one to read."""
+        reply = self._stash.popleft() if self._stash else self._read()
+        if reply is None or reply.number not in (self._awaited, _LAST):
+            return None
+        wanted = not self.abandoned
+        self._awaited, self.abandoned = 0, False
+        return reply if wanted else None
+
+    # ------------------------------------------------------------------ the process
+
+    def kill(self) -> None:
+        """End the process at once; what was awaited never comes."""
+        self._collect()
+        self._awaited, self.abandoned = 0, False
+        self._stash.clear()
+
+    def finish(self) -> None:
+        """Close the pipe, so that the process closes its environments and ends."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end, and bring it about after the time."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, timeout_s))
+            self._collect()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is not None and not self.busy:
+            self.kill()
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        main = ["main"] if threading.current_thread() is threading.main_thread() else []
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  # This interpreter, our module.
+                [sys.executable, "-c", _WORKER, str(theirs.fileno()), str(os.getpid()), *main],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self.connection = Connection(ours.detach())
+        self._write(self._payload)
+
+    def _send(self, kind: str, env: int, *args: Any) -> int:
+        """Send a request; return its number."""
+        self._number += 1
+        self._write(fast_dumps((self._number, kind, env, *args)))
+        return self._number
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # Reading tells that the process has ended.
+            if self.connection is not None:
+                self.connection.send_bytes(data)
+
+    def _read(self) -> Reply | None:
+        """Return the next reply; None if it was that a new environment is there."""
+        reply = self._received()
+        if reply is None:
+            ended = EnvError(f"the process of the environment ended: {_described(self._collect())}")
+            return Reply(_LAST, self.doing, None, ended)
+        if reply.phase == MADE:
+            self.facts, self.build_seconds, self.since = reply.value, reply.seconds, perf_counter()
+            return None
+        return reply
+
+    def _received(self) -> Reply | None:
+        """Read a reply; None if there will be none."""
+        with contextlib.suppress(EOFError, OSError):
+            if self.connection is not None:
+                return cast("Reply", pickle.loads(self.connection.recv_bytes()))
+        return None
+
+    def _collect(self) -> int:
+        """End what is left of the process; return its exit status."""
+        self.finish()
+        if self._process is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)  # Else the signal that ended it would be ours.
+        self._process.kill()
+        code, self._process = self._process.wait(), None
+        return code
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"it exited with status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _look_at(env: Any) -> None:
+    """Do nothing with an environment that is there."""
+
+
+class _RemoteTraceback(Exception):
+    """Traceback of an error in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def value_of(reply: Reply) -> Any:
+    """Return what a reply holds, or raise it."""
+    if reply.error is None:
+        return reply.value
+    if reply.traceback:
+        raise reply.error from _RemoteTraceback(reply.traceback)
+    raise reply.error
+
+
+@final
+class SlotEnv:
+    """Environment in a slot's process.
+
+    ``reset`` and ``step`` return the reply that has come for what :meth:`ask_reset` and :meth:`ask_step` sent.
+
+    Args:
+        slot: Its process.
+        number: Its number there.
+    """
+
+    def __init__(self, slot: SlotProcess, number: int) -> None:
+        self._slot = slot
+        self._number = number
+        self.reply: Reply | None = None
+        """The reply to what was asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("observation_space", "action_space", "render_mode", "metadata"):
+            return self._slot.facts.get(name)
+        raise AttributeError(name)
+
+    def build(self) -> None:
+        """Build the environment, and wait for it.
+
+        Raises:
+            BaseException: What its constructor raised.
+        """
+        self.call(_look_at)
+
+    def ask_reset(self, index: int, seed: int, attempt: int) -> None:
+        """Send the reset of an attempt, before which a new environment is built."""
+        self._slot.ask(BEGIN, self._number, index, seed, attempt)
+
+    def ask_step(self, action: Any) -> None:
+        """Send a step."""
+        self._slot.ask(STEP, self._number, action)
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        """Return what the reset returned, or raise what it raised."""
+        return self._taken()
+
+    def step(self, action: Any) -> Any:
+        """Return what the step returned, or raise what it raised."""
+        return self._taken()
+
+    def render(self) -> Any:
+        """Render, and wait for the frame."""
+        return self.call(lambda env: env.render())
+
+    def call(self, function: Callable[[Any], Result]) -> Result:
+        """Call a function with the environment in its process, and wait for what it returns."""
+        return self._slot.call(self._number, function)
+
+    def close(self) -> None:
+        """Have the environment closed; nobody waits for it."""
+        self._slot.tell(CLOSE, self._number)
+
+    def _taken(self) -> Any:
+        assert self.reply is not None
+        reply, self.reply = self.reply, None
+        return value_of(reply)

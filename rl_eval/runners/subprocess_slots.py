@@ -1,0 +1,273 @@
+"""Environments in processes of their own, stepped as they become ready: a slow one stalls nobody."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
+from time import perf_counter
+from typing import Any, Final, TypeVar, final
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import EpisodeTimeout
+from rl_eval.records.episode import Lease, Phase, RunReport
+from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.lane import Lane
+from rl_eval.runners.slot_process import SlotEnv, SlotProcess, value_of
+from rl_eval.runners.slot_worker import BEGIN
+
+__all__ = ["SubprocessEvalRunner"]
+
+_LEAST_WAIT_S: Final = 0.05
+"""Wait of a call for its first reply, however small its budget."""
+_LOOK_S: Final = 0.1
+"""Longest wait before deadlines are looked at."""
+_GRACE_S: Final = 5.0
+"""Wait for a step that nobody wants any more, before its process is ended."""
+_STOP_S: Final = 2.0
+
+Result = TypeVar("Result")
+
+
+@final
+class SubprocessEvalRunner(EvalRunner):
+    """Has one process per slot, and one forward pass for all slots that wait for an action.
+
+    For simulators that take milliseconds for a step, above all if their times differ. A row is the same as in any other
+    runner, since it does not depend on which rows share its forward pass. What ends the process of a slot (a signal,
+    ``os._exit``, a deadline) is a fault of its episode, and the others go on. The processes end with the runner.
+    """
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        self._slots = [
+            SlotProcess(_payload(settings, runner_index, lane_index)) for lane_index in range(settings.runners.lanes)
+        ]
+        self._coming: dict[int, SlotEnv] = {}
+        """New environments, by slot, until their first reset has returned."""
+        self._num_envs = 0
+        self._asking: set[int] = set()
+        """Slots that wait for an action."""
+        self._actions: dict[int, Any] = {}
+        self._outputs: dict[int, Any] = {}
+        try:
+            super().__init__(settings, runner_index, policy)
+        except BaseException:
+            self._end_processes()
+            raise
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """See :meth:`EvalRunner.run`."""
+        deadline = perf_counter() + budget_s
+        if self._accept(leases, reclaim, abort):
+            return self._report()
+        patience = _LEAST_WAIT_S
+        while True:
+            self._enforce_deadlines()
+            self._refill()
+            self._act()
+            if not any(slot.busy for slot in self._slots):
+                if not (self._queue or self._asking):
+                    break
+            else:
+                self._receive(max(deadline - perf_counter(), patience))
+            patience = 0.0
+            if perf_counter() >= deadline or self._starving():
+                # The slots go on while this runner reports.
+                self._refill()
+                self._act()
+                break
+        return self._report()
+
+    def _refill(self) -> None:
+        """Send the resets of queued episodes to free slots."""
+        for lane in self._lanes if self._queue else ():
+            if self._queue and lane.lease is None and not self._slots[lane.index].busy:
+                self._begin(lane)
+
+    def _begin(self, lane: Lane) -> bool:
+        """Send the reset of the next queued attempt; it is live when the reply comes."""
+        lane.lease = self._queue.popleft()
+        lane.attempt = lane.lease.attempt
+        lane.begin(self._inference_clock)
+        if lane.stale:
+            self._close(lane)
+        env: Any = lane.env
+        if env is None or lane.lease.fresh:
+            env = self._coming[lane.index] = self._numbered(lane.index)
+        env.ask_reset(lane.lease.index, lane.lease.seed, lane.attempt)
+        return True
+
+    def _act(self) -> None:
+        """Choose actions for all slots that wait for one, and send them."""
+        self._expire()
+        self._reject_nan()
+        waiting = [self._lanes[index] for index in sorted(self._asking) if self._lanes[index].lease is not None]
+        self._asking.clear()
+        if not waiting:
+            return
+        ready = np.zeros(len(self._inference.live), bool)
+        ready[[lane.index for lane in waiting]] = True
+        started = perf_counter()
+        actions, errors = self._inference.act_on(ready)
+        seconds = perf_counter() - started
+        self._totals["inference_seconds"] += seconds
+        self._inference_clock += seconds / sum(lane.lease is not None for lane in self._lanes)
+        for lane in waiting:
+            if lane.index in errors:
+                self._charge_policy(lane, errors[lane.index])
+            else:
+                self._send_action(lane, actions[lane.index])
+
+    def _send_action(self, lane: Lane, action: Any) -> None:
+        # Until the reply comes, others act: what observers see of this pass is kept.
+        self._actions[lane.index] = copy.deepcopy(action)
+        if lane.observed is not None:
+            self._outputs[lane.index] = copy.deepcopy(self._inference.outputs(lane.index))
+        env: Any = lane.env
+        env.ask_step(action)
+
+    def _receive(self, timeout_s: float) -> None:
+        """Wait for replies, and take those that are there."""
+        busy = [lane for lane in self._lanes if self._slots[lane.index].busy]
+        found = [lane for lane in busy if self._slots[lane.index].has_stash]
+        if not found:
+            lane_of: dict[Any, Lane] = {self._slots[lane.index].connection: lane for lane in busy}
+            found = [lane_of[connection] for connection in wait(list(lane_of), min(timeout_s, _LOOK_S))]
+        for lane in found:
+            self._take(lane)
+        self._recorder.idle()
+
+    def _take(self, lane: Lane) -> None:
+        """Take the reply of a slot: its episode begins, goes on, or ends."""
+        slot = self._slots[lane.index]
+        doing, asked = slot.doing, slot.since
+        reply = slot.poll()
+        if reply is None or lane.lease is None:
+            return
+        self._turn_started = perf_counter()
+        env: Any = self._coming.get(lane.index, lane.env)
+        env.reply = reply
+        if doing == BEGIN:
+            started = lane.started
+            alive = self._try_env_reset(lane)
+            if alive:
+                waited = perf_counter() - started
+                self._totals["reset_seconds"] += waited - lane.reset_seconds
+                lane.started, lane.reset_seconds = started, waited
+        else:
+            lane.step_seconds += reply.seconds or perf_counter() - asked
+            alive = self._try_env_step(lane, self._actions.pop(lane.index))
+        if alive:
+            self._asking.add(lane.index)
+
+    def _starving(self) -> bool:
+        """Whether to report early, because half the slots stand idle for want of leases."""
+        if self._queue or not (self._rows or self._faults):
+            return False
+        return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
+
+    # ------------------------------------------------------------------ deadlines
+
+    def _enforce_deadlines(self) -> None:
+        """End the processes that take too long, and charge their episodes."""
+        now = perf_counter()
+        for lane, slot in zip(self._lanes, self._slots, strict=True):
+            if not slot.busy:
+                continue
+            if slot.abandoned:
+                if now - slot.since > _GRACE_S:
+                    slot.kill()
+            elif (limit := self._limit(slot.doing)) is not None and now - slot.since > limit:
+                self._charge_deadline(lane, slot, limit)
+
+    def _limit(self, doing: str) -> float | None:
+        faults = self.settings.fault_tolerance
+        return faults.reset_timeout_s if doing == BEGIN else faults.step_timeout_s
+
+    def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: float) -> None:
+        phase: Phase = "reset" if slot.doing == BEGIN else "step"
+        slot.kill()
+        self._discard(lane)
+        text = f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; its process was ended"
+        self._fault(lane, "timeout", phase, EpisodeTimeout(text))
+
+    def _discard(self, lane: Lane) -> None:
+        """Forget what an attempt has asked for."""
+        self._coming.pop(lane.index, None)
+        self._asking.discard(lane.index)
+        self._actions.pop(lane.index, None)
+
+    def _free(self, lane: Lane) -> None:
+        slot = self._slots[lane.index]
+        if slot.busy:  # The attempt ends before its reply is there.
+            slot.abandon()
+        self._discard(lane)
+        super()._free(lane)
+
+    # ------------------------------------------------------------------ environments
+
+    def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
+        """Return the environment that was built in the slot's process.
+
+        Raises:
+            BaseException: What its constructor raised.
+        """
+        env: Any = self._coming.pop(lane_index, None)
+        if env is None:
+            env = self._first_env(lane_index)
+        elif env.reply.phase == "construct":
+            value_of(env.reply)
+        return env  # type: ignore[no-any-return]
+
+    def _first_env(self, lane_index: int) -> SlotEnv:
+        """Build an environment, and wait for it."""
+        env = self._numbered(lane_index)
+        env.build()
+        return env
+
+    def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
+        env = self.make_env(lane_index)
+        self._construct_seconds = min(self._construct_seconds, self._slots[lane_index].build_seconds)
+        return env
+
+    def _numbered(self, lane_index: int) -> SlotEnv:
+        self._num_envs += 1
+        return SlotEnv(self._slots[lane_index], self._num_envs)
+
+    def _inference_outputs(self, slot: int) -> Any:
+        return self._outputs.get(slot)
+
+    def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
+        """Call a function with each environment that is built, in its process; see :meth:`EvalRunner.foreach_env`."""
+        return [env.call(function) for env in self._envs()]
+
+    def _envs(self) -> Iterator[SlotEnv]:
+        for lane in self._lanes:
+            env: Any = lane.env
+            if env is not None:
+                yield env
+
+    def stop(self) -> None:
+        """Close all environments and end their processes."""
+        super().stop()
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        for slot in self._slots:
+            slot.finish()
+        deadline = perf_counter() + _STOP_S
+        for slot in self._slots:
+            slot.join(deadline - perf_counter())
+
+
+def _payload(settings: EvalSettings, runner_index: int, lane_index: int) -> bytes:
+    where = (settings.environment, runner_index, lane_index, settings.runners.num_runners, True)
+    return bytes(cloudpickle.dumps(where))

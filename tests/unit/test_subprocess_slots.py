@@ -1,0 +1,291 @@
+"""Slots in processes of their own: rows of any runner, faults that end one process, and nothing that is left."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.records.episode import Lease, RunReport
+from rl_eval.runners import SubprocessEvalRunner
+from rl_eval.supervision.proc import process_status
+from rl_eval.testing import EvalRunnerContract
+
+pytestmark = pytest.mark.process
+
+
+class Walk(gym.Env[Any, Any]):
+    """Walks a random number of steps; some episodes wait in each step for a file, the gate."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, gate: str | None = None, odd_info: bool = False) -> None:
+        self.gate = gate
+        self.odd_info = odd_info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.slow = self.gate is not None and bool(self.np_random.random() < 0.5)
+        self.left = int(self.np_random.integers(2, 7))
+        return self.np_random.normal(size=3).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        while self.slow and not Path(str(self.gate)).exists():
+            time.sleep(0.005)
+        self.left -= 1
+        info = {"slow": self.slow, **({"odd": (i for i in ())} if self.odd_info else {})}
+        return self.np_random.normal(size=3).astype(np.float32), float(action.sum()), self.left == 0, False, info
+
+
+def config(lanes: int = 3, num_episodes: int = 12, *, runner: str = "subprocess", **env_kwargs: Any) -> EvalConfig:
+    made = EvalConfig().environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", **env_kwargs})
+    made.policy("rl_eval.testing:make_gru", deterministic=False)
+    made.runners(runner=runner, num_envs_per_runner=lanes)
+    return made.evaluation(num_episodes=num_episodes, max_episode_steps=30, determinism_check=0)
+
+
+@functools.cache
+def reference() -> str:
+    return evaluate(config(runner="vector")).fingerprint
+
+
+def steer(observations: Any) -> Any:
+    return np.tanh(observations[:, :2])
+
+
+@contextmanager
+def running(made: EvalConfig, **tolerance: Any) -> Iterator[SubprocessEvalRunner]:
+    settings = made.build()
+    section = settings.fault_tolerance.model_copy(update=tolerance)
+    runner = SubprocessEvalRunner(settings.model_copy(update={"fault_tolerance": section}), 0)
+    try:
+        yield runner
+    finally:
+        runner.stop()
+
+
+def leases(made: EvalConfig) -> list[Lease]:
+    plan = made.build().evaluation.plan()
+    return [Lease(*plan[index], 1, 0) for index in range(len(plan))]
+
+
+def until(runner: Any, reports: list[RunReport], done: Callable[[list[RunReport]], bool]) -> list[RunReport]:
+    deadline = time.monotonic() + 60
+    while not done(reports):
+        assert time.monotonic() < deadline
+        reports.append(runner.run((), 0.1))
+    return reports
+
+
+def finished(count: int) -> Callable[[list[RunReport]], bool]:
+    return lambda reports: sum(len(report.rows) + len(report.faults) for report in reports) >= count
+
+
+def gone(pid: int) -> bool:
+    status = process_status(pid)
+    return status is None or status.ended
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def told(result: Any) -> list[tuple[Any, ...]]:
+    return sorted((at.index, at.attempt, at.phase, at.step, at.error_type, at.message) for at in result.faults)
+
+
+def test_rows_are_those_of_any_runner() -> None:
+    """A recurrent policy that samples; exceptions cost the same attempts, and have the same words."""
+    wild = {"attempt_rates": [0.5], "within_steps": 10}
+    ours, theirs = (evaluate(config(runner=runner, **wild)) for runner in ("subprocess", "vector"))
+    assert ours.fingerprint == theirs.fingerprint == reference()
+    assert told(ours) == told(theirs) != []
+    assert all("in _strike" in fault.traceback for fault in ours.faults)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "word"),
+    [
+        ("sigkill", "step", "SIGKILL"),
+        pytest.param("os_exit", "reset", "status 13", marks=pytest.mark.slow),
+        pytest.param("exit", "step", "13", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_dies_is_a_fault_of_its_episode(kind: str, phase: str, word: str) -> None:
+    """However it dies; the runner lives, and the episode runs again with its seed."""
+    result = evaluate(config(2, kind=kind, phase=phase, episodes=[5], attempts=[1]))
+    assert result.fingerprint == reference()
+    assert [(fault.index, fault.cause, fault.phase) for fault in result.faults] == [(5, "env", phase)]
+    assert word in result.faults[0].message
+
+
+@pytest.mark.slow
+def test_a_constructor_that_ends_its_process_once_is_tried_again(tmp_path: Path) -> None:
+    """The first environment, which tells the spaces, and any later one."""
+    made = config(2, kind="segfault", phase="construct", episodes=None, folder=str(tmp_path))
+    assert evaluate(made).fingerprint == reference()
+
+
+@pytest.mark.slow
+def test_the_determinism_check_has_environments_of_its_own() -> None:
+    """A new environment for each episode that runs again, in the same process; and one per episode on request."""
+    result = evaluate(config(num_episodes=4).evaluation(determinism_check=1.0))
+    assert result.determinism is not None
+    assert result.determinism.checked == 4
+    assert result.determinism.passed
+    renewed = evaluate(config(num_episodes=4).environment(env_reuse="episode"))
+    assert renewed.fingerprint == result.fingerprint
+
+
+def test_a_slow_slot_stalls_nobody(tmp_path: Path) -> None:
+    """While some episodes stand still in a step, all others complete."""
+    gate = tmp_path / "gate"
+    made = EvalConfig().environment(Walk, env_kwargs={"gate": str(gate)}).policy(steer)
+    made.runners(runner="subprocess", num_envs_per_runner=4).evaluation(num_episodes=12, info_keys=["slow"])
+    plan = leases(made)
+    slow = [lease for lease in plan if np.random.default_rng(lease.seed).random() < 0.5]
+    fast = [lease for lease in plan if lease not in slow]
+    assert len(slow) >= 2
+    with running(made) as runner:
+        reports = until(runner, [runner.run([*slow[:2], *fast], 0.1)], finished(len(fast)))
+        done = {int(row["index"]) for report in reports for row in report.rows}
+        assert done == {lease.index for lease in fast}
+        assert {at.index for at in reports[-1].progress} == {lease.index for lease in slow[:2]}
+        gate.touch()
+        until(runner, reports, finished(len(fast) + 2))
+
+
+# ------------------------------------------------------------------------------ deadlines, abort and the end
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_ends_its_process_alone() -> None:
+    """Its episode is charged by name of the limit; an abort in the middle of a step spoils nothing that follows."""
+    made = config(2, 5, kind="sleep", episodes=[0], attempts=[1], step=2)
+    with running(made, step_timeout_s=0.5) as runner:
+        reports = until(runner, [runner.run(leases(made), 0.1)], finished(5))
+        (fault,) = [fault for report in reports for fault in report.faults]
+        assert (fault.index, fault.cause, fault.phase) == (0, "timeout", "step")
+        assert "step_timeout_s=0.5" in fault.message
+        assert sorted(int(row["index"]) for report in reports for row in report.rows) == [1, 2, 3, 4]
+    with running(config(2, 5)) as runner:
+        begun = [runner.run(leases(made), 0.0) for _ in range(4)]
+        done = {int(row["index"]) for report in begun for row in report.rows}
+        returned = runner.run((), 0.0, abort=True).returned
+        assert done | set(returned) == {0, 1, 2, 3, 4}
+        again = until(runner, [runner.run(leases(made), 0.1)], finished(5))
+        rows = {int(row["index"]): row for report in again for row in report.rows}
+    due = {record.index: record.episode_return for record in evaluate(config(2, 5, runner="vector")).episodes}
+    assert {index: row["episode_return"] for index, row in rows.items()} == due
+
+
+@pytest.mark.slow
+def test_calls_reach_the_environments_where_they_live_and_none_is_left() -> None:
+    """Each in a process of its own, which knows that it is remote, and which ends with the runner."""
+    made = EvalConfig().environment(Walk, env_kwargs={"odd_info": True}).policy(steer)
+    made = made.runners(runner="subprocess", num_envs_per_runner=3).evaluation(num_episodes=6, info_keys=["slow"])
+    with running(made) as runner:
+        until(runner, [runner.run(leases(made), 0.1)], finished(6))
+        pids = runner.foreach_env(lambda env: os.getpid())
+        assert len({*pids, os.getpid()}) == 4
+        with pytest.raises(ZeroDivisionError):
+            runner.foreach_env(lambda env: 1 / 0)
+        assert runner.foreach_env(lambda env: env.left) == [0, 0, 0]
+    assert all(map(gone, pids))
+    with pytest.raises(ConfigError, match="NoSuch-v0"), running(config(1, 1, env="NoSuch-v0")):
+        pass
+
+
+@pytest.mark.parametrize("how", ["gil_sleep", pytest.param("sleep", marks=pytest.mark.slow)])
+def test_the_death_of_a_runner_ends_its_processes(how: str, tmp_path: Path) -> None:
+    """Also those that are busy in a step, and hold the interpreter's lock."""
+    script = f"""
+import os, sys, time
+from tests.unit.test_subprocess_slots import config, leases, running
+made = config(2, 2, kind={how!r}, episodes=[0, 1])
+with running(made) as runner:
+    runner.run(leases(made), 0.1)
+    while not all(at.step for at in runner.run((), 0.5).progress) and not runner._actions:
+        pass
+    print(*[slot.pid for slot in runner._slots], flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    assert not any(map(gone, pids))
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while not all(map(gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(gone, pids))
+
+
+# ------------------------------------------------------------------------------ observers
+
+
+class Shown:
+    """Policy whose outputs are the observations that it saw."""
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        self.outputs = np.array(observations)
+        return np.tanh(observations[:, :2]), None
+
+
+class Watcher:
+    """Checks that action and outputs of each step belong to the observation before it."""
+
+    def __init__(self, env: Any) -> None:
+        self.checked = 0
+
+    def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
+        self.seen, self.checked = observation, 0
+
+    def on_step(self, observation: Any, action: Any, *rest: Any) -> None:
+        assert action.tobytes() == np.tanh(self.seen[:2]).tobytes()
+        assert rest[-1].tobytes() == self.seen.tobytes()
+        self.seen = observation
+        self.checked += 1
+
+    def on_episode_end(self, record: Any) -> Any:
+        return self.checked
+
+
+@pytest.mark.slow
+def test_observers_see_the_pass_that_chose_the_action() -> None:
+    """Although others have acted between an action and what it leads to."""
+    made = EvalConfig().environment(Walk).policy(Shown()).runners(runner="subprocess", num_envs_per_runner=3)
+    result = evaluate(made.evaluation(num_episodes=9, observers=[Watcher], determinism_check=0))
+    assert not result.notes
+    assert result.artifacts == {record.index: {"Watcher": record.length} for record in result.episodes}
+
+
+# ------------------------------------------------------------------------------ the contract
+
+
+@pytest.mark.slow
+class TestContract(EvalRunnerContract):
+    """All that a runner owes, which takes some hundred processes."""
+
+    runner = SubprocessEvalRunner
+    lane_counts = (1, 3)
+    num_episodes = 6
+
+    def test_stop_closes_every_environment(self) -> None:
+        """Its own test counts in this process; processes that end with the runner are tested above."""
