@@ -18,14 +18,14 @@ from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, UsageError
 from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
-from rl_eval.execution.worker_calls import GroupCallbacks, WorkerCalls
-from rl_eval.policies.filters import Filter, configured_weights, filters_of, with_filters
+from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
+from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
@@ -321,15 +321,17 @@ class EvalRunnerGroup(WorkerCalls):
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
+            former = self._posted
             sync = None if weights is None else self._weights_job(weights, version)
-            if not warm_up:
-                self._check_filters()
+            if not warm_up and self._lacks_statistics:
+                self._posted = former
+                raise UsageError(NO_STATISTICS)
             next_tag = self._loop.next_tag
             then = None if follow_up is None else partial(follow_up.jobs, next_tag)
             job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
             job.handle.weights_version = self._last_version
             if self._callbacks is not None and not warm_up:
-                job.handle.add_done_callback(partial(_tell_result, self._callbacks))
+                job.handle.add_done_callback(partial(tell_result, self._callbacks))
             if on_submitted is not None:
                 on_submitted(job.handle)
             if sync is not None:
@@ -337,18 +339,8 @@ class EvalRunnerGroup(WorkerCalls):
             self._loop.post(job)
         return job.handle
 
-    def _run_warm_up(self, num_episodes: int | None, seed: int | None, first_index: int) -> EvalResult:
-        section = self.settings.evaluation
-        evaluation = section.model_copy(
-            update={
-                "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
-                "seed": section.seed if seed is None else seed,
-                "first_index": first_index,
-                "determinism_check": 0.0,
-            }
-        )
-        settings = self.settings.model_copy(update={"evaluation": evaluation})
-        plan = evaluation.plan()
+    def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
+        plan = settings.evaluation.plan()
         return self._post_evaluation(settings, plan, None, None, None, None, None, None, warm_up=True).result()
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
@@ -362,12 +354,6 @@ class EvalRunnerGroup(WorkerCalls):
         """Know again what runners have, where they have refused weights."""
         if future.cancelled() or future.exception() is not None:
             self._posted = self._pool.weights
-
-    @property
-    def _filters(self) -> dict[str, Filter]:
-        if self.settings.policy.observation_filter == "NoFilter" or self._posted is None:
-            return {}
-        return filters_of(self._posted.snapshot)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._loop.post(job)
@@ -425,12 +411,6 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
             "leave the key out"
         )
     return configured_weights(section, live)
-
-
-def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
-    """Call back with the result of an evaluation, if it has one."""
-    if handle.exception() is None:
-        callbacks.on_sample_end(handle.result())
 
 
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:

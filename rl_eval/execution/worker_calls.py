@@ -5,21 +5,27 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rl_eval.atomic_write import write_atomically
-from rl_eval.errors import ConfigError, EvalError, UsageError
-from rl_eval.policies.filters import DEFAULT_POLICY, Filter, MeanStdFilter, merged, with_filters
+from rl_eval.errors import ConfigError, EvalError
+from rl_eval.policies.filters import DEFAULT_POLICY, Filter, MeanStdFilter, filters_of, merged, with_filters
 from rl_eval.policies.saved_state import unpack_state
 from rl_eval.runners.worker import FILTER_ARTIFACT
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
+    from rl_eval.execution.handle import EvalHandle
     from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
-__all__ = ["GroupCallbacks", "WorkerCalls"]
+__all__ = ["NO_STATISTICS", "GroupCallbacks", "WorkerCalls", "tell_result"]
+
+NO_STATISTICS: Final = (
+    "policy.observation_filter is MeanStdFilter, but there are no statistics: set policy.filters to a file of them, or "
+    "call group.sync_filters(...) or group.warm_up_filters() before the evaluation"
+)
 
 Result = TypeVar("Result")
 
@@ -35,6 +41,12 @@ class GroupCallbacks:
 
     def on_runner_restart(self, runner_index: int) -> None:
         """A runner is started in place of one that was lost."""
+
+
+def tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
+    """Call back with the result of an evaluation, if it has one."""
+    if handle.exception() is None:
+        callbacks.on_sample_end(handle.result())
 
 
 class WorkerCalls(abc.ABC):
@@ -104,27 +116,38 @@ class WorkerCalls(abc.ABC):
         """
         if not self._filters:
             raise ConfigError("warm_up_filters: set policy.observation_filter to MeanStdFilter to have a filter")
-        section = self.settings.evaluation
-        first = section.first_index + section.num_episodes if first_index is None else first_index
+        settings = self._warm_up_settings(num_episodes, seed, first_index)
         self.sync_filters({DEFAULT_POLICY: MeanStdFilter()})
-        result = self._run_warm_up(num_episodes, seed, first)
+        result = self._run_warm_up(settings)
         if result.status != "complete":
             raise EvalError(f"the warm-up of the filters is {result.status}: {result}")
         found = [result.artifacts[record.index][FILTER_ARTIFACT] for record in result.episodes]
         self.sync_filters({DEFAULT_POLICY: merged(found)})
         return self.get_filters()
 
-    def _check_filters(self) -> None:
-        """Refuse an evaluation by filters without statistics.
+    def _warm_up_settings(self, num_episodes: int | None, seed: int | None, first_index: int | None) -> EvalSettings:
+        section = self.settings.evaluation
+        held_out = section.first_index + section.num_episodes
+        evaluation = section.model_copy(
+            update={
+                "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
+                "seed": section.seed if seed is None else seed,
+                "first_index": held_out if first_index is None else first_index,
+                "determinism_check": 0.0,
+            }
+        )
+        return self.settings.model_copy(update={"evaluation": evaluation})
 
-        Raises:
-            UsageError: There is one.
-        """
-        if any(one == MeanStdFilter() for one in self._filters.values()):
-            raise UsageError(
-                "policy.observation_filter is MeanStdFilter, but there are no statistics: set policy.filters to a file "
-                "of them, or call group.sync_filters(...) or group.warm_up_filters() before the evaluation"
-            )
+    @property
+    def _filters(self) -> dict[str, Filter]:
+        """Filters that were sent last, by the names of their policies; empty for policies without one."""
+        if self.settings.policy.observation_filter == "NoFilter" or self._posted is None:
+            return {}
+        return filters_of(self._posted.snapshot)
+
+    @property
+    def _lacks_statistics(self) -> bool:
+        return any(one == MeanStdFilter() for one in self._filters.values())
 
     # ------------------------------------------------------------------ state
 
@@ -168,14 +191,9 @@ class WorkerCalls(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _filters(self) -> dict[str, Filter]:
-        """Filters that were sent last, by the names of their policies; empty for policies without one."""
-
-    @property
-    @abc.abstractmethod
     def weights_version(self) -> int:
         """Version of the weights that the next evaluation uses."""
 
     @abc.abstractmethod
-    def _run_warm_up(self, num_episodes: int | None, seed: int | None, first_index: int) -> EvalResult:
+    def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
         """Run the episodes of a warm-up."""

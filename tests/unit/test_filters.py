@@ -198,15 +198,17 @@ def test_weights_keep_the_filter_and_a_filter_keeps_the_weights() -> None:
 
     from rl_eval.policies.mlp import MLPActor
 
-    pendulum = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4, determinism_check=0)
-    pendulum.policy(observation_filter="MeanStdFilter")
+    cartpole = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4, determinism_check=0)
+    cartpole.policy(observation_filter="MeanStdFilter")
     module, other = MLPActor(4, 2, hidden=(8,)), MLPActor(4, 2, hidden=(8,))
     one = {DEFAULT_POLICY: MeanStdFilter.of(torch.zeros(4), torch.full((4,), 0.1))}
 
     def head(runner: Any) -> Any:
         return runner.policy.module.state_dict()["head.weight"].clone()
 
-    with EvalRunnerGroup(pendulum, module, threaded=False) as group:
+    with EvalRunnerGroup(cartpole, module, threaded=False) as group:
+        with pytest.raises(UsageError, match="no statistics"):
+            group.submit(weights=other)
         group.sync_filters(one)
         assert torch.equal(group.foreach_runner(head)[0], module.head.weight)
         group.sync_weights(other, version=7)
@@ -214,7 +216,7 @@ def test_weights_keep_the_filter_and_a_filter_keeps_the_weights() -> None:
         assert torch.equal(group.foreach_runner(head)[0], other.head.weight)
         assert group.get_filters() == one
         digest = group.evaluate().provenance["weights"]["digest"]
-    with EvalRunnerGroup(pendulum, other, threaded=False) as group:
+    with EvalRunnerGroup(cartpole, other, threaded=False) as group:
         group.sync_filters(one)
         assert group.evaluate().provenance["weights"]["digest"] == digest
 
