@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final, final
 
 from rl_eval.backends.requests import Run
@@ -89,14 +89,11 @@ class DeterminismCheck(Phase):
     def _complete(self) -> bool:
         return self._reruns is None or self._reruns.done
 
-    def successors(self, now: float) -> list[Job]:
-        """See :class:`Job`."""
-        if self._outcome.done:
-            return []
+    def _ended(self, now: float) -> Callable[[], list[Job]]:
         if self._reruns is not None:
             self._reruns.stop(self._reason)
             self._finding = self._reruns.result
-        return self._end(self._finding, now)
+        return self._conclude(self._finding, now)
 
     def _pump_all(self, now: float) -> None:
         members = self.pool.ready()

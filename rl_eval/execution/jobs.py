@@ -33,7 +33,7 @@ class Job(abc.ABC):
 
     exclusive: ClassVar[bool]
     """Whether no other exclusive job may run beside it."""
-    waits_for_disk: ClassVar[bool] = False
+    waits_for_disk = False
     """Whether it goes on as soon as something is written or read."""
 
     pool: RunnerPool
@@ -75,7 +75,7 @@ class Job(abc.ABC):
     def done(self) -> bool:
         """Whether it needs nothing more."""
 
-    def successors(self, now: float) -> list[Job]:
+    def successors(self) -> list[Job]:
         """Return the jobs that run as soon as this one is done, before any other; asked once."""
         return []
 

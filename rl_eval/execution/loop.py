@@ -135,8 +135,7 @@ class ControlLoop:
     def _turn(self) -> None:
         self._read_inbox(block=not self._backend.busy)
         looked = self._clock()
-        waits_for_disk = any(job.waits_for_disk for job in self._active.values())
-        for reply in self._backend.wait(_DISK_POLL_S if waits_for_disk else _POLL_S):
+        for reply in self._backend.wait(self._poll_s):
             self._route(reply, self._clock())
         # Whatever came before this moment has been read, however long that took.
         self._tick(looked)
@@ -156,7 +155,7 @@ class ControlLoop:
         ended = [job for job in [*self._active.values(), *self._waiting] if job.done]
         self._active = {tag: job for tag, job in self._active.items() if not job.done}
         self._waiting = deque(job for job in self._waiting if not job.done)
-        for job in reversed([job for one in ended for job in one.successors(self._clock())]):
+        for job in reversed([job for one in ended for job in one.successors()]):
             self._adopt(job)
             self._waiting.appendleft(job)
         # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.
@@ -165,23 +164,20 @@ class ControlLoop:
             job for job, after in zip(self._waiting, followers, strict=True) if not _needless(job, after)
         )
 
+    @property
+    def _poll_s(self) -> float:
+        return _DISK_POLL_S if any(job.waits_for_disk for job in self._active.values()) else _POLL_S
+
     def _read_inbox(self, block: bool) -> None:
-        if block and not self._active:
-            timeout = self._pool.patience(self._clock())
-        elif block and any(job.waits_for_disk for job in self._active.values()):
-            timeout = _DISK_POLL_S
-        elif block:
-            timeout = min(_POLL_S, self._pool.patience(self._clock()))
-        else:
-            timeout = 0.0
-        try:
+        timeout = self._pool.patience(self._clock()) if block else 0.0
+        if self._active:
+            timeout = min(timeout, self._poll_s)
+        with suppress(queue.Empty):
             item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
             while True:
                 if item is not None:
                     self._waiting.append(item)
                 item = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
         self._advance()
 
     def _start_jobs(self) -> bool:

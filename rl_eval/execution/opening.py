@@ -88,7 +88,7 @@ class Opening(Job):
         """See :class:`Job`."""
         return self._next is not None or self._outcome.done
 
-    def successors(self, now: float) -> list[Job]:
+    def successors(self) -> list[Job]:
         """See :class:`Job`."""
         return self._next or []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, final
 
@@ -15,7 +16,7 @@ from rl_eval.execution.determinism_check import DeterminismCheck
 from rl_eval.execution.determinism_sample import DeterminismSample
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import UNFINISHED, EvalOutcome
-from rl_eval.execution.phase import CALLS_IN_FLIGHT, Commit, Phase
+from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, Lease, RunReport, charged_attempts, failed_row
 from rl_eval.scheduling import events
@@ -128,13 +129,10 @@ class EpisodeSession(Phase):
     def _complete(self) -> bool:
         return self._schedule.complete
 
-    def successors(self, now: float) -> list[Job]:
-        """See :class:`Job`."""
-        if self._outcome.done:
-            return []
+    def _ended(self, now: float) -> Callable[[], list[Job]]:
         if self._reason:
-            return self._end(UNFINISHED, now)
-        return [Commit(self._outcome, lambda: [DeterminismCheck(self._outcome, self._sample)])]
+            return self._conclude(UNFINISHED, now)
+        return lambda: [DeterminismCheck(self._outcome, self._sample)]
 
     # ------------------------------------------------------------------ events, commands and calls
 

@@ -268,7 +268,7 @@ def test_a_chain_of_jobs_that_have_nothing_to_wait_for_takes_one_turn() -> None:
     done: list[int] = []
 
     class Chained(Do):
-        def successors(self, now: float) -> list[Job]:
+        def successors(self) -> list[Job]:
             done.append(self.tag)
             return [Chained(lambda *_: None)] if len(done) < 5 else []
 
