@@ -55,6 +55,7 @@ def test_a_returned_lease_and_a_failed_attempt_are_told() -> None:
     (given,) = ring.moves(0)
     assert (given.kind, given.runner, given.attempt, given.at) == ("granted", 0, 1, 0.0)
     happen(7.0, events.RunnerReported(10, failed_attempts=[(0, 1)], returned=[1]))
+    happen(7.5, events.RunnerLost(10))  # It does not hold episode 0 any more.
     happen(8.0, events.RunnerReported(11, finished=[2, 3]))
     told = [(event.kind, event.runner, event.at) for event in ring.moves(0)]
     assert told == [("granted", 0, 0.0), ("fault", 0, 2.0), ("granted", 1, 3.0)]
