@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.adapters import integration_for
@@ -19,10 +18,11 @@ from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError
-from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
@@ -99,7 +99,7 @@ class EvalRunnerGroup:
             # Before Ray goes down with the process: its driver must not call it then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
-        self._loop.post(Do(self._loop.next_tag(), lambda pool, now: pool.grow(count, now)))
+        self._loop.post(Do(lambda pool, now: pool.grow(count, now)))
 
     # ------------------------------------------------------------------ evaluating
 
@@ -221,7 +221,7 @@ class EvalRunnerGroup:
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(self._loop.next_tag(), function)
+        job = Apply(function)
         return self._wait(job, job.future)
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -237,7 +237,7 @@ class EvalRunnerGroup:
         """
         if self.settings.runners.num_runners:
             pickled(function, "the function")
-        job: Ask[Result] = Ask(self._loop.next_tag(), timeout_s, function)
+        job: Ask[Result] = Ask(timeout_s, function)
         return self._wait(job, job.future)
 
     @property
@@ -303,28 +303,27 @@ class EvalRunnerGroup:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
             sync = None if weights is None else self._weights_job(weights, version)
-            next_tag = self._loop.next_tag
-            then = None if follow_up is None else partial(follow_up.jobs, next_tag)
-            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
-            job.handle.weights_version = self._last_version
+            outcome = EvalOutcome(settings, plan, log, None if follow_up is None else follow_up.jobs)
+            handle = outcome.handle
+            handle.weights_version = self._last_version
             if on_submitted is not None:
-                on_submitted(job.handle)
+                on_submitted(handle)
             if sync is not None:
                 self._loop.post(sync)
-            self._loop.post(job)
-        return job.handle
+            self._loop.post(Opening(outcome, sync, held))
+        return handle
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
         self._last_version = published.snapshot.version
-        return WeightsSync(self._loop.next_tag(), published)
+        return WeightsSync(published)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._loop.post(job)
         return future.result()
 
     def _do(self, function: Callable[[RunnerPool, float], None]) -> None:
-        job = Do(self._loop.next_tag(), function)
+        job = Do(function)
         self._wait(job, job.future)
 
     def _check_resizable(self, what: str, count: int) -> None:

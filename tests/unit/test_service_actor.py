@@ -335,7 +335,7 @@ def test_a_cancelled_request_is_answered_although_its_empty_result_cannot_be_mad
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rl_eval.execution.evaluation.Evaluation", full)
+    monkeypatch.setattr("rl_eval.execution.outcome.EvalOutcome", full)
     world.call("cancel", "waiting", "not needed", True)
     assert isinstance(world.result("waiting"), OSError)
 

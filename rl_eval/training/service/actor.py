@@ -411,14 +411,11 @@ class EvalService:
 
     def _nothing_ran(self, reason: str) -> Any:
         """Return the result of an evaluation that was cancelled while it waited."""
-        from rl_eval.execution.evaluation import Evaluation
+        from rl_eval.execution.outcome import EvalOutcome
 
         try:
             settings = self._open_group().settings
-            evaluation = Evaluation(0, settings, settings.evaluation.plan())
-            evaluation.handle.cancel(reason)
-            evaluation.tick(0.0)
-            return evaluation.handle.exception() or evaluation.handle.result()
+            return EvalOutcome(settings, settings.evaluation.plan()).handle.snapshot(reason)
         except Exception as error:
             return error
 
