@@ -326,7 +326,7 @@ class Evaluation(Job):
         with suppress(EvalError):  # What is finished is kept, whatever became of the rest.
             self._store.flush(_LAST_FLUSH_S)
         self._close()
-        self.handle._set_error(error)
+        self.handle.set_error(error)
         if self._pool is not None:
             self._abandon(time.monotonic())
 
@@ -533,15 +533,15 @@ class Evaluation(Job):
             result = self._result(reason, determinism)
         except Exception as error:
             self._close()
-            self.handle._set_error(error)
+            self.handle.set_error(error)
         else:
             self._close()
-            self.handle._set_result(result)
+            self.handle.set_result(result)
 
     def _close(self) -> None:
         """Give the log up; a handle that is kept keeps nothing of this evaluation."""
         self._store.close()
-        self.handle._release(self.progress())
+        self.handle.release(self.progress())
 
     def _snapshot(self, reason: str) -> EvalResult:
         """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""

@@ -219,7 +219,7 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
     world.evaluation._close()
     assert [record.index for record in handle.snapshot().episodes] == done
     result = handle.snapshot()
-    handle._set_result(result)
+    handle.set_result(result)
     assert handle.snapshot() is result
 
 
