@@ -117,6 +117,11 @@ class Inference:
         self._steps += self.live
         return self._reader.split(actions), errors
 
+    @property
+    def rows_per_pass(self) -> int | None:
+        """Rows of one forward pass; None for all lanes at once."""
+        return None if self._chunk == self._rows else self._chunk
+
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
         computed = getattr(self._policy, "outputs", None)

@@ -33,6 +33,8 @@ _MOST_BYTES: Final = 2**20
 _LARGEST_BUFFER: Final = 2**26
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 _ENTRY_POINTS: Final = ("act", "forward", "__call__")
+_TRAINED: Final = ("Dropout", "BatchNorm")
+"""Beginnings of the names of layers, or their bases, that compute something else while training."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
@@ -67,13 +69,12 @@ def training_layers(policy: Any) -> list[str]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    names = ("Dropout", "BatchNorm")
     found = []
     for name, part in _parts(policy):
         if isinstance(part, torch.nn.Module) and part.training:
             kind = getattr(part, "original_name", type(part).__name__)  # TorchScript has one class for all.
-            if isinstance(part, kinds) or kind.startswith(names):
+            classes = (kind, *(cls.__name__.lstrip("_") for cls in type(part).__mro__))
+            if any(cls.startswith(_TRAINED) for cls in classes):
                 found.append(f"{name} ({kind})".strip())
     return found
 

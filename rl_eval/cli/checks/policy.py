@@ -43,7 +43,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield _describe_inference(runner)
-        yield from (warning(text) for text in runner._inference.notes)
+        yield from (warning(text) for text in runner.inference.notes)
         yield _try_other_mode(settings, runner)
         yield _time(runner)
     except Exception as error:
@@ -99,11 +99,10 @@ def _judged(fault: Fault, settings: EvalSettings) -> Finding:
 
 def _describe_inference(runner: EvalRunner) -> Finding:
     """Say what the runner's probe decided."""
-    inference = runner._inference
-    lanes = runner.settings.runners.lanes
-    if inference._chunk == inference._rows:
+    rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
+    if rows is None:
         return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
-    if inference._chunk == BLOCK:
+    if rows == BLOCK:
         return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
     return warning(
         "each environment has its own forward pass: exact, but slow",
@@ -128,7 +127,7 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
 
 
 def _time(runner: EvalRunner) -> Finding:
-    inference, lanes = runner._inference, runner.settings.runners.lanes
+    inference, lanes = runner.inference, runner.settings.runners.lanes
     inference.live[:lanes] = True
     started = perf_counter()
     for _ in range(_TIMED_PASSES):

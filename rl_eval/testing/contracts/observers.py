@@ -18,7 +18,7 @@ __all__ = ["ObserverContract"]
 class _Seen(NamedTuple):
     """Artifact of the observer: what it was shown of the attempt that counts."""
 
-    index: int
+    episode: int
     seed: int
     attempt: int
     steps: tuple[bytes, ...]

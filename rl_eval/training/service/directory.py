@@ -187,8 +187,9 @@ def end_service(name: str, namespace: str) -> bool:
 
 def _session_folder(name: str) -> Path:
     """Return a new folder that lasts as long as the cluster."""
-    session = ray._private.worker._global_node.get_session_dir_path()
-    return Path(session, "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
+    from ray._private.worker import _global_node  # Ray tells it nowhere else.
+
+    return Path(_global_node.get_session_dir_path(), "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
 
 
 def _create(
