@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent", "Trainable"]
+__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent"]
 
 
 class EnvContext(dict[str, Any]):
@@ -44,7 +44,7 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Maps a batch of observations to a batch of actions.
 
-    It may be :class:`Recurrent`, :class:`Trainable` and :class:`Probeable` as well.
+    It may be :class:`Recurrent` and :class:`Probeable` as well.
     """
 
     def act(
@@ -75,15 +75,6 @@ class Recurrent(Protocol):
 
     def initial_state(self, batch_size: int) -> Any:
         """Return the state of fresh episodes: nested arrays or tensors, of a leading dimension ``batch_size``."""
-
-
-@runtime_checkable
-class Trainable(Protocol):
-    """A policy whose weights can be replaced; an ``nn.Module`` that implements ``act`` is its own module."""
-
-    @property
-    def module(self) -> Any:
-        """The ``torch.nn.Module`` that has the weights."""
 
 
 @runtime_checkable

@@ -83,13 +83,11 @@ class Monitor:
 
     Args:
         display: What to draw; None draws nothing.
-        clock: Tells the time.
     """
 
-    def __init__(self, display: Display | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, display: Display | None) -> None:
         self._display = display
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._said = "starting"
         self._announcement = ""
         self._settings: EvalSettings | None = None
@@ -136,7 +134,7 @@ class Monitor:
     def _view(self) -> View:
         progress = None if self._source is None else self._source()
         phase = self._announcement or self._said or (progress.phase if progress else "")
-        return View(phase, self._clock() - self._began, self._settings, progress, self._announcement)
+        return View(phase, time.monotonic() - self._began, self._settings, progress, self._announcement)
 
 
 @final
