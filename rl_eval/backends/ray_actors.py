@@ -139,7 +139,7 @@ class RayBackend:
             ray.kill(actor, no_restart=True)
             self._agents.end(runner)
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
         if reply := self._lost(Call(runner, Stop(), 0), why):
             self._unreported_losses.append(reply)

@@ -239,8 +239,8 @@ def headline(settings: EvalSettings) -> str:
 def progress_line(view: View) -> str:
     """Say everything in one line."""
     phase = "" if view.phase == "running" else view.phase
-    told = [] if view.progress is None or view.settings is None else _progress_parts(view.progress, view.settings)
-    return ", ".join([*filter(None, [phase, *told]), clock_text(view.seconds)])
+    parts = [] if view.progress is None or view.settings is None else _progress_parts(view.progress, view.settings)
+    return ", ".join([*filter(None, [phase, *parts]), clock_text(view.seconds)])
 
 
 def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]:

@@ -212,7 +212,7 @@ class Evaluation(Job):
         """See :class:`Job`."""
         if self._over:
             return False
-        member.condemned = True  # Whatever follows must not be given to it.
+        member.terminated = True  # Whatever follows must not be given to it.
         self._leases.pop(member.incarnation, None)
         self._reclaims.pop(member.incarnation, None)
         if crash_report is not None and len(self._losses) < _LOSSES_TOLD:
@@ -410,7 +410,7 @@ class Evaluation(Job):
         self._store.note(text)
         self._leases.pop(runner, None)
         self._reclaims.pop(runner, None)
-        self._pool.condemn(member, RunnerLostError(text), broken=True)
+        self._pool.terminate(member, RunnerLostError(text), broken=True)
 
     def _is_impatient(self, now: float) -> bool:
         """Whether episodes have waited for long enough for runners that have not come up."""

@@ -281,7 +281,7 @@ class Ask(_Awaited[Result]):
                 self.fail(ClusterError(f"no runner is left: {self._pool.last_loss}"))
         elif now > self._deadline:
             why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
-            self._pool.condemn(self._member, RunnerLost(why))
+            self._pool.terminate(self._member, RunnerLost(why))
             self.fail(ClusterError(why))
 
 

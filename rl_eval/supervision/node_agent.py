@@ -129,7 +129,7 @@ class NodeAgent:
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
-        self._reaper.dismiss()
+        self._reaper.stop()
         self._stopped.set()
 
     def _end(self, runner: int, deadline: float) -> None:

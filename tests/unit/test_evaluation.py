@@ -40,7 +40,7 @@ class FakeBackend:
     def kill(self, runner: int) -> None:
         pass
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         pass
 
     def wait(self, timeout_s: float) -> list[Reply]:

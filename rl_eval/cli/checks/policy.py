@@ -89,12 +89,12 @@ def _has_another(fault: Fault, settings: EvalSettings) -> bool:
 
 
 def _judged(fault: Fault, settings: EvalSettings) -> Finding:
-    told = f"{fault.error_type}: {fault.message}"
+    text = f"{fault.error_type}: {fault.message}"
     if fault.cause == "policy":
-        return problem(f"cannot act: {told}")
+        return problem(f"cannot act: {text}")
     if _has_another(fault, settings):
-        return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")
-    return problem(f"every attempt of an episode under the policy's actions failed; the last: {told}")
+        return warning(f"an attempt of an episode under the policy's actions failed: {text}", "repair the environment")
+    return problem(f"every attempt of an episode under the policy's actions failed; the last: {text}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:

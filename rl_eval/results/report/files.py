@@ -166,8 +166,8 @@ def episode_table(table: EpisodeTable) -> pa.Table:
 
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
-    told = (table.faults.get(index, []) for index in rows["index"].tolist())
-    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in told], pa.string())
+    parts = (table.faults.get(index, []) for index in rows["index"].tolist())
+    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in parts], pa.string())
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 

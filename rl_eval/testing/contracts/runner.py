@@ -102,19 +102,19 @@ class EvalRunnerContract(ObserverContract):
 
     def test_a_fault_is_retried_with_the_same_seed(self) -> None:
         """An exception in reset or step costs an attempt, is reported with its number, and changes no outcome."""
-        guilty, leases = {1, 3}, leases_of(self.num_episodes)
+        faulty_ones, leases = {1, 3}, leases_of(self.num_episodes)
         for lanes in self.lane_counts:
             for phase in ("reset", "step"):
-                fault = {"kind": "raise", "phase": phase, "episodes": sorted(guilty), "attempts": [1, 2]}
+                fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
                 with self.make_runner(lanes, fault) as runner:
                     played = play(runner, leases)
                 what = f"{lanes} lanes, faults in {phase}"
                 self.expect_reference(played.rows, what)
                 attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
-                expect(attempts, {at.index: 3 if at.index in guilty else 1 for at in leases}, f"attempts, {what}")
-                told = sorted((at.index, at.seed, at.attempt, at.cause, at.phase) for at in played.faults)
-                due = [(at.index, at.seed, n, "env", phase) for at in leases if at.index in guilty for n in (1, 2)]
-                expect(told, due, f"faults, {what}")
+                expect(attempts, {at.index: 3 if at.index in faulty_ones else 1 for at in leases}, f"attempts, {what}")
+                reported = sorted((at.index, at.seed, at.attempt, at.cause, at.phase) for at in played.faults)
+                due = [(at.index, at.seed, n, "env", phase) for at in leases if at.index in faulty_ones for n in (1, 2)]
+                expect(reported, due, f"faults, {what}")
 
     def test_a_nan_observation_is_the_environments_fault(self) -> None:
         """The policy never sees it; the attempt is charged."""
@@ -125,8 +125,8 @@ class EvalRunnerContract(ObserverContract):
                     played = play(runner, leases_of(self.num_episodes))
                 what = f"{lanes} lanes, NaN in {phase}"
                 self.expect_reference(played.rows, what)
-                told = sorted((at.index, at.attempt, at.cause) for at in played.faults)
-                expect(told, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
+                reported = sorted((at.index, at.attempt, at.cause) for at in played.faults)
+                expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
         """It has a fault and no row: the group decides whether the episode runs again. The others complete."""
