@@ -11,7 +11,7 @@ __all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "
 
 
 class EnvContext(dict[str, Any]):
-    """What an environment factory is called with: the configured kwargs, and where it runs.
+    """Argument of an environment factory: the configured kwargs, and the place where it runs.
 
     Index fields are for ports, devices and folders. An environment whose *behaviour* depends on them
     makes the result depend on the layout.
@@ -87,7 +87,7 @@ class Probeable(Protocol):
 
 @runtime_checkable
 class EpisodeAware(Protocol):
-    """An environment that is told which attempt follows, before each reset.
+    """An environment that is given which attempt follows, before each reset.
 
     Meant for test environments that inject faults by (episode, attempt). An environment whose
     behaviour depends on the attempt otherwise is not a function of its seed.

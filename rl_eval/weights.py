@@ -57,7 +57,7 @@ _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+
 
 
 class TensorEntry(NamedTuple):
-    """Where one tensor lies in the buffer."""
+    """Place of one tensor in the buffer."""
 
     name: str
     dtype: str

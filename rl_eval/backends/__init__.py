@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a call ended."""
+    """Answer to a call, or the error that it ended with."""
 
     call: Call
     value: Any = None

@@ -1,4 +1,4 @@
-"""What is shown from the first moment of a command on: a live display on a terminal, a line now and then elsewhere.
+"""Progress of a command from its first moment on: a live display on a terminal, a line now and then elsewhere.
 
 Both go to stderr, so that stdout holds the result alone. A thread draws them, since the main thread imports, waits
 and steps environments meanwhile; the clock runs, and the phase says what is being done.
@@ -43,7 +43,7 @@ _RARE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to show."""
+    """State of a command that a display shows."""
 
     phase: str
     """What is being done."""

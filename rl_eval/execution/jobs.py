@@ -1,4 +1,4 @@
-"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the pool."""
+"""Jobs of the control loop besides evaluations: send weights, call a function on every runner, change the pool."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class Ask(_Awaited[Result]):
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What a runner does right after an evaluation, while it still has its weights."""
+    """Work of a runner right after an evaluation, while it still has its weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
     """Given the result, in the driver's thread: what to call with a runner, one after the other."""

@@ -129,7 +129,7 @@ class RunnerPool:
 
     @property
     def phase(self) -> str:
-        """What the runners are busy with, in a few words."""
+        """Occupation of the runners, in a few words."""
         ready = self.ready()
         if not ready:
             return self._backend.starting([member.incarnation for member in list(self.members.values())])

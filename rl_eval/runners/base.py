@@ -183,7 +183,7 @@ class EvalRunner(abc.ABC):
 
     @property
     def inference(self) -> Inference:
-        """What applies the policy to all live lanes."""
+        """Inference of the policy for all live lanes."""
         return self._inference
 
     @property

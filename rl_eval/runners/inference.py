@@ -1,4 +1,4 @@
-"""Which rows share a forward pass, so that a row's result does not depend on its neighbours.
+"""Inference in batches: rows share a forward pass only where a row's result does not depend on its neighbours.
 
 A matrix product may give a row other last bits at another batch size or position. The result of a row is
 therefore *defined* as that of a block of :data:`BLOCK` rows, provided that blocks are position-invariant on

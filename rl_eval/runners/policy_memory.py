@@ -1,4 +1,4 @@
-"""What a policy keeps from one call to the next: random generators, tensors, counters.
+"""Memory of a policy between its calls: random generators, tensors, counters.
 
 A policy whose actions depend on such things is no function of its observations. The probe looks at them before and
 after the policy acts, and names what changed. It goes through attributes, closures, containers and the globals that
@@ -80,7 +80,7 @@ def training_layers(policy: Any) -> list[str]:
 
 
 def weights_digest(policy: Any) -> str:
-    """Tell the weights of two builds of a policy apart, by the beginning of each tensor; empty without a module."""
+    """Return a digest of the beginning of each tensor of a policy's weights; empty without a module."""
     torch = sys.modules.get("torch")
     module = getattr(policy, "module", policy)
     if torch is None or not isinstance(module, torch.nn.Module):

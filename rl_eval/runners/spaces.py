@@ -1,4 +1,4 @@
-"""How observations enter a batch and actions leave it, and when either breaks its space's contract."""
+"""Batches of observations and actions, checked against their spaces."""
 
 from __future__ import annotations
 

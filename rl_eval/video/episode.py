@@ -1,7 +1,7 @@
 """Video of one episode, recorded where its runner lives: it runs again there, in an environment that renders.
 
 The runner's own environments are not touched. A sibling with one lane has the same policy object, and so the same
-weights; since an episode does not depend on its layout, it comes out again, and whether it did is told.
+weights; since an episode does not depend on its layout, it comes out again, and whether it did is reported.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class _Camera:
 
     @property
     def problem(self) -> str:
-        """Why the environment cannot be recorded; empty if it can."""
+        """Reason why the environment cannot be recorded; empty if it can."""
         mode = getattr(self.env, "render_mode", None)
         modes = self._metadata.get("render_modes")
         return "" if mode == _MODE else f"its render_mode is {mode!r}, of {modes} that its metadata names"

@@ -1,4 +1,4 @@
-"""Whether the policy builds, its weights fit, and its actions do; and how it is going to be computed."""
+"""Checks of a policy: it builds, its weights and its actions fit, and how it will be computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an RLModule's output becomes actions: the mode of its distribution, or a sample drawn from each episode's noise.
+"""Actions from an RLModule's output: the mode of its distribution, or a sample drawn from each episode's noise.
 
 RLlib's own distribution objects say what the numbers mean; they never draw, since they would draw from torch's global
 generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to the whole batch.

@@ -1,4 +1,4 @@
-"""How a policy of Stable-Baselines3 acts: as its own ``predict`` does, for a batch of lanes.
+"""Policy of Stable-Baselines3, which acts as its own ``predict`` does, for a batch of lanes.
 
 Actions come out in the environment's own scale: squashed ones are mapped onto the bounds, others clipped into them.
 ``deterministic=False`` draws from each episode's own stream, by the parameters of the policy's distribution:

@@ -1,4 +1,4 @@
-"""Decides what a result looks like on disk: ``result.json`` for the summary, ``episodes.parquet`` for the records.
+"""Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
 The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
 and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every

@@ -1,4 +1,4 @@
-"""What a runner owes the observers of its episodes: every step in order, and that what they raise is theirs alone."""
+"""Contract of a runner with observers: they see every step in order, and what they raise is theirs alone."""
 
 from __future__ import annotations
 

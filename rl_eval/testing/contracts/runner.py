@@ -1,4 +1,4 @@
-"""What every runner owes its group: exactly one row per lease, the same row in every layout, and control.
+"""Contract of a runner: exactly one row per lease, the same row in every layout, and control.
 
 The rows are compared with those of :class:`~rl_eval.SingleAgentEvalRunner`, the loop of a textbook.
 """

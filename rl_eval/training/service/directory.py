@@ -187,7 +187,7 @@ def end_service(name: str, namespace: str) -> bool:
 
 def _session_folder(name: str) -> Path:
     """Return a new folder that lasts as long as the cluster."""
-    from ray._private.worker import _global_node  # Ray tells it nowhere else.
+    from ray._private.worker import _global_node  # It is nowhere else.
 
     return Path(_global_node.get_session_dir_path(), "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
 
