@@ -167,7 +167,8 @@ class SB3Policy:
         distribution: Distribution = self._actor.action_dist
         parameters = self._parameters(prepared)
         if isinstance(distribution, DiagGaussianDistribution):
-            drawn: Array = gaussian(*parameters, noise)
+            mean, std = parameters
+            drawn: Array = gaussian(mean, std, noise)
             return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
         if isinstance(distribution, BernoulliDistribution):
             return bernoulli(parameters[0], noise)
