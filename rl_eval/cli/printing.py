@@ -1,4 +1,4 @@
-"""How a result or a comparison reaches stdout: coloured on a terminal, as plain text in a pipe or a file."""
+"""Printing of results and comparisons: coloured on a terminal, as plain text in a pipe or a file."""
 
 from __future__ import annotations
 

@@ -191,15 +191,17 @@ class EvalHandle:
         """Return how far it is."""
         return self._progress()
 
-    def _set_result(self, result: EvalResult) -> None:
+    def set_result(self, result: EvalResult) -> None:
+        """End it with a result; for whoever runs the evaluation."""
         self._future.set_result(result)
         self._snapshot = None
 
-    def _set_error(self, error: BaseException) -> None:
+    def set_error(self, error: BaseException) -> None:
+        """End it without a result; for whoever runs the evaluation."""
         self._future.set_exception(error)
         self._snapshot = None
 
-    def _release(self, final: EvalProgress) -> None:
+    def release(self, final: EvalProgress) -> None:
         """Drop the evaluation, and with it its weights: a kept handle holds the result alone.
 
         The snapshot goes when the result is there: what has finished can be had at any time.

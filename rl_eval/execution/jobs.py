@@ -262,13 +262,13 @@ class Ask(_Awaited[Result]):
                 self.fail(ClusterError(f"no runner is left: {self.pool.last_loss}"))
         elif now > self._deadline:
             why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
-            self.pool.condemn(self._member, RunnerLost(why))
+            self.pool.terminate(self._member, RunnerLost(why))
             self.fail(ClusterError(why))
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What a runner does right after an evaluation, while it still has its weights."""
+    """Work of a runner right after an evaluation, while it still has its weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
     """Given the result, in the driver's thread: what to call with a runner, one after the other."""

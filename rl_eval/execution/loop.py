@@ -264,7 +264,7 @@ class ControlLoop:
             case Verdict.END:
                 self._die(error)
             case Verdict.EXCLUDE:
-                self._pool.dismiss(member, error)
+                self._pool.exclude(member, error)
                 self.forget([member])
             case Verdict.REPLACE | Verdict.REPLACE_FREE:
                 self._lose(member, error, now)

@@ -159,10 +159,10 @@ class EvalOutcome:
             result = self._result(reason, self._determinism, self.store.table, self._runner_notes())
         except Exception as error:
             self._close()
-            self.handle._set_error(error)
+            self.handle.set_error(error)
             return []
         self._close()
-        self.handle._set_result(result)
+        self.handle.set_result(result)
         return [] if self._follow_up is None else self._follow_up(result)
 
     def fail(self, error: BaseException) -> None:
@@ -172,7 +172,7 @@ class EvalOutcome:
         with suppress(EvalError):
             self.store.flush(_LAST_FLUSH_S)
         self._close()
-        self.handle._set_error(error)
+        self.handle.set_error(error)
 
     # ------------------------------------------------------------------ how far it is
 
@@ -204,7 +204,7 @@ class EvalOutcome:
     def _close(self) -> None:
         """Give the log up; a handle that is kept keeps nothing of this evaluation."""
         self.store.close()
-        self.handle._release(self.progress())
+        self.handle.release(self.progress())
 
     def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
         store = self.store

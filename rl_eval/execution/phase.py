@@ -81,7 +81,7 @@ class Phase(Job):
         """See :class:`Job`."""
         if self.done:
             return False
-        member.condemned = True  # Whatever follows must not be given to it.
+        member.terminated = True  # Whatever follows must not be given to it.
         self._outcome.lost(member, crash_report)
         return not self._over and self._lost(member, crash_report, now)
 

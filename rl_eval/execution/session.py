@@ -207,7 +207,7 @@ class EpisodeSession(Phase):
         outcome.store.note(text)
         self._leases.pop(runner, None)
         self._reclaims.pop(runner, None)
-        self.pool.condemn(member, RunnerLost(text), broken=True)
+        self.pool.terminate(member, RunnerLost(text), broken=True)
 
     def _note_failures(self, faults: tuple[Fault, ...]) -> None:
         if self._fail_fast is not None:

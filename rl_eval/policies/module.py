@@ -21,7 +21,7 @@ import torch
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.sampling import bernoulli, categorical
+from rl_eval.policies.sampling import bernoulli, categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["ModulePolicy"]
@@ -128,9 +128,7 @@ class ModulePolicy:
                 "policy.deterministic is False, but the module returns actions without a distribution: return a tuple "
                 "(mean, log_std) to sample from, or set policy.deterministic to True"
             )
-        draw = noise.normal(output.size // len(output)).reshape(output.shape)
-        sampled = output.astype(np.float64) + np.exp(log_std.astype(np.float64)) * draw
-        return sampled.reshape(shape)
+        return gaussian(output, np.exp(log_std.astype(np.float64)), noise).reshape(shape)
 
 
 def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:

@@ -52,8 +52,8 @@ class OrphanReaper:
             self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 
-    def dismiss(self) -> None:
-        """Everything is cleaned up; may be said again."""
+    def stop(self) -> None:
+        """End it: everything is cleaned up; may be called again."""
         if not self._pipe.closed:
             with contextlib.suppress(OSError):
                 self._pipe.write(b"null\n")

@@ -95,12 +95,14 @@ def test_the_doctor_tells_no_variable(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_service_tells_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_service_tells_no_secret(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config, policy = echo()
     config.runners(num_runners=1, runtime_env={"env_vars": VARIABLES})
-    with Evaluator(config, policy, name="planted") as evaluator:
+    with Evaluator(config, policy, name="planted", run_dir=tmp_path / "service") as evaluator:
         point: Any = evaluator.evaluate(policy, 1)
         listed = call("service", "list")
+    assert list(tmp_path.glob("service/settings_*"))
+    assert list(leaking_files(tmp_path)) == []
     assert listed.exit_code == 0
     assert not leaks(listed.output + repr(point) + "".join(capfd.readouterr()))
     assert os.environ.get("HF_TOKEN") != VARIABLES["HF_TOKEN"]

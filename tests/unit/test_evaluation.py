@@ -42,7 +42,7 @@ class FakeBackend:
     def kill(self, runner: int) -> None:
         self.calls = [call for call in self.calls if call[0] != runner]
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         pass
 
     def wait(self, timeout_s: float) -> list[Reply]:
@@ -229,7 +229,7 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
     world.outcome._close()
     assert [record.index for record in handle.snapshot().episodes] == done
     result = handle.snapshot()
-    handle._set_result(result)
+    handle.set_result(result)
     assert handle.snapshot() is result
 
 

@@ -47,7 +47,7 @@ class FakeBackend:
     def kill(self, runner: int) -> None:
         self.calls = [call for call in self.calls if call[0] != runner]
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         self.ended.append((runner, str(why)))
         self.ready.append(Reply(Call(runner, Run(), 0), error=why, lost=True))
 

@@ -263,7 +263,7 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
     with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
         agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
-    agent._reaper.dismiss()
+    agent._reaper.stop()
 
 
 def moment(phase: Any, since: float, started: float = 0.0) -> Moment:
