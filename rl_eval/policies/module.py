@@ -21,6 +21,7 @@ import torch
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.policies.log_prob import action_log_prob
 from rl_eval.policies.sampling import bernoulli, categorical
 from rl_eval.protocols import NoiseSource
 
@@ -77,6 +78,11 @@ class ModulePolicy:
             row = int(np.flatnonzero(live & absent.reshape(len(output), -1).any(1))[0])
             raise PolicyError(f"the module's output is NaN: {output[row]}")
         return self._read(output, log_std, live, None if self._deterministic else noise), None
+
+    def log_prob(self, observations: Any, actions: Array) -> npt.NDArray[np.float64]:
+        """Return the log-probabilities of actions; see :class:`rl_eval.protocols.ActionLogProb`."""
+        output, log_std = self._forward(observations)
+        return action_log_prob(self._space, output, log_std, actions, deterministic=self._deterministic)
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
         flat = type(observations) is np.ndarray
