@@ -48,7 +48,7 @@ def ope(
         from rl_eval.ope import estimate, load_episodes, target_policy
 
         episodes = load_episodes(data)
-        policy = target_policy(settings)
+        policy = target_policy(settings, episodes)
         simulated = _simulate(settings) if simulation else None
         estimates = estimate(
             episodes,

@@ -198,7 +198,7 @@ def _check_numbers(steps: Mapping[str, Array]) -> None:
         bad = ~np.isfinite(steps[name]) if name == "reward" else np.isnan(steps[name])
         _refuse(
             steps,
-            bad.reshape(len(bad), -1).any(1),
+            np.asarray(bad.reshape(len(bad), -1).any(1)),
             lambda row, name=name: f"its {name} at step {steps['step'][row]} is {steps[name][row]}. Leave it out",
         )
 

@@ -1,8 +1,8 @@
 """Fitted Q evaluation: action values of the target policy, learned from logged episodes (Le, Voloshin & Yue 2019).
 
 Values are those of the rest of the episode, time limit included, so the number of the step is an input and nothing
-follows the last step. Each half of the episodes is predicted by a network that was fitted to the other half: a doubly
-robust estimate then stays unbiased, however poor the fit is.
+follows the last step. Each half of the episodes is predicted by a network that was fitted to the other half: values
+that have seen the rewards of an episode would bias its doubly robust estimate.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def fitted_action_values(
     fold_of = np.arange(len(episodes)) % _FOLDS
     q, v = np.zeros(len(episodes.rewards)), np.zeros(len(episodes.rewards))
     for fold in range(_FOLDS):
-        network = _fit(inputs, episodes.rows_of(fold_of != fold), gamma, updates, seed + fold)
+        others = torch.from_numpy(np.flatnonzero(episodes.rows_of(fold_of != fold)))
+        scale = inputs.scale_of(others)
+        network = _fit(inputs, others, scale, gamma, updates, seed + fold)
         rows = torch.from_numpy(np.flatnonzero(episodes.rows_of(fold_of == fold)))
         with torch.no_grad():
-            q[rows] = inputs.scale * network(inputs.taken(rows)).squeeze(-1).double().numpy()
-            v[rows] = inputs.scale * network(inputs.drawn(rows)).squeeze(-1).mean(1).double().numpy()
+            q[rows] = scale * network(inputs.taken(rows)).squeeze(-1).double().numpy()
+            v[rows] = scale * network(inputs.drawn(rows)).squeeze(-1).mean(1).double().numpy()
     return ActionValues(q, v)
 
 
@@ -82,10 +84,12 @@ class _Inputs:
         actions = _features(both.reshape(-1, *both.shape[2:])).reshape(*both.shape[:2], -1)
         self.states = torch.cat([_features(episodes.observations), _features(steps.astype(np.float64))], dim=1)
         self.actions = actions
-        self.scale = max(float(np.abs(episodes.rewards).mean() * episodes.lengths.mean()), 1e-8)
-        """Of the values, so that the network's outputs are about 1."""
-        self.rewards = torch.from_numpy(episodes.rewards / self.scale).float()
+        self.rewards = torch.from_numpy(episodes.rewards.copy())
         self.goes_on = torch.from_numpy(~last)
+
+    def scale_of(self, rows: torch.Tensor) -> float:
+        """Return about the size of the values, so that the network's outputs are about 1."""
+        return float(self.rewards[rows].abs().mean() * len(rows) / (~self.goes_on[rows]).sum()) or 1.0
 
     def taken(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the inputs for the stored actions, shape (rows, features)."""
@@ -108,9 +112,9 @@ def _features(values: Array) -> torch.Tensor:
     return torch.from_numpy((wide - wide.mean(0)) / np.where(spread > 0, spread, 1.0)).float()
 
 
-def _fit(inputs: _Inputs, mask: Array, gamma: float, updates: int, seed: int) -> nn.Module:
-    """Return a network that was fitted to the masked steps."""
-    rows = torch.from_numpy(np.flatnonzero(mask))
+def _fit(inputs: _Inputs, rows: torch.Tensor, scale: float, gamma: float, updates: int, seed: int) -> nn.Module:
+    """Return a network that was fitted to rows, and whose outputs are values divided by ``scale``."""
+    rewards = (inputs.rewards / scale).float()
     width = inputs.states.shape[1] + inputs.actions.shape[2]
     generator = torch.Generator().manual_seed(seed)
     network, slow = _network(width, generator), _network(width, generator)
@@ -118,7 +122,7 @@ def _fit(inputs: _Inputs, mask: Array, gamma: float, updates: int, seed: int) ->
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for _ in range(updates):
         batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator)]
-        targets = inputs.rewards[batch].clone()
+        targets = rewards[batch]
         following = batch[inputs.goes_on[batch]] + 1
         with torch.no_grad():
             targets[inputs.goes_on[batch]] += gamma * slow(inputs.drawn(following)).squeeze(-1).mean(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,10 +13,10 @@ import pytest
 
 from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.estimators import MODEL_FREE, WITH_MODEL, make_inputs
-from rl_eval.ope.target import target_log_probs
+from rl_eval.ope.target import check_unchanged_actions, target_log_probs
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from tests.unit.cli_world import call, make_folder
 
@@ -402,8 +403,11 @@ def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
             taken = fixed.act(observations, None, np.ones(20, bool), None)[0]
             assert (fixed.log_prob(observations, taken) == 0).all()
             assert set(fixed.log_prob(observations, actions)) == {0.0, -np.inf}
-    with torch.no_grad(), pytest.raises(UsageError, match="not one-hot"):
+    with torch.no_grad(), pytest.raises(PolicyError, match="not one-hot"):
         fixed.log_prob(observations, np.zeros((20, 7)))
+    if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        with torch.no_grad(), pytest.raises(PolicyError, match="action 9 is not in"):
+            fixed.log_prob(observations, np.full_like(actions, 9))
 
 
 def test_a_policy_without_log_probabilities_is_refused():
@@ -423,6 +427,7 @@ def test_a_policy_without_log_probabilities_is_refused():
         (WithState(np.zeros((2, 2))), "has a state"),
         (Wrong(np.zeros((2, 2))), r"returned shape \(9, 2\) for 9 actions"),
         (Wrong(np.full((2, 2), np.nan)), "returned shape"),
+        (TabularPolicy(np.zeros((1, 2))), "raised at logged steps.*IndexError.*Are they of this environment"),
         (TabularPolicy(np.full((2, 2), np.nan)), "episode 0: the target policy's log-probability .* at step 0 is nan"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -454,6 +459,21 @@ def test_fitted_values_are_near_the_exact_ones_and_make_estimates_better():
     width = {name: found[name].interval.high - found[name].interval.low for name in ESTIMATORS}
     assert width["doubly_robust"] < 0.8 * width["per_decision_is"]
     assert found["fitted_q"].verdict == "model"
+
+
+def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
+    """Other rewards in half of the episodes change the values of the other half only."""
+    pytest.importorskip("torch")
+    from rl_eval.ope.fitted_q import fitted_action_values
+
+    world = random_world(0)
+    episodes = world.sample(20, np.random.default_rng(0))
+    first = episodes.rows_of(np.arange(20) % 2 == 0)
+    others = replace(episodes, rewards=np.where(first, 10 * episodes.rewards, episodes.rewards))
+    one, two = (fitted_action_values(e, TabularPolicy(world.target), GAMMA, updates=5) for e in (episodes, others))
+    for before, after in zip(one, two, strict=True):
+        assert np.array_equal(before[first], after[first])
+        assert not np.isclose(before[~first], after[~first]).any()
 
 
 # The command line
@@ -490,6 +510,23 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation")
     assert outcome.exit_code == ExitCode.USAGE
     assert "below 10" in " ".join(outcome.stdout.split())
+
+
+def test_actions_that_were_changed_before_they_were_stored_are_refused():
+    """The stored log-probability is that of the action as drawn."""
+    steps = two_lengths(6)
+    episodes = LoggedEpisodes.from_steps({**steps, "action": steps["action"].astype(np.float32)[:, None]})
+    space = gym.spaces.Box(-1.0, 1.0, (1,))
+    with pytest.raises(UsageError, match="episode 1: its action at step 0 is at the bound"):
+        check_unchanged_actions(episodes, space, "clip")
+    with pytest.raises(UsageError, match="unsquash"):
+        check_unchanged_actions(episodes, space, "unsquash")
+    for unharmed, handling in (
+        (space, "none"),
+        (gym.spaces.Box(-2, 2, (1,)), "clip"),
+        (gym.spaces.Discrete(2), "clip"),
+    ):
+        check_unchanged_actions(episodes, unharmed, handling)
 
 
 HEADS = '''
