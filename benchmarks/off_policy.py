@@ -160,7 +160,7 @@ def measure(
 
 
 def _outcomes(world: World, size: int, repeats: int, seed: int) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield the error in units of the returns' spread, and whether it was refused and its interval held the truth."""
+    """Yield the error of each estimate, whether it was refused, and whether its interval held the truth."""
     truth, policy, rng = float(world.values(GAMMA)[1]), TabularPolicy(world.target), np.random.default_rng([seed, size])
     for _ in range(repeats):
         episodes = world.sample(size, rng)

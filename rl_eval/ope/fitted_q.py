@@ -29,14 +29,17 @@ _DRAWS: Final = 8
 _FOLDS: Final = 2
 _BATCH: Final = 256
 _HIDDEN: Final = 64
-_AVERAGING: Final = 0.02
+_AVERAGING: Final = 0.1
 """Share of the network that its slow copy, which gives the targets, takes over at each update."""
+_LEAST_UPDATES: Final = 2_000
+_UPDATES_PER_STEP: Final = 20
+"""Of the longest episode: the value of a step reaches the one before it within ten updates."""
 _MANY: Final = 1_000
 """Integers above this are numbers rather than classes."""
 
 
 def fitted_action_values(
-    episodes: LoggedEpisodes, policy: Policy, gamma: float, *, updates: int = 2_000, seed: int = 0
+    episodes: LoggedEpisodes, policy: Policy, gamma: float, *, updates: int | None = None, seed: int = 0
 ) -> ActionValues:
     """Fit action values, and return them at the logged steps.
 
@@ -44,9 +47,11 @@ def fitted_action_values(
         episodes: At least two.
         policy: The target policy; at each step some of its actions are drawn.
         gamma: Discount.
-        updates: Gradient steps for each half of the episodes.
+        updates: Gradient steps for each half of the episodes; by default 20 per step of the longest, at least 2 000.
         seed: Of the networks and the batches. No global generator is touched.
     """
+    if updates is None:
+        updates = max(_LEAST_UPDATES, _UPDATES_PER_STEP * int(episodes.lengths.max()))
     drawn = _draw_actions(policy, episodes)
     inputs = _Inputs(episodes, drawn)
     fold_of = np.arange(len(episodes)) % _FOLDS

@@ -19,7 +19,7 @@ __all__ = ["estimates_table", "estimates_text"]
 
 _WIDTH: Final = 110
 _LABELS: Final = {
-    "behaviour": "behaviour (the data)",
+    "behaviour": "behaviour",
     "trajectory_is": "trajectory IS",
     "weighted_is": "weighted IS",
     "per_decision_is": "per-decision IS",
@@ -46,29 +46,26 @@ def estimates_table(estimates: OffPolicyEstimates) -> Group:
         f"Value of the target policy from {estimates.num_episodes:,} episodes of another, {estimates.num_steps:,} "
         f"steps, at most {estimates.longest:,} each; discount {estimates.gamma:g}"
     )
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("estimator")
-    for name in ("value", level, "- simulation", "ESS", "largest", "mean weight"):
-        table.add_column(name, justify="right")
-    simulated = next((one.value for one in estimates if one.name == "simulation"), math.nan)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("estimator", no_wrap=True)
+    simulated = next((one.value for one in estimates if one.name == "simulation"), None)
+    gap = () if simulated is None else ("- simulation",)
+    for name in ("value", level, *gap, "ESS", "largest", "mean weight"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in estimates:
         table.add_row(*_cells(one, simulated), style="" if one.verdict in ("identified", "measured") else "dim")
-    return Group(table, *[Text(note, style="yellow") for note in _notes(estimates)])
+    return Group(Text(title), Text(), table, *[Text(note, style="yellow") for note in _notes(estimates)])
 
 
-def _cells(one: Estimate, simulated: float) -> tuple[str, ...]:
-    spread = (one.interval.high - one.interval.low) / 4
-    places = decimals(spread, one.value)
-    found = one.verdict != "not identified"
-    interval = f"{number(one.interval.low, places)} to {number(one.interval.high, places)}"
-    gap = one.value - simulated
-    return (
-        _LABELS[one.name],
-        number(one.value, places) if found else "not identified",
-        interval if one.interval.exists else "none",
-        number(gap, places) if found and one.name != "simulation" and math.isfinite(gap) else "",
-        *_weight_cells(one),
-    )
+def _cells(one: Estimate, simulated: float | None) -> list[str]:
+    places = decimals((one.interval.high - one.interval.low) / 4, one.value)
+    cells = [_LABELS[one.name], "none" if math.isnan(one.value) else number(one.value, places)]
+    ends = f"{number(one.interval.low, places)} to {number(one.interval.high, places)}"
+    cells.append(ends if one.interval.exists else "")
+    if simulated is not None:
+        gap = math.nan if one.name == "simulation" else one.value - simulated
+        cells.append("" if math.isnan(gap) else number(gap, places))
+    return [*cells, *_weight_cells(one)]
 
 
 def _weight_cells(one: Estimate) -> tuple[str, str, str]:
@@ -87,8 +84,9 @@ def _notes(estimates: OffPolicyEstimates) -> list[str]:
     why: dict[str, list[str]] = {}
     for one in estimates:
         if one.reason or not one.interval.exists:
-            why.setdefault(one.reason or one.interval.note, []).append(_LABELS[one.name])
-    notes = [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+            told = "not identified: " if one.verdict == "not identified" else ""
+            why.setdefault(told + (one.reason or one.interval.note), []).append(_LABELS[one.name])
+    notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
     if any(one.verdict == "model" for one in estimates):
         notes.append("The interval of fitted Q leaves out the error of the fit.")
     return notes

@@ -102,8 +102,8 @@ def _log_probs_of(policy: ActionLogProb, observations: Any, actions: Any) -> npt
     except Exception as error:
         raise UsageError(
             f"log_prob of the target policy {type(policy).__name__} raised at logged steps, whose observations have "
-            f"shape {observations.shape[1:]} and whose actions have shape {actions.shape[1:]}: {summary_of(error)}. Are "
-            "they of this environment?"
+            f"shape {observations.shape[1:]} and whose actions have shape {actions.shape[1:]}: {summary_of(error)}. "
+            "Are they of this environment?"
         ) from error
     if log_probs.shape != (len(actions),):
         raise UsageError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -474,6 +476,17 @@ def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
     for before, after in zip(one, two, strict=True):
         assert np.array_equal(before[first], after[first])
         assert not np.isclose(before[~first], after[~first]).any()
+
+
+# The documentation
+
+
+def test_the_example_of_the_documentation_prints_what_it_shows(capsys):
+    """``docs/off_policy.md``, line by line."""
+    page = (Path(__file__).parents[2] / "docs" / "off_policy.md").read_text()
+    code, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(code, "off_policy.md", "exec"), {})
+    assert capsys.readouterr().out == shown
 
 
 # The command line
