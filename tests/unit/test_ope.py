@@ -113,6 +113,35 @@ def test_equal_policies_give_the_mean_return():
             assert found[name].interval.low == pytest.approx(found["behaviour"].interval.low, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["weighted_is", "weighted_per_decision_is", "weighted_doubly_robust"])
+def test_weighted_estimators_return_what_every_episode_returns(name):
+    """Division by the mean weight makes them averages; the others have the mean weight's error."""
+    world = random_world(1)
+    moves = world.moves[..., :-1] / world.moves[..., :-1].sum(2, keepdims=True)
+    world = replace(
+        world, moves=np.concatenate([moves, np.zeros((3, 2, 1))], axis=2), rewards=np.ones_like(world.rewards)
+    )
+    episodes = world.sample(50, np.random.default_rng(0))
+    constant = np.full(len(episodes.rewards), 2.0)
+    inputs = inputs_of(world, episodes, values=ActionValues(constant, constant))
+    assert ESTIMATORS[name](inputs).value() == pytest.approx(1 + GAMMA + GAMMA**2, abs=1e-12)
+    assert abs(ESTIMATORS["trajectory_is"](inputs).value() - (1 + GAMMA + GAMMA**2)) > 0.01
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_influence_of_an_episode_is_what_more_of_it_would_change(name):
+    """By differences: intervals rest on it."""
+    world = random_world(1)
+    episodes, step = world.sample(20, np.random.default_rng(0)), 1e-6
+    ratios = ESTIMATORS[name](inputs_of(world, episodes, values=world.action_values(episodes, GAMMA)))
+    assert ratios.influences().mean() == pytest.approx(ratios.value())
+    for index, influence in enumerate(ratios.influences()):
+        more = np.full(20, (1 - step) / 20) + step * (np.arange(20) == index)
+        assert (ratios.value(more) - ratios.value()) / step == pytest.approx(
+            influence - ratios.value(), rel=1e-3, abs=1e-4
+        )
+
+
 def two_lengths(count):
     """Half of the episodes end at once with nothing; the others go on to a reward of 1, as the target always does."""
     episode, step, action, reward = [], [], [], []
@@ -156,6 +185,8 @@ def test_long_episodes_stay_in_range():
     rng = np.random.default_rng(0)
     logs = rng.choice([-1.0, 1.0], (50, 1000)).cumsum(1) * np.log(2)
     assert 1 <= effective_sample_size(logs) < 50
+    assert effective_sample_size(np.log([[1.0, 1.0], [1.0, 3.0]])) == pytest.approx(16 / 10)  # The least of 2 and 1.6.
+    assert largest_share(np.log([[1.0, 1.0], [1.0, 3.0]])) == pytest.approx(0.75)
     assert effective_sample_size(logs + 5000) == pytest.approx(effective_sample_size(logs))
     assert largest_share(logs + 5000) == pytest.approx(largest_share(logs))
 
