@@ -17,7 +17,7 @@ from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
-from rl_eval.ope.estimators import MODEL_FREE, WITH_MODEL, make_inputs
+from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from tests.unit.cli_world import call, make_folder
@@ -140,6 +140,18 @@ def test_the_influence_of_an_episode_is_what_more_of_it_would_change(name):
         assert (ratios.value(more) - ratios.value()) / step == pytest.approx(
             influence - ratios.value(), rel=1e-3, abs=1e-4
         )
+
+
+def test_the_effective_sample_size_is_that_of_the_weights_in_use():
+    """Of whole episodes, or the least over the steps."""
+    world = random_world(1)
+    episodes = world.sample(300, np.random.default_rng(0))
+    logarithms = inputs_of(world, episodes).weights.logarithms
+    found = estimate(episodes, TabularPolicy(world.target), values=world.action_values(episodes, 1.0))
+    for name in ESTIMATORS:
+        relevant = logarithms[:, -1:] if name in WHOLE_EPISODES else logarithms
+        assert found[name].weights.effective_sample_size == effective_sample_size(relevant)
+    assert effective_sample_size(logarithms) < effective_sample_size(logarithms[:, -1:])
 
 
 def two_lengths(count):
