@@ -43,7 +43,7 @@ def ope(
 ) -> None:
     """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
     with reported(debug):
-        settings = read_settings(config, section, assignments, {"evaluation.gamma": gamma})
+        settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
         prepare_process()
         from rl_eval.ope import estimate, load_episodes, target_policy
 

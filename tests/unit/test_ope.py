@@ -489,18 +489,18 @@ def test_fitted_values_are_near_the_exact_ones_and_make_estimates_better():
     torch = pytest.importorskip("torch")
     from rl_eval.ope.fitted_q import fitted_action_values
 
-    world = random_world(3)
+    world, gamma = random_world(3), 0.5
     episodes, policy = world.sample(400, np.random.default_rng(0)), TabularPolicy(world.target)
     before = torch.random.get_rng_state()
-    fitted = fitted_action_values(episodes, policy, GAMMA, updates=400)
+    fitted = fitted_action_values(episodes, policy, gamma, updates=400)
     assert torch.equal(before, torch.random.get_rng_state())
-    twice = [fitted_action_values(episodes, policy, GAMMA, updates=5).q for _ in range(2)]
+    twice = [fitted_action_values(episodes, policy, gamma, updates=5).q for _ in range(2)]
     assert np.array_equal(*twice)
-    exact = world.action_values(episodes, GAMMA)
+    exact = world.action_values(episodes, gamma)
     assert np.corrcoef(fitted.q, exact.q)[0, 1] > 0.98
     assert np.abs(fitted.q - exact.q).mean() < 0.15 * exact.q.std()
-    found = estimate(episodes, policy, gamma=GAMMA, values=fitted)
-    assert abs(found["fitted_q"].value - world.values(GAMMA)[1]) < 0.15
+    found = estimate(episodes, policy, gamma=gamma, values=fitted)
+    assert abs(found["fitted_q"].value - world.values(gamma)[1]) < 0.15
     width = {name: found[name].interval.high - found[name].interval.low for name in ESTIMATORS}
     assert width["doubly_robust"] < 0.8 * width["per_decision_is"]
     assert found["fitted_q"].verdict == "model"
