@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent"]
+__all__ = ["ActionLogProb", "EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent"]
 
 
 class EnvContext(dict[str, Any]):
@@ -44,7 +44,7 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Maps a batch of observations to a batch of actions.
 
-    It may be :class:`Recurrent` and :class:`Probeable` as well.
+    It may be :class:`Recurrent`, :class:`Probeable` and :class:`ActionLogProb` as well.
     """
 
     def act(
@@ -83,6 +83,22 @@ class Probeable(Protocol):
 
     def probe_outputs(self, observations: Any) -> list[Any]:
         """Return arrays such as logits, with a leading batch dimension: an argmax hides last bits from the probe."""
+
+
+@runtime_checkable
+class ActionLogProb(Protocol):
+    """A policy that says how probable an action is, whoever took it; it depends on the observation alone."""
+
+    def log_prob(self, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
+        """Return log-probabilities (log-densities in a Box) of actions, as the policy would choose them now.
+
+        Args:
+            observations: Batch in the structure of the observation space.
+            actions: Batch in the structure of the action space.
+
+        Returns:
+            One number per row, summed over the parts of an action, shape (batch,); -inf for an action never taken.
+        """
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ LAYERS = (
     "testing",
     "results",
     "execution",
+    "ope",
     "video",
     "watching",
     "loggers",
@@ -64,7 +65,7 @@ IMPURE_MODULES = {
     "uuid",
 }
 
-TORCH_AT_ONCE = ("policies.mlp", "policies.module")
+TORCH_AT_ONCE = ("policies.mlp", "policies.module", "ope.fitted_q")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
 RAY = (
