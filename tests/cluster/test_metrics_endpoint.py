@@ -7,31 +7,22 @@ from dataclasses import replace
 
 import pytest
 import ray
-from machines import eventually, local_cluster
+from machines import eventually
 from workloads import cartpole
 
-from rl_eval import EvalProgress, EvalRunnerGroup
+from rl_eval import EvalProgress, evaluate
 from rl_eval.loggers import RayMetrics
 from rl_eval.results.point import EvalPoint
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 SAMPLE = re.compile(r"^ray_rl_eval_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """Start a cluster whose processes report twice a second, and not every ten."""
-    with local_cluster(_system_config={"metrics_report_interval_ms": 500}):
-        yield
-
-
 @pytest.fixture(scope="module")
 def point() -> EvalPoint:
-    """One evaluation in processes, with retries and failed episodes."""
-    config = cartpole(attempt_rates=[0.5, 0.5]).runners(num_runners=2).fault_tolerance(max_attempts_per_episode=2)
-    with EvalRunnerGroup(config) as group:
-        result = group.evaluate()
+    """One evaluation with retries and failed episodes."""
+    result = evaluate(cartpole(attempt_rates=[0.5, 0.5]).fault_tolerance(max_attempts_per_episode=2))
     assert result.num_failed
     assert result.num_retried > result.num_failed
     return EvalPoint(1000, 0, result, {f"eval/{name}": value for name, value in result.metrics.items()})

@@ -12,24 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from machines import eventually, local_cluster
+from machines import eventually
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
 
-from rl_eval import EvalConfig, Evaluator, EvaluatorBusy, load
+from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
 from rl_eval.training.service.directory import end_service, list_services
 from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 
-pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_cluster(num_cpus=16, object_store_memory=200 * 1024**2):
-        yield
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 class Gate:
@@ -47,7 +41,7 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+def service(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A service named ``shared`` that no test ends."""
     gate = Gate(tmp_path_factory.mktemp("shared") / "gate")
     config, policy = echo(str(gate.path))
@@ -143,7 +137,9 @@ def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Pat
         answers = [[handle.result(120) for handle in own] for own in handles]
         check_answers(handles, answers)
 
-        assert [handle.result(60).mean_return for handle in trainer.resumed] == [11.0, 21.0, 31.0]
+        resumed = [handle.result(60) for handle in trainer.resumed]
+        assert [result.mean_return for result in resumed] == [11.0, 21.0, 31.0]
+        assert resumed[0].fingerprint == here(str(gate), 11.0).fingerprint
         assert trainer.drain(60)
         assert [(point.step, point.weights_version) for point in delivered] == [(10, 1), (20, 2), (30, 3)]
         after = status("survivor")
@@ -168,6 +164,14 @@ def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Pat
         for client in (trainer, *clients):
             client.shutdown()
         end_service("survivor", "rl_eval")
+
+
+def here(gate: str, value: float) -> EvalResult:
+    """What the same evaluation comes to in this process."""
+    config, policy = echo(gate, num_runners=0)
+    with torch.no_grad():
+        policy.value.fill_(value)
+    return evaluate(config, policy=policy)
 
 
 def submit_many(client: Evaluator, number: int, count: int) -> list[Any]:
