@@ -11,6 +11,7 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import pytest
+from machines import eventually
 from numpy_world import config as lean
 from workloads import hopper
 
@@ -45,6 +46,7 @@ def test_videos_of_runners_and_the_evaluations_around_them(tmp_path):
     """The evaluation after the videos has the fingerprint and the steps of one without, from the same processes."""
     config = lean(2, 4, 12)
     with EvalRunnerGroup(config) as group:
+        assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         before = group.evaluate()
         pids = group.foreach_runner(lambda runner: os.getpid())
         videos = record_with_group(group, before, VideoSettings("best,first:1", tmp_path), 500)
