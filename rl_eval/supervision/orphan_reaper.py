@@ -4,8 +4,8 @@ Ray ends the actors of a killed driver, runners and agents alike, but not the si
 runner that is stopped. This small process of its own outlives the agent that started it: it learns from a pipe which
 runners there are, and when the pipe breaks it waits for their deaths and cleans up after each.
 
-Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, which is how often it looks, with one JSON line per runner
-on its standard input.
+Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, which is how often it looks, with one JSON line per
+runner on its standard input.
 """
 
 from __future__ import annotations

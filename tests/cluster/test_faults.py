@@ -113,13 +113,13 @@ def test_faults_in_steps_are_survived(folder: Path) -> None:
 
 def test_an_episode_that_always_takes_its_process_along_fails_alone() -> None:
     """All other episodes complete; the guilty one is failed with its reason, after its attempts."""
-    result = evaluate(config(kind="os_exit", phase="step", step=3).fault_tolerance(max_runner_restarts=2))
+    result = evaluate(config(kind="os_exit", phase="step", step=3).fault_tolerance(max_attempts_per_episode=2))
     assert result.status == "partial"
     assert [record.index for record in result.episodes] == list(range(EPISODES))
     (failed,) = [record for record in result.episodes if record.outcome == "failed"]
     assert failed.index == GUILTY
-    assert failed.attempts == 3
-    assert [fault.attempt for fault in failed.faults if fault.charged] == [1, 2, 3]
+    assert failed.attempts == 2
+    assert [fault.attempt for fault in failed.faults if fault.charged] == [1, 2]
     expected = evaluate(config(runners=0))
     for record in result.episodes:
         if record.index != GUILTY:

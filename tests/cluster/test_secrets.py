@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from service_world import echo
 
-from rl_eval import Evaluator
 from rl_eval.results.loading import load
 from tests.planted import leaking_files, leaks, secret
 from tests.unit.cli_world import call, make_folder
@@ -97,14 +94,3 @@ def test_an_environment_that_cannot_be_built_tells_no_variable(folder: Path, sai
 
 def test_the_doctor_tells_no_variable(folder: Path, said: Callable[..., str]) -> None:
     assert said("doctor", "planted.yaml", "--ray", *DATABASE).startswith(("0 ", "2 "))
-
-
-def test_a_service_tells_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
-    config, policy = echo()
-    config.runners(num_runners=1, runtime_env={"env_vars": VARIABLES})
-    with Evaluator(config, policy, name="planted") as evaluator:
-        point: Any = evaluator.evaluate(policy, 1)
-        listed = call("service", "list")
-    assert listed.exit_code == 0
-    assert not leaks(listed.output + repr(point) + "".join(capfd.readouterr()))
-    assert os.environ.get("HF_TOKEN") != VARIABLES["HF_TOKEN"]
