@@ -175,7 +175,8 @@ class RayBackend:
         if self._stopped:
             return
         self._stopped = True
-        closing = [_sent(actor, Stop()) for actor in self._actors.values()]
+        # One whose process never came up has nothing to close, and would not answer.
+        closing = [_sent(actor, Stop()) for runner, actor in self._actors.items() if self._agents.knows(runner)]
         if closing:
             # Environments that close in time are closed; whatever hangs is killed with its process.
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)

@@ -438,7 +438,7 @@ def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) ->
     ends = threading.Event()
     waiting = threading.Thread(target=lambda: (ev.drain(), ends.set()))
     waiting.start()
-    in_time = ends.wait(5.0)
+    in_time = ends.wait(LIMIT_S / 2)
     go.set()
     waiting.join(LIMIT_S)
     assert in_time
