@@ -24,6 +24,7 @@ from benchmarks import (
     honesty,
     log_size,
     matrix,
+    off_policy,
     planning,
     policies,
     safety,
@@ -47,6 +48,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "log": table.log,
     "beside": table.beside,
     "environments": table.environments,
+    "ope": table.off_policy,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -65,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
     elif args.name == "policies":
         rows = policies.measure(args.only, quick=args.quick, progress=_say)
-    elif args.name == "log":
-        rows = [log_size.measure(50_000 if args.quick else args.episodes)]
+    elif args.name in ("log", "ope"):
+        rows = _log(args) if args.name == "log" else _off_policy(args)
     elif args.name == "safety":
         rows = _safety(args)
     elif args.name == "beside":
@@ -118,7 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
-    uneven.add_argument("--slots", type=_positive, default=16, help="processes (%(default)s)")
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=1)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
@@ -145,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
+    logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=2)
+    logged.add_argument("--worlds", type=_positive, default=200, help="random tabular MDPs (%(default)s)")
     return parser
 
 
@@ -169,8 +172,16 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
 
 def _of_ours(args: argparse.Namespace) -> list[Row]:
     if args.name == "slots":
-        return slots.measure(args.slots, 2 * args.slots if args.quick else args.episodes, _say)
+        return slots.measure(32 if args.quick else args.episodes, _say)
     return planning.measure(100_000 if args.quick else args.episodes, _say)
+
+
+def _log(args: argparse.Namespace) -> list[Row]:
+    return [log_size.measure(50_000 if args.quick else args.episodes)]
+
+
+def _off_policy(args: argparse.Namespace) -> list[Row]:
+    return off_policy.measure(10 if args.quick else args.worlds, repeats=1 if args.quick else args.repeat)
 
 
 def _safety(args: argparse.Namespace) -> list[Row]:

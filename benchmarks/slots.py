@@ -20,6 +20,7 @@ __all__ = ["measure"]
 _SHORTEST_S: Final = 0.001
 _LONGEST_S: Final = 0.050
 _EPISODE_STEPS: Final = 20
+_SLOTS: Final = 16
 
 
 class Uneven(gym.Env[Any, Any]):
@@ -45,19 +46,19 @@ def act(observations: Any) -> Any:
     return (observations[:, 0] > 0.02).astype(np.int64)
 
 
-def measure(slots: int, episodes: int, progress: Callable[[str], None]) -> list[Row]:
+def measure(episodes: int, progress: Callable[[str], None]) -> list[Row]:
     """Time both over the same steps; the ideal is the sum of the steps' times over the number of processes."""
     rows = []
     for label, contender in (("subprocess slots", _ours), ("gymnasium AsyncVectorEnv", _lock_step)):
-        progress(f"{label}: {slots} slots, {episodes} episodes of {_EPISODE_STEPS} steps")
-        seconds, busy = contender(slots, episodes)
+        progress(f"{label}: {_SLOTS} slots, {episodes} episodes of {_EPISODE_STEPS} steps")
+        seconds, busy = contender(_SLOTS, episodes)
         rows.append(
             {
-                "label": f"{label}, {slots} processes",
+                "label": f"{label}, {_SLOTS} processes",
                 "status": "ok",
                 "seconds": seconds,
-                "ideal_seconds": busy / slots,
-                "share_of_ideal": busy / slots / seconds,
+                "ideal_seconds": busy / _SLOTS,
+                "share_of_ideal": busy / _SLOTS / seconds,
             }
         )
     return rows

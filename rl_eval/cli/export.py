@@ -21,7 +21,7 @@ __all__ = ["Format", "export"]
 
 
 class Format(str, Enum):
-    """What can be written."""
+    """File formats."""
 
     PARQUET = "parquet"
     CSV = "csv"

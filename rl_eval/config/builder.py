@@ -191,10 +191,10 @@ class EvalConfig:
                 raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
             values = values[part]
         config = cls.from_dict(values)
-        policy = config._values["policy"]
+        policy = config.to_dict().get("policy", {})
         for key in ("weights", "filters"):
             if isinstance(file := policy.get(key), str) and not Path(file).is_absolute():
-                policy[key] = str((path.parent / file).resolve())
+                config.set(f"policy.{key}", str((path.parent / file).resolve()))
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

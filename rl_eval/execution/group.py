@@ -19,10 +19,11 @@ from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError, UsageError
-from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
@@ -114,7 +115,7 @@ class EvalRunnerGroup(WorkerCalls):
             # Before Ray goes down with the process: its driver must not call it then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
-        self._loop.post(Do(self._loop.next_tag(), lambda pool, now: pool.grow(count, now)))
+        self._loop.post(Do(lambda pool, now: pool.grow(count, now)))
 
     # ------------------------------------------------------------------ evaluating
 
@@ -238,7 +239,7 @@ class EvalRunnerGroup(WorkerCalls):
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(self._loop.next_tag(), function)
+        job = Apply(function)
         return self._wait(job, job.future)
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -254,7 +255,7 @@ class EvalRunnerGroup(WorkerCalls):
         """
         if self.settings.runners.num_runners:
             pickled(function, "the function")
-        job: Ask[Result] = Ask(self._loop.next_tag(), timeout_s, function)
+        job: Ask[Result] = Ask(timeout_s, function)
         return self._wait(job, job.future)
 
     @property
@@ -326,18 +327,17 @@ class EvalRunnerGroup(WorkerCalls):
             if not warm_up and self._lacks_statistics:
                 self._posted = former
                 raise UsageError(NO_STATISTICS)
-            next_tag = self._loop.next_tag
-            then = None if follow_up is None else partial(follow_up.jobs, next_tag)
-            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
-            job.handle.weights_version = self._last_version
+            outcome = EvalOutcome(settings, plan, log, None if follow_up is None else follow_up.jobs)
+            handle = outcome.handle
+            handle.weights_version = self._last_version
             if self._callbacks is not None and not warm_up:
-                job.handle.add_done_callback(partial(tell_result, self._callbacks))
+                handle.add_done_callback(partial(tell_result, self._callbacks))
             if on_submitted is not None:
-                on_submitted(job.handle)
+                on_submitted(handle)
             if sync is not None:
                 self._loop.post(sync)
-            self._loop.post(job)
-        return job.handle
+            self._loop.post(Opening(outcome, sync, held))
+        return handle
 
     def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
         plan = settings.evaluation.plan()
@@ -346,7 +346,7 @@ class EvalRunnerGroup(WorkerCalls):
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
         self._last_version, self._posted = published.snapshot.version, published
-        job = WeightsSync(self._loop.next_tag(), published)
+        job = WeightsSync(published)
         job.future.add_done_callback(self._forget_refused)
         return job
 
@@ -360,7 +360,7 @@ class EvalRunnerGroup(WorkerCalls):
         return future.result()
 
     def _do(self, function: Callable[[RunnerPool, float], None]) -> None:
-        job = Do(self._loop.next_tag(), function)
+        job = Do(function)
         self._wait(job, job.future)
 
     def _check_resizable(self, what: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Which rows share a forward pass, so that a row's result does not depend on its neighbours.
+"""Inference in batches: rows share a forward pass only where a row's result does not depend on its neighbours.
 
 A matrix product may give a row other last bits at another batch size or position. The result of a row is
 therefore *defined* as that of a block of :data:`BLOCK` rows, provided that blocks are position-invariant on
@@ -133,6 +133,11 @@ class Inference:
                     tree.map_structure(
                         lambda ours, kept: assign_rows(ours, others, take_rows(kept, others)), self._state, former
                     )
+
+    @property
+    def rows_per_pass(self) -> int | None:
+        """Rows of one forward pass; None for all lanes at once."""
+        return None if self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
