@@ -52,7 +52,7 @@ class _Examination:
         self._settings = settings
         self._players: list[Player] = []
         plan = EpisodePlan(1 + _FORMER, settings.evaluation.seed)
-        self._leases = [Lease(*plan[index], 1, 0) for index in range(len(plan))]
+        self._leases = [Lease(index, plan[index].seed, 1, 0) for index in range(len(plan))]
         self._faults: list[str] = []
         self._touched: dict[str, list[str]] = {}
 

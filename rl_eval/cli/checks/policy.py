@@ -72,7 +72,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
 def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
     """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
-    leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
+    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
     faults: list[Fault] = []
     for _ in range(_CALLS):
         found = runner.run(leases, _CALL_S).faults
