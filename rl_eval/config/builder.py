@@ -71,6 +71,8 @@ class EvalConfig:
         *,
         env_kwargs: Mapping[str, Any] = _UNSET,
         env_reuse: Literal["lane", "episode"] = _UNSET,
+        agents: tuple[str, ...] | list[str] = _UNSET,
+        action_masks: bool = _UNSET,
     ) -> EvalConfig:
         """Set the environment."""
         return self._update("environment", locals())
@@ -88,6 +90,8 @@ class EvalConfig:
         device: str = _UNSET,
         inference: Literal["exact", "batched"] = _UNSET,
         allow_nondeterministic: bool = _UNSET,
+        policies: Mapping[str, Any] = _UNSET,
+        policy_mapping_fn: str | Callable[[Any, Any], str] | None = _UNSET,
     ) -> EvalConfig:
         """Set the policy."""
         return self._update("policy", locals())
@@ -176,7 +180,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        A relative ``policy.weights`` is taken relative to the file.
+        A relative path of weights is taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -189,9 +193,11 @@ class EvalConfig:
                 raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
             values = values[part]
         config = cls.from_dict(values)
-        weights = config._values["policy"].get("weights")
-        if isinstance(weights, str) and not Path(weights).is_absolute():
-            config._values["policy"]["weights"] = str((path.parent / weights).resolve())
+        policies = config._values["policy"].get("policies")
+        for holder in (config._values["policy"], *(policies.values() if isinstance(policies, Mapping) else ())):
+            weights = holder.get("weights") if isinstance(holder, dict) else None
+            if isinstance(weights, str) and not Path(weights).is_absolute():
+                holder["weights"] = str((path.parent / weights).resolve())
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:
