@@ -56,7 +56,8 @@ class EnvironmentSection(_Section):
     """The environment, and how long each instance of it is used."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
+    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``; for several agents also
+    PettingZoo's ids, such as ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     env_reuse: Literal["lane", "episode"] = "lane"

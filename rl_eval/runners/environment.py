@@ -20,6 +20,8 @@ __all__ = ["build_env", "construct_env", "import_env"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
+_KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 
@@ -64,8 +66,8 @@ def build_env(section: EnvironmentSection, runner_index: int, lane_index: int, n
     """Build one environment, whatever it is.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them, or
-    without an argument if it takes none.
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them,
+    unless it takes keywords alone, or nothing.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -93,9 +95,12 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     if _is_env_class(factory):
         return factory(**kwargs)
     try:
-        takes_none = not inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # Some callables hide their signature.
-        takes_none = False
+        return factory(context)
+    takes_none = not parameters
+    if not takes_none and all(parameter.kind in _KEYWORDS for parameter in parameters):
+        return factory(**kwargs)
     if takes_none and kwargs:
         raise ConfigError(
             f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.settings import EnvironmentSection, EvalSettings
+from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.runners.environment import build_env
 from rl_eval.runners.multi_agent.pettingzoo import AECAgents, ParallelAgents
 from rl_eval.runners.multi_agent.team import TeamEnv
 from rl_eval.runners.multi_agent.turns import AgentsEnv
 
-__all__ = ["agents_of", "team_of"]
+__all__ = ["agents_of", "build_team"]
 
-_MEMBERS = ("reset", "step", "observation_space", "action_space")
+_REGISTRIES: Final = ("aec", "parallel")
+"""PettingZoo's, as prefixes of ids."""
+
+_MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 
-def team_of(built: Any, settings: EvalSettings) -> TeamEnv:
-    """Return an environment as the runner steps it.
+def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> TeamEnv:
+    """Build one environment, as the runner steps it.
 
     Raises:
-        ConfigError: It has none of the APIs that are known, or does not say which agents may appear.
+        ConfigError: It has none of the APIs that are known, or does not say which agents may appear; or its name is
+            not known.
+        Exception: Whatever its constructor raises.
     """
     section = settings.environment
+    kind, _, name = section.env.partition(":") if isinstance(section.env, str) else ("", "", "")
+    if kind in _REGISTRIES:
+        built = _make(kind, name, copy_containers(section.env_kwargs))
+    else:
+        built = build_env(section, runner_index, lane_index, settings.runners.num_runners)
     adapted = _adapted(built, section)
     return TeamEnv(adapted, section.agents, masks=section.action_masks, info_keys=settings.evaluation.info_keys)
 
@@ -56,7 +66,7 @@ def _same(one: EnvironmentSection, other: EnvironmentSection) -> bool:
 
 def _ask(settings: EvalSettings) -> tuple[str, ...]:
     try:
-        team = team_of(build_env(settings.environment, 0, 0, settings.runners.num_runners), settings)
+        team = build_team(settings, 0, 0)
     except UsageError:
         raise
     except Exception as error:
@@ -67,6 +77,26 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
     with suppress(Exception):  # Nothing depends on an environment that was only asked.
         team.close()
     return tuple(map(str, team.agents))
+
+
+def _make(kind: str, name: str, kwargs: dict[str, Any]) -> Any:
+    """Make an environment of PettingZoo's registry.
+
+    Raises:
+        ConfigError: PettingZoo, the id, or what the environment needs is not there.
+    """
+    try:
+        import pettingzoo
+    except ImportError as error:
+        raise ConfigError(
+            f"environment.env is '{kind}:{name}', which needs PettingZoo: pip install 'rl-eval[pettingzoo]'"
+        ) from error
+    try:
+        return pettingzoo.make(kind, name, **kwargs)
+    except Exception as error:
+        if not type(error).__module__.startswith("pettingzoo.env_registry"):
+            raise
+        raise ConfigError(f"environment.env is '{kind}:{name}': {error}") from error
 
 
 def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:

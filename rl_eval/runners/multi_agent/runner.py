@@ -8,14 +8,14 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
+from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
-from rl_eval.runners.environment import build_env
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.multi_agent.construction import agents_of, team_of
+from rl_eval.runners.multi_agent.construction import agents_of, build_team
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
 from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY, PolicyMapping, sections_of
 from rl_eval.runners.multi_agent.several import SeveralPolicies
-from rl_eval.runners.multi_agent.team import TeamEnv, agent_columns
+from rl_eval.runners.multi_agent.team import TeamEnv
 from rl_eval.runners.values import ValueReader
 from rl_eval.runners.vector import VectorEvalRunner
 from rl_eval.weights import WeightsSnapshot, policies_of
@@ -52,9 +52,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     def make_env(self, lane_index: int) -> Any:
         """Build the environment of a lane."""
-        runners = self.settings.runners.num_runners
-        built = build_env(self.settings.environment, self.runner_index, lane_index, runners)
-        return team_of(built, self.settings)
+        return build_team(self.settings, self.runner_index, lane_index)
 
     def make_policy(self, policy: Any = None) -> Policy:
         """Build every policy.

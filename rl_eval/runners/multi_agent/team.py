@@ -14,21 +14,14 @@ import gymnasium as gym
 import numpy as np
 
 from rl_eval.errors import ConfigError, EnvError
+from rl_eval.records.agents import AGENT_COLUMNS
 from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
-__all__ = ["AGENT_COLUMNS", "TeamEnv", "agent_columns"]
-
-AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
-"""What a record has of each agent, as columns ``<name>/<agent>``; NaN for an agent that did not appear."""
+__all__ = ["TeamEnv"]
 
 _COMMON: Final = "__common__"
 """Where RLlib keeps what no agent's info is."""
 _SUCCESS: Final = ("is_success", "success")
-
-
-def agent_columns(agents: Sequence[Any]) -> tuple[str, ...]:
-    """Return the names of the columns of agents, in the order in which :meth:`TeamEnv.columns` gives their values."""
-    return tuple(f"{name}/{agent}" for agent in agents for name in AGENT_COLUMNS)
 
 
 @final
@@ -123,7 +116,7 @@ class TeamEnv:
         return sum(self._returns), unread
 
     def columns(self, policies: Sequence[int]) -> list[float]:
-        """Return the values of :func:`agent_columns`.
+        """Return the values of :func:`rl_eval.records.agents.agent_columns`.
 
         Args:
             policies: Number of the policy of each seat.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -173,3 +176,53 @@ def auction_config(**runners: Any) -> EvalConfig:
     config = EvalConfig().environment(Auction).evaluation(num_episodes=40, determinism_check=0)
     policies = {"ann": Noisy(1), "bob": Counting(2), "cyd": Noisy(3)}
     return config.policy(policies=policies, deterministic=False).runners(**runners)
+
+
+class _Faulty:
+    """Raises in half of the first attempts, or kills its process in one episode, once."""
+
+    def __init__(self, folder: str = "", *, raising: bool = False) -> None:
+        super().__init__()
+        self.folder, self.raising, self.doomed, self.index, self.calls = folder, raising, False, 0, 0
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self.index, self.calls = index, 0
+        self.doomed = self.raising and index % 2 == 0 and attempt == 1
+
+    def step(self, action: Any) -> Any:
+        self.calls += 1
+        if self.doomed and self.calls == 2:
+            raise RuntimeError("planted")
+        if self.folder and self.index == 7 and self.calls == 2 and _first_time(Path(self.folder, "killed")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)  # type: ignore[misc]
+
+
+class FaultyCrowd(_Faulty, Crowd):
+    """Parallel."""
+
+
+class FaultyAuction(_Faulty, Auction):
+    """One agent at a time."""
+
+
+def _first_time(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+WORLDS: dict[str, tuple[Any, type]] = {
+    "agents that come and die": (crowd_config, FaultyCrowd),
+    "policies that take turns": (lambda: crowd_config(by_index), FaultyCrowd),
+    "one agent at a time": (auction_config, FaultyAuction),
+}
+
+
+def faulty_config(world: str, **env_kwargs: Any) -> EvalConfig:
+    """Return the config of a world with planted faults."""
+    make, env = WORLDS[world]
+    config: EvalConfig = make()
+    return config.environment(env, env_kwargs=env_kwargs)
