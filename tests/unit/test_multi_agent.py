@@ -590,3 +590,16 @@ def test_a_config_of_several_policies_goes_through_yaml(tmp_path: Path) -> None:
     assert [one.deterministic for one in settings.policy.policies.values()] == [False, True]
     again = EvalConfig.from_dict(yaml.safe_load(EvalConfig.from_yaml(path).to_yaml())).build()
     assert again == settings
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other, as somebody who reads it would."""
+    page = (Path(__file__).parents[2] / "docs" / "multi_agent.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/multi_agent.md", "exec"), names)
+    assert names["swapped"].status == names["after"].status == "complete"
+    assert names["before"].fingerprint != names["after"].fingerprint
+    printed = capsys.readouterr().out
+    assert "('index', 'seat', 'agent', 'policy', 'return', 'length', 'terminated', 'truncated', 'outcome')" in printed
+    assert "per agent" in str(names["swapped"])

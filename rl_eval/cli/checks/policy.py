@@ -42,10 +42,11 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             return
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
-        yield _describe_inference(runner)
         yield from (warning(text) for text in runner._inference.notes)
-        yield _try_other_mode(settings, runner)
-        yield _time(runner)
+        if isinstance(runner._inference, Inference):  # Else there are several, each with a form of its own.
+            yield _describe_inference(runner)
+            yield _try_other_mode(settings, runner)
+            yield _time(runner)
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -55,6 +56,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
     path = settings.policy.weights
+    if settings.policy.policies:
+        return _check_weights_of_each(settings, runner)
     if path is not None:
         snapshot = snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
         runner.set_weights(snapshot)
@@ -67,6 +70,19 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
         "set policy.weights to a file",
     )
+
+
+def _check_weights_of_each(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Set the configured weights of several policies."""
+    files = {
+        name: load_weights_file(one.weights, one.weights_key)
+        for name, one in settings.policy.policies.items()
+        if one.weights is not None
+    }
+    if not files:
+        return note("no policy has a file of weights: each is evaluated with those that its factory gives it")
+    runner.set_weights(snapshot_weights(files, 0))
+    return ok(f"weights fit: those of {', '.join(files)}")
 
 
 def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
