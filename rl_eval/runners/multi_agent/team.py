@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.agents import AGENT_COLUMNS
+from rl_eval.runners.lane import episode_hook
 from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["TeamEnv"]
@@ -130,7 +131,7 @@ class TeamEnv:
     @property
     def begin_episode(self) -> Any:
         """Hook of :class:`rl_eval.EpisodeAware`, if the environment has it."""
-        return getattr(getattr(self._env, "env", None), "begin_episode", None)
+        return episode_hook(self.unwrapped)
 
     @property
     def unwrapped(self) -> Any:
