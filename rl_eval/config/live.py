@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from rl_eval.config.settings import EvalSettings, PolicySection
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights
 
-__all__ = ["check_policies", "live_policies", "with_live", "without_live"]
+__all__ = ["check_policies", "live_policies", "weights_of_each", "with_live", "without_live"]
 
 _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
 """What a live policy has no use for."""
@@ -36,6 +37,20 @@ def check_policies(section: PolicySection) -> None:
 def live_policies(section: PolicySection) -> dict[str, Any]:
     """Return the live ones of several policies by id."""
     return {name: one.policy for name, one in section.policies.items() if not isinstance(one.policy, str)}
+
+
+def weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
+    """Return the weights of several policies, of those that have a file or are live modules; None if none has.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    found = {
+        name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
+        for name, one in section.policies.items()
+    }
+    found = {name: weights for name, weights in found.items() if weights is not None}
+    return snapshot_weights(found, 0) if found else None
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:

@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.live import check_policies, live_policies, with_live, without_live
+from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
@@ -34,7 +34,6 @@ from rl_eval.weights import (
     WeightsSnapshot,
     add_missing,
     load_weights_file,
-    module_of,
     snapshot_weights,
     weights_of,
 )
@@ -383,7 +382,7 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
         ConfigError: They cannot be read.
     """
     if section.policies:
-        return _initial_weights_of_each(section, live)
+        return weights_of_each(section, live)
     if section.weights is not None:
         return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
     if section.weights_key is not None:
@@ -392,16 +391,6 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
             "leave the key out"
         )
     return weights_of(live)
-
-
-def _initial_weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
-    """Return the weights of several policies, of those that have a file or are live modules."""
-    found = {
-        name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
-        for name, one in section.policies.items()
-    }
-    found = {name: weights for name, weights in found.items() if weights is not None}
-    return snapshot_weights(found, 0) if found else None
 
 
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:

@@ -384,6 +384,16 @@ def test_a_replay_gives_the_record_again(tmp_path: Path) -> None:
     assert replay(tmp_path, 4, config=config).differences == {}
 
 
+def test_a_replay_has_the_weights_of_every_policy(tmp_path: Path) -> None:
+    """Those of the live modules, if they are still what they were; others are refused."""
+    config = modules_config(peaked(3), peaked(1))
+    evaluate(config, run_dir=tmp_path)
+    assert replay(tmp_path, 4, config=config).differences == {}
+    assert replay(tmp_path, 4, config=config, policy={"hawk": peaked(3)}).differences == {}
+    with pytest.raises(WeightsError, match="the mapping of policies has other weights"):
+        replay(tmp_path, 4, config=config, policy={"hawk": peaked(2)})
+
+
 # ---------------------------------------------------------------------- errors
 
 
