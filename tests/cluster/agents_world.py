@@ -62,7 +62,7 @@ class Crowd:
 
 
 class Auction:
-    """AEC API: three agents bid in turn, each leaves after some bids, and the pot goes around; moves are masked."""
+    """AEC API: three agents bid in turn, each leaves after some bids, one of them cut; moves are masked."""
 
     possible_agents = ("ann", "bob", "cyd")
 
@@ -102,7 +102,7 @@ class Auction:
     def step(self, action: Any) -> None:
         agent = self.agent_selection
         place = self.agents.index(agent)
-        if self.terminations[agent]:
+        if self.terminations[agent] or self.truncations[agent]:
             assert action is None
             self.agents.remove(agent)
             for kept in (self.terminations, self.truncations, self.infos, self._cumulative_rewards):
@@ -115,7 +115,7 @@ class Auction:
             for other in self.agents:
                 self._cumulative_rewards[other] += float(self.pot[0]) * (1.0 if other == agent else -0.5)
             self.left[agent] -= 1
-            self.terminations[agent] = self.left[agent] == 0
+            (self.truncations if agent == "cyd" else self.terminations)[agent] = self.left[agent] == 0
             self.mask = np.ones(4, np.int8)
             self.mask[int(action)] = 0
         if self.agents:

@@ -222,8 +222,8 @@ def test_returns_are_those_of_a_plain_loop(mapping: Any) -> None:
         assert record.episode_return == sum(ours.values())
 
 
-def plain_aec(env: Any, policies: dict[str, Any], seed: int) -> dict[str, float]:
-    """PettingZoo's loop for environments where one agent acts at a time."""
+def plain_aec(env: Any, policies: dict[str, Any], seed: int, limit: int = 1000) -> dict[str, float]:
+    """PettingZoo's loop for environments where one agent acts at a time; rewards still due after a cut are added."""
     from rl_eval.policies.noise import EpisodeNoise
 
     seats = dict(zip(env.possible_agents, seat_seeds(seed, len(env.possible_agents)), strict=True))
@@ -235,6 +235,9 @@ def plain_aec(env: Any, policies: dict[str, Any], seed: int) -> dict[str, float]
         if terminated or truncated:
             env.step(None)
             continue
+        if sum(moves.values()) == limit:
+            due = {other: reward for other, reward in env._cumulative_rewards.items() if other != agent}
+            return {other: value + due.get(other, 0.0) for other, value in returns.items()}
         policy = policies[agent]
         if agent not in states:
             states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
@@ -246,13 +249,19 @@ def plain_aec(env: Any, policies: dict[str, Any], seed: int) -> dict[str, float]
     return returns
 
 
-def test_turns_are_those_of_a_plain_loop() -> None:
-    """100 of 100 episodes, with a policy whose state must stand still while others move."""
-    result = evaluate(auction_config(num_envs_per_runner=7).evaluation(num_episodes=100))
+@pytest.mark.parametrize("limit", [None, 4])
+def test_turns_are_those_of_a_plain_loop(limit: int | None) -> None:
+    """100 of 100 episodes, with a policy whose state must stand still while others move; a cut loses no reward."""
+    config = auction_config(num_envs_per_runner=7).evaluation(num_episodes=100, max_episode_steps=limit)
+    result = evaluate(config)
     policies, env = {"ann": Noisy(1), "bob": Counting(2), "cyd": Noisy(3)}, Auction()
     for record in result.episodes:
         ours = {name: agent["return"] for name, agent in agents_of(result, record.index).items()}
-        assert ours == plain_aec(env, policies, record.seed)
+        due = plain_aec(env, policies, record.seed, limit or 1000)
+        assert ours == {name: value for name, value in due.items() if name in ours}
+        assert len(ours) == 3
+        cut = result.agents[(result.agents["index"] == record.index) & (result.agents["agent"] == "cyd")]
+        assert cut["truncated"].all()
 
 
 # ---------------------------------------------------------------------- weights
