@@ -71,6 +71,8 @@ class EvalConfig:
         *,
         env_kwargs: Mapping[str, Any] = _UNSET,
         env_reuse: Literal["lane", "episode"] = _UNSET,
+        agents: tuple[str, ...] | list[str] = _UNSET,
+        action_masks: bool = _UNSET,
     ) -> EvalConfig:
         """Set the environment."""
         return self._update("environment", locals())
@@ -88,6 +90,8 @@ class EvalConfig:
         device: str = _UNSET,
         inference: Literal["exact", "batched"] = _UNSET,
         allow_nondeterministic: bool = _UNSET,
+        policies: Mapping[str, Any] = _UNSET,
+        policy_mapping_fn: str | Callable[[Any, Any], str] | None = _UNSET,
     ) -> EvalConfig:
         """Set the policy."""
         return self._update("policy", locals())
@@ -176,7 +180,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        A relative ``policy.weights`` is taken relative to the file.
+        A relative path of weights is taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -189,9 +193,14 @@ class EvalConfig:
                 raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
             values = values[part]
         config = cls.from_dict(values)
-        weights = config.to_dict().get("policy", {}).get("weights")
-        if isinstance(weights, str) and not Path(weights).is_absolute():
-            config.set("policy.weights", str((path.parent / weights).resolve()))
+        policy = config.to_dict().get("policy", {})
+        policies = policy.get("policies")
+        for holder in (policy, *(policies.values() if isinstance(policies, Mapping) else ())):
+            weights = holder.get("weights") if isinstance(holder, dict) else None
+            if isinstance(weights, str) and not Path(weights).is_absolute():
+                holder["weights"] = str((path.parent / weights).resolve())
+        for key in {"weights", "policies"} & policy.keys():
+            config.set(f"policy.{key}", policy[key])
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
+from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
@@ -28,7 +29,14 @@ from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import HeldWeights, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import (
+    HeldWeights,
+    WeightsSnapshot,
+    add_missing,
+    load_weights_file,
+    snapshot_weights,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -71,11 +79,12 @@ class EvalRunnerGroup:
                 "a thread: leave threaded=True, or use runners.num_runners=0"
             )
         check_runner(settings.runners)
-        live = policy if policy is not None else settings.policy.policy
+        if policy is not None:
+            settings = with_live(settings, policy)
+        check_policies(settings.policy)
+        live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
-        if policy is not None:
-            settings = _with_policy(settings, policy)
         learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
         self._lock = threading.Lock()
@@ -87,10 +96,11 @@ class EvalRunnerGroup:
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
-            self._backend = _make_backend(_with_policy(settings, None), live)
+            self._backend = _make_backend(without_live(settings), live)
         self._pool = RunnerPool(self._backend, settings)
         self._loop = ControlLoop(self._backend, self._pool, threaded)
         self._last_version = 0
+        self._last_weights = weights
         """Of the weights that were posted last."""
         if weights is not None:
             self._pool.weights = PublishedWeights(*self._backend.publish(weights))
@@ -203,6 +213,9 @@ class EvalRunnerGroup:
         """
         version = self._last_version + 1 if version is None else operator.index(version)
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
+        if self.settings.policy.policies and self._last_weights is not None:
+            # A runner that starts later gets these alone, so those of the other policies must be among them.
+            snapshot = add_missing(snapshot, self._last_weights, self.settings.policy.policies)
         return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
 
     @property
@@ -315,7 +328,7 @@ class EvalRunnerGroup:
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
-        self._last_version = published.snapshot.version
+        self._last_version, self._last_weights = published.snapshot.version, published.snapshot
         return WeightsSync(published)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
@@ -368,6 +381,8 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
     Raises:
         ConfigError: They cannot be read.
     """
+    if section.policies:
+        return weights_of_each(section, live)
     if section.weights is not None:
         return snapshot_weights(load_weights_file(section.weights, section.weights_key), 0)
     if section.weights_key is not None:
@@ -398,15 +413,10 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
     return RayBackend(settings, policy)
 
 
-def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
-    section = settings.policy.model_copy(
-        update={"policy": policy, "policy_kwargs": {}, "weights": None, "weights_key": None}
-    )
-    return settings.model_copy(update={"policy": section})
-
-
 def portable_policy(policy: Any) -> Any:
-    """Return a policy that a process without its device, and without its trainer, can unpickle."""
+    """Return a policy, or several by id, that a process without its device, and without its trainer, can unpickle."""
+    if type(policy) is dict:
+        return {name: portable_policy(one) for name, one in policy.items()}
     if (detach := integration_for(policy, "portable")) is not None:
         policy = detach(policy)
     torch = sys.modules.get("torch")

@@ -72,6 +72,8 @@ class EpisodeSpec(NamedTuple):
 
     index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
     seed: int
+    seating: tuple[str, ...] | None = None
+    """Policy of each seat, in the order of the environment's possible agents; None where nothing is seated."""
 
 
 class Lease(NamedTuple):

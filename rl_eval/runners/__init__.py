@@ -13,13 +13,26 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
+from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
 from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
-__all__ = ["EpisodeObserver", "EvalRunner", "Runner", "SingleAgentEvalRunner", "VectorEvalRunner", "runner_class"]
+__all__ = [
+    "EpisodeObserver",
+    "EvalRunner",
+    "MultiAgentEvalRunner",
+    "Runner",
+    "SingleAgentEvalRunner",
+    "VectorEvalRunner",
+    "runner_class",
+]
 
-_BUILT_IN: Final[dict[str, type[EvalRunner]]] = {"vector": VectorEvalRunner, "single_agent": SingleAgentEvalRunner}
+_BUILT_IN: Final[dict[str, type[EvalRunner]]] = {
+    "vector": VectorEvalRunner,
+    "single_agent": SingleAgentEvalRunner,
+    "multi_agent": MultiAgentEvalRunner,
+}
 _MEMBERS: Final = (
     *("default_lanes", "max_lanes", "needs_processes", "columns"),
     *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),

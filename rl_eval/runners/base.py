@@ -103,16 +103,7 @@ class EvalRunner(abc.ABC):
         self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = self.make_policy(policy)
-        self._inference = Inference(
-            self._policy,
-            self._observation_space,
-            self._action_space,
-            len(self._lanes),
-            deterministic=settings.policy.deterministic,
-            actions=settings.policy.actions,
-            allow_nondeterministic=settings.policy.allow_nondeterministic,
-            mode=settings.policy.inference,
-        )
+        self._inference = self.make_inference()
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
@@ -145,6 +136,24 @@ class EvalRunner(abc.ABC):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
+    def make_inference(self) -> Any:
+        """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
+        section = self.settings.policy
+        return Inference(
+            self._policy,
+            self._observation_space,
+            self._action_space,
+            len(self._lanes),
+            deterministic=section.deterministic,
+            actions=section.actions,
+            allow_nondeterministic=section.allow_nondeterministic,
+            mode=section.inference,
+        )
+
+    def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
+        """Return the module that weights are for."""
+        return getattr(self._policy, "module", self._policy)
+
     # ------------------------------------------------------------------ control
 
     def set_weights(self, snapshot: WeightsSnapshot) -> int:
@@ -156,7 +165,7 @@ class EvalRunner(abc.ABC):
         """
         if any(lane.lease is not None for lane in self._lanes):
             raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
-        module: Any = getattr(self._policy, "module", self._policy)
+        module = self.weighted_module(snapshot)
         if not hasattr(module, "named_parameters"):
             raise WeightsError(
                 f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
@@ -182,8 +191,8 @@ class EvalRunner(abc.ABC):
         return self._observation_space, self._action_space
 
     @property
-    def inference(self) -> Inference:
-        """Inference of the policy for all live lanes."""
+    def inference(self) -> Any:
+        """Inference for all live lanes, as :meth:`make_inference` built it."""
         return self._inference
 
     @property

@@ -16,9 +16,11 @@ from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_c
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 
-__all__ = ["construct_env", "import_env"]
+__all__ = ["build_env", "construct_env", "import_env"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
+
+_KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
@@ -37,11 +39,35 @@ def import_env(section: EnvironmentSection) -> None:
 def construct_env(
     section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int
 ) -> gym.Env[Any, Any]:
-    """Build one environment.
+    """Build one environment of one agent; see :func:`build_env`.
+
+    Raises:
+        ConfigError: The id is unknown, the path cannot be imported, or it is no such environment.
+        Exception: Whatever the environment's constructor raises.
+    """
+    built: gym.Env[Any, Any] = build_env(section, runner_index, lane_index, num_runners)
+    if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
+        built = adapt(built)
+    if hasattr(built, "possible_agents"):
+        raise ConfigError(
+            f"environment.env {section.env!r} built a {type(built).__name__}, which is an environment of several "
+            'agents: name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of '
+            "all"
+        )
+    if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
+        raise ConfigError(
+            f"environment.env {section.env!r} built a {type(built).__name__}, which is not a gymnasium.Env: "
+            f"it lacks {', '.join(lacking)}"
+        )
+    return built
+
+
+def build_env(section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int) -> Any:
+    """Build one environment, whatever it is.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them, or
-    without an argument if it takes none.
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them,
+    unless it takes keywords alone, or nothing.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -62,24 +88,19 @@ def construct_env(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
     context = EnvContext(kwargs, runner_index, lane_index, num_runners)
-    built: gym.Env[Any, Any] = _call(factory, kwargs, context)
-    if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
-        built = adapt(built)
-    if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
-        raise ConfigError(
-            f"environment.env {env!r} built a {type(built).__name__}, which is not a gymnasium.Env: "
-            f"it lacks {', '.join(lacking)}"
-        )
-    return built
+    return _call(factory, kwargs, context)
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     if _is_env_class(factory):
         return factory(**kwargs)
     try:
-        takes_none = not inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # Some callables hide their signature.
-        takes_none = False
+        return factory(context)
+    takes_none = not parameters
+    if not takes_none and all(parameter.kind in _KEYWORDS for parameter in parameters):
+        return factory(**kwargs)
     if takes_none and kwargs:
         raise ConfigError(
             f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "
@@ -89,7 +110,10 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
 
 
 def _is_env_class(factory: Any) -> bool:
-    return inspect.isclass(factory) and issubclass(factory, gym.Env)
+    # Environments of several agents have a method where others have an attribute.
+    return inspect.isclass(factory) and (
+        issubclass(factory, gym.Env) or callable(getattr(factory, "observation_space", None))
+    )
 
 
 def _without_period(error: Exception) -> str:

@@ -13,7 +13,7 @@ from rl_eval.records.trace import TraceRecorder
 from rl_eval.runners.observers import ObservedSlot
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "episode_hook"]
 
 
 class Lane:
@@ -81,7 +81,7 @@ class Lane:
     def attach(self, env: gym.Env[Any, Any]) -> None:
         """Take an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
-        self.begin_episode = _episode_hook(env)
+        self.begin_episode = episode_hook(env)
         self.observed = self.observe and self.observe(self.index, env)
 
     def set_aside(self) -> None:
@@ -170,7 +170,7 @@ def _no_env(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the lane has no environment")
 
 
-def _episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
+def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
     """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
     if isinstance(env, gym.Env):
         return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None

@@ -25,6 +25,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "env": "my_pkg:MyEnv-v3",
         "env_kwargs": {"size": 3, "name": "no", "deep": {"list": [1, 2.5, None, True], "empty": {}}},
         "env_reuse": "episode",
+        "agents": ["a", "b"],
+        "action_masks": True,
     },
     "policy": {
         "policy": "my_pkg.policies:make",
@@ -36,6 +38,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "device": "cuda:0",
         "inference": "batched",
         "allow_nondeterministic": True,
+        "policies": {"a": {"policy": "my_pkg.policies:make", "weights": "/data/a.safetensors"}},
+        "policy_mapping_fn": "my_pkg.policies:mapping",
     },
     "runners": {
         "num_runners": 3,
