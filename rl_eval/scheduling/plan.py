@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,22 @@ class EpisodePlan:
         self.matchups = matchups
         if matchups is not None:
             _check_turns(num_episodes, first_index, matchups)
+
+    @classmethod
+    def from_dict(cls, described: Mapping[str, Any]) -> EpisodePlan:
+        """Return the plan of :meth:`to_dict`; one that was described before a key was there has its default."""
+        turns = described.get("matchups")
+        return cls(
+            described["num_episodes"],
+            described["seed"],
+            described.get("first_index", 0),
+            None if turns is None else Matchups.from_lists(turns),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the plan was made of as plain JSON values."""
+        seated = {} if self.matchups is None else {"matchups": self.matchups.to_lists()}
+        return {"num_episodes": len(self), "seed": self.seed, "first_index": self.first_index, **seated}
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.int64]:
