@@ -181,9 +181,11 @@ def test_one_seed_has_no_interval_and_few_are_said_to_be_few() -> None:
     """What cannot be resampled has no spread."""
     units = np.full((1, 2, 2), 0.5)
     assert rate(("a", "b"), units)[0].interval.note == "a matchup was played on one seed only"
-    few = rate(("a", "b"), np.tile(units, (19, 1, 1)))[0].interval
+    units = played(np.random.default_rng(8), PLANTED[:2], 20)
+    few = rate(("a", "b"), units[:19])[0].interval
     assert few.note == "fewer than 20 seeds for a matchup: likely too narrow"
-    assert not rate(("a", "b"), np.tile(units, (20, 1, 1)))[0].interval.note
+    assert not rate(("a", "b"), units)[0].interval.note
+    assert rate(("a", "b"), np.full((30, 2, 2), 1.0))[0].interval.note == "all equal"
 
 
 def test_games_against_oneself_say_nothing() -> None:

@@ -156,7 +156,10 @@ def _intervals(
     if fewest < 2:
         return [no_interval(confidence, "a matchup was played on one seed only")] * len(policies)
     ends = np.quantile(ELO * strengths(resampled), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-    note = f"fewer than {FEW} seeds for a matchup: likely too narrow" if fewest < FEW else ""
+    if (ends[0] == ends[1]).all():
+        note = "all equal"
+    else:
+        note = f"fewer than {FEW} seeds for a matchup: likely too narrow" if fewest < FEW else ""
     return [Interval(float(low), float(high), confidence, "percentile", note) for low, high in ends.T]
 
 
