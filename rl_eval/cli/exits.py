@@ -21,6 +21,7 @@ from rl_eval.redaction import redact_text
 
 __all__ = [
     "COMPARE_CODES",
+    "CROSSPLAY_CODES",
     "DOCTOR_CODES",
     "READ_CODES",
     "REPLAY_CODES",
@@ -113,6 +114,20 @@ Exit codes:
 1    --require: it does not hold; --fail-on: b is shown to return less
 2    the results cannot be compared or read; --require: no answer
 4    an evaluation log is damaged or cannot be read
+"""
+
+CROSSPLAY_CODES: Final = """\
+\b
+Exit codes:
+0    complete: every game was played to its end
+1    partial: some games failed or did not run; the numbers are those of the
+     seeds that were played under all of their seatings
+2    usage error: config, matchups, policies, weights, output folder
+3    failed: too many games failed, or environment or a policy cannot work
+4    cluster error: no runner came up, the address cannot be reached, or the
+     evaluation log cannot be written or was taken over
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+70   unexpected error, shown with its traceback
 """
 
 DOCTOR_CODES: Final = """\

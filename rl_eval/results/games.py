@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import UsageError
+from rl_eval.records.agents import agents_in
+from rl_eval.results.agents import policy_names
 from rl_eval.results.result import EvalResult
 
-__all__ = ["Games", "games_of"]
-
-_RETURN: Final = "return/"
-_POLICY: Final = "policy/"
-"""How the columns begin that hold the return of an agent, and the number of its policy."""
+__all__ = ["Games", "games_of", "whole_games"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,12 @@ def games_of(result: EvalResult) -> Games:
     """
     if result.plan.matchups is None:
         raise UsageError("the result has no matchups, so nobody played anybody: set evaluation.matchups")
-    whole = _whole(result)
+    whole = whole_games(result)
     if not whole.size:
         raise UsageError("no seed was played under all of its seatings, so there is nothing to compare")
-    seats = tuple(key.removeprefix(_RETURN) for key in result.table.info_keys if key.startswith(_RETURN))
-    returns, players = (_columns(result, name, seats)[whole] for name in (_RETURN, _POLICY))
+    seats, names = agents_in(result.table.info_keys), policy_names(result.provenance)
+    returns, players = (_columns(result, name, seats)[whole] for name in ("return", "policy"))
     _check_returns(seats, whole, returns)
-    names = sorted(result.provenance["config"]["policy"]["policies"])
     present, seatings = np.unique(players.astype(np.int64), return_inverse=True)
     return Games(
         policies=tuple(names[number] for number in present.tolist()),
@@ -80,10 +76,10 @@ def games_of(result: EvalResult) -> Games:
 def _columns(result: EvalResult, name: str, seats: tuple[str, ...]) -> npt.NDArray[np.float64]:
     """Return a column of every seat, shape (episodes, seats)."""
     keys = result.table.info_keys
-    return result.table.infos[:, [keys.index(f"{name}{seat}") for seat in seats]]
+    return result.table.infos[:, [keys.index(f"{name}/{seat}") for seat in seats]]
 
 
-def _whole(result: EvalResult) -> npt.NDArray[np.int64]:
+def whole_games(result: EvalResult) -> npt.NDArray[np.int64]:
     """Return the indices of the counted episodes whose seed has no episode that does not count."""
     _, groups = np.unique(result.plan.seeds, return_inverse=True)
     incomplete = np.zeros(groups.max() + 1, bool)

@@ -175,11 +175,11 @@ def test_symmetric_pairing_cancels_the_seat() -> None:
 
 def test_planted_strengths_come_back_through_an_evaluation() -> None:
     """Ratings of duels are the strengths of their levels."""
-    played = crossplay(games_of(evaluate(duel_config(DUELS, "round_robin", 3_000, symmetric=True))))
+    played = crossplay(games_of(evaluate(duel_config(DUELS, "round_robin", 1_800, symmetric=True))))
     truth = {name: LEVELS[level] for name, level in DUELS.items()}
     centre = np.mean(list(truth.values()))
     for standing in played.standings:
-        assert standing.rating.value / ELO == pytest.approx(truth[standing.policy] - centre, abs=0.2)
+        assert standing.rating.value / ELO == pytest.approx(truth[standing.policy] - centre, abs=0.25)
         assert ELO * (truth[standing.policy] - centre) in standing.rating.interval
 
 
