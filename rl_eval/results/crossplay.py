@@ -197,7 +197,7 @@ class _Meetings(NamedTuple):
         )
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> _Meetings:
-        return _Meetings(*(values[chosen] for values in self))
+        return _Meetings._make(values[chosen] for values in self)
 
     @property
     def points(self) -> npt.NDArray[np.float64]:

@@ -68,7 +68,6 @@ def write_payoffs(path: str | os.PathLike[str], games: Games) -> None:
     Raises:
         UsageError: The tables would be too large.
     """
-    arrays = {"payoffs": payoff_tables(games), "policies": np.array(games.policies), "seats": np.array(games.seats)}
-    content = io.BytesIO()
-    np.savez(content, **arrays)
+    tables, content = payoff_tables(games), io.BytesIO()
+    np.savez(content, payoffs=tables, policies=np.array(games.policies), seats=np.array(games.seats))
     write_bytes(path, content.getvalue())

@@ -46,7 +46,7 @@ def permuted(played: Games, order: Any) -> Games:
 def any_games(draw: st.DrawFn) -> Games:
     seats, count = draw(st.integers(2, 3)), draw(st.integers(1, 12))
     seating = st.text("abc", min_size=seats, max_size=seats)
-    values = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), min_size=seats, max_size=seats)
+    values = st.lists(st.sampled_from([-1.1, 0.0, 0.1, 0.7, 1e9 / 3]), min_size=seats, max_size=seats)
     seatings = ["abc"[:seats], *draw(st.lists(seating, min_size=count, max_size=count))]
     returns = draw(st.lists(values, min_size=count + 1, max_size=count + 1))
     return games(seatings, returns, [number // 2 for number in range(count + 1)])

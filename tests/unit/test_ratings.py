@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl_eval.errors import UsageError
-from rl_eval.results.stats.ratings import ELO, Rating, rate, strengths
+from rl_eval.results.stats.ratings import ELO, Rating, _resampled, rate, strengths
 
 Points = npt.NDArray[np.float64]
 
@@ -122,6 +122,15 @@ def test_two_policies_have_the_log_odds() -> None:
     units = np.zeros((100, 2, 2))
     units[:75, 0, 1] = units[75:, 1, 0] = 1
     assert rate(("a", "b"), units)[0].value == pytest.approx(400 * math.log10(75.5 / 25.5) / 2)
+
+
+def test_resampling_keeps_the_number_of_games_of_a_matchup() -> None:
+    """How often who met whom was decided beforehand, so it does not vary."""
+    units = played(np.random.default_rng(5), PLANTED, 15, draws=0.2)[:70]
+    fewest, resampled = _resampled(units)
+    assert fewest == 10
+    assert (resampled + np.swapaxes(resampled, 1, 2) == units.sum(axis=0) + units.sum(axis=0).T).all()
+    assert len(np.unique(resampled[:, 0, 1])) > 3
 
 
 # ------------------------------------------------------------------------------ order
