@@ -85,7 +85,7 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    path, plan = settings.policy.weights, settings.evaluation.plan()
+    path, plan = settings.policy.weights, settings.plan()
     weights = None if path is None else snapshot_weights(load_weights_file(path, settings.policy.weights_key), 0)
     ours, theirs = manifest_of(settings, plan, weights), contents.manifest
     return bool(theirs.differences(ours) or code_differences(newest_code(theirs, contents.amendments), ours.code))

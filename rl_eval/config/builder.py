@@ -122,6 +122,8 @@ class EvalConfig:
         num_episodes: int = _UNSET,
         seed: int = _UNSET,
         first_index: int = _UNSET,
+        matchups: Any = _UNSET,
+        symmetric: bool = _UNSET,
         max_episode_steps: int | None = _UNSET,
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,

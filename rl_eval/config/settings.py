@@ -18,6 +18,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert
 from rl_eval.redaction import digest_secrets, learn, redact
+from rl_eval.scheduling.matchups import Matchups, make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
 
 __all__ = [
@@ -98,7 +99,7 @@ class PolicySection(_Section):
     ``actions``, ``device``, ``inference`` and ``allow_nondeterministic`` are their defaults."""
     policy_mapping_fn: Any = None
     """A callable ``(agent_id, spec)`` that returns the id of the agent's policy in an episode, or ``"module:attr"``.
-    By default the only policy, or the one with the agent's id."""
+    By default the only policy, the one that ``evaluation.matchups`` seats, or the one with the agent's id."""
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +177,14 @@ class EvaluationSection(_Section):
     first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
     """Where the plan begins: episodes ``first_index`` to ``first_index + num_episodes - 1`` of this root seed. Plans
     over ranges that do not overlap share no episode."""
+    matchups: Any = None
+    """Who sits where, of several policies: ``self`` (one policy in all seats), ``round_robin`` (different policies, in
+    every order), ``{focal: [a], background: [b, c]}`` (each of one list with each of the other, in the first seat or in
+    those of ``focal_seats: [0, 1]``), or a list of seatings, such as ``[[a, b], [b, a]]``, and of the former. The seats
+    are those of ``environment.agents``, else of the seatings, else two."""
+    symmetric: bool = False
+    """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that what a seat is worth
+    cancels. Needs ``evaluation.matchups``."""
     max_episode_steps: PositiveInt | None = None
     """Cut episodes after this many steps and mark them truncated by us."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -190,14 +199,6 @@ class EvaluationSection(_Section):
     determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Share of the episodes that are run once more in fresh environments, and compared with their records. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
-
-    def plan(self) -> EpisodePlan:
-        """Return the episodes to run.
-
-        Raises:
-            ConfigError: There are not so many from ``first_index`` on.
-        """
-        return EpisodePlan(self.num_episodes, self.seed, self.first_index)
 
 
 class FaultToleranceSection(_Section):
@@ -230,6 +231,27 @@ class EvalSettings(_Section):
     runners: RunnersSection = RunnersSection()
     evaluation: EvaluationSection = EvaluationSection()
     fault_tolerance: FaultToleranceSection = FaultToleranceSection()
+
+    def plan(self) -> EpisodePlan:
+        """Return the episodes to run.
+
+        Raises:
+            ConfigError: There are not so many from ``evaluation.first_index`` on, or ``evaluation.matchups`` is none.
+        """
+        return EpisodePlan(
+            self.evaluation.num_episodes, self.evaluation.seed, self.evaluation.first_index, self._matchups()
+        )
+
+    def _matchups(self) -> Matchups | None:
+        design, symmetric = self.evaluation.matchups, self.evaluation.symmetric
+        if design is None and symmetric:
+            raise ConfigError(
+                "evaluation.symmetric is true, but there are no seats to permute: set evaluation.matchups"
+            )
+        if design is None:
+            return None
+        seats = len(self.environment.agents) or None
+        return make_matchups(design, tuple(self.policy.policies), symmetric=symmetric, seats=seats)
 
     def identity(self) -> dict[str, Any]:
         """Settings that a result may depend on besides plan, weights and numerics: no layout, digests of secrets."""
@@ -398,7 +420,7 @@ def _check_together(settings: EvalSettings) -> None:
             f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
     _check_policies(settings.policy, runners)
-    settings.evaluation.plan()
+    settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
         raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")

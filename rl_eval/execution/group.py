@@ -160,7 +160,7 @@ class EvalRunnerGroup:
             changes["first_index"] = first_index
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
-        plan = evaluation.plan()
+        plan = settings.plan()
         log = _open_log(run_dir, accept_code_change)
         try:
             return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)

@@ -81,7 +81,8 @@ class Lease(NamedTuple):
 
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
-    environment that has served no other episode, ``traced`` for a trace in the report.
+    environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` is that of the
+    episode's spec.
     """
 
     index: int  # type: ignore[assignment]
@@ -90,6 +91,7 @@ class Lease(NamedTuple):
     runner: int
     fresh: bool = False
     traced: bool = False
+    seating: tuple[str, ...] | None = None
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]

@@ -86,7 +86,8 @@ def replay(
     result = source if isinstance(source, EvalResult) else load(source)
     recorded = _record(result, index)
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        report = run_lease(runner, Lease(recorded.index, recorded.seed, recorded.attempts, 0))
+        lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+        report = run_lease(runner, lease)
     return _compare(result, index, report)
 
 

@@ -413,9 +413,7 @@ class EvalResult:
         """
         check_format(data)
         try:
-            described = data["plan"]
-            # Results from before there was a choice begin at 0.
-            plan = EpisodePlan(described["num_episodes"], described["seed"], described.get("first_index", 0))
+            plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
             bounds = data["return_bounds"]

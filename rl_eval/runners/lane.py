@@ -102,7 +102,7 @@ class Lane:
         """Let the observers see the attempt that was reset, unless it only runs to be compared."""
         assert self.lease is not None
         if self.observed is not None and not self.lease.fresh:
-            spec = EpisodeSpec(self.lease.index, self.lease.seed)
+            spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
             self.step = self.observed.begin(self.step, spec, self.attempt, observation)
 
     def unwrap(self) -> None:

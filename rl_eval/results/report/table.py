@@ -26,7 +26,12 @@ __all__ = ["Line", "Page", "comparison_page", "result_page", "rich_page", "text_
 WIDTH: Final = 80
 _LABEL: Final = 13
 _GAP: Final = "   "
-_METHODS: Final = {"bca": "BCa bootstrap", "student_t": "Student t", "wilson": "Wilson"}
+_METHODS: Final = {
+    "bca": "BCa bootstrap",
+    "percentile": "percentile bootstrap",
+    "student_t": "Student t",
+    "wilson": "Wilson",
+}
 _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}

@@ -47,7 +47,7 @@ class PolicyMapping:
         given = settings.policy.policy_mapping_fn
         self._function = import_attribute("policy.policy_mapping_fn", given) if isinstance(given, str) else given
         self._names = tuple(sections_of(settings.policy))
-        self._plan = settings.evaluation.plan()
+        self._plan = settings.plan()
         self.agents = team.agents
         self._spaces_of = {agent: team.spaces(agent) for agent in self.agents}
         self._players: dict[str, Any] = {}
@@ -63,10 +63,6 @@ class PolicyMapping:
     def spaces(self) -> dict[str, Spaces]:
         """Observation space and action space of each policy."""
         return {name: self._spaces_of[agent] for name, agent in self._players.items()}
-
-    def seating(self, index: int) -> tuple[str, ...] | None:
-        """Return the seating of an episode of the plan."""
-        return self._plan[index].seating if index < len(self._plan) else None
 
     def seats(self, spec: EpisodeSpec) -> tuple[str, ...]:
         """Return the policy of each seat in an episode.
@@ -111,15 +107,24 @@ class PolicyMapping:
         if self._function is not None:
             return self._mapped(agent, spec)
         if spec.seating is not None:
+            self._check_seats(spec.seating)
             name: Any = spec.seating[seat]
         else:
             name = self._names[0] if len(self._names) == 1 else str(agent)
         if name not in self._names:
             raise ConfigError(
-                f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}. Name one {name!r}, or "
-                "say in policy.policy_mapping_fn which policy plays it"
+                f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}. Name one {name!r}, "
+                "seat policies with evaluation.matchups, or say in policy.policy_mapping_fn which policy plays it"
             )
         return str(name)
+
+    def _check_seats(self, seating: tuple[str, ...]) -> None:
+        if len(seating) != len(self.agents):
+            raise ConfigError(
+                f"evaluation.matchups seats {len(seating)} policies ({', '.join(seating)}), but the environment has "
+                f"{len(self.agents)} agents ({', '.join(map(str, self.agents))}): list them in environment.agents in "
+                "the order of seats, or say in policy.policy_mapping_fn which policy of spec.seating plays which agent"
+            )
 
     def _mapped(self, agent: Any, spec: EpisodeSpec) -> str:
         try:

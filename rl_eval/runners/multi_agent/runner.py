@@ -86,7 +86,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     def _begin(self, lane: Lane) -> bool:
         """Seat the policies of the next queued attempt, then start it."""
         lease = self._queue[0]
-        policies = self._mapping.seats(EpisodeSpec(lease.index, lease.seed, self._mapping.seating(lease.index)))
+        policies = self._mapping.seats(EpisodeSpec(lease.index, lease.seed, lease.seating))
         self._inference.seat(lane.index, lease.seed, policies)
         self._seated[lane.index] = policies
         return super()._begin(lane)
