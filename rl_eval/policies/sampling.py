@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import PolicyError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["bernoulli", "categorical"]
+__all__ = ["bernoulli", "categorical", "log_probability"]
 
 Array = npt.NDArray[Any]
 
@@ -37,3 +39,39 @@ def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
     with np.errstate(over="ignore"):
         probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
     return (noise.uniform(logits.shape[1]) < probability).astype(np.int8)
+
+
+def log_probability(
+    space: gym.Space[Any], output: Array, log_std: Array | None, actions: Array
+) -> npt.NDArray[np.float64]:
+    """Return the logarithm of the probability of each action, or of its density, shape (batch,).
+
+    Args:
+        space: Discrete, MultiDiscrete, MultiBinary or Box.
+        output: Logits, or the means of a diagonal Gaussian, shape (batch, ...).
+        log_std: Logarithms of its standard deviations, shape (batch, ...).
+        actions: What was drawn, shape (batch, ...).
+    """
+    batch = len(actions)
+    if isinstance(space, gym.spaces.Discrete):
+        return _log_categorical(output, actions - int(space.start))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        chosen = (actions - space.start).reshape(batch, -1)
+        parts = np.split(output, np.cumsum(space.nvec.ravel())[:-1], axis=1)
+        each = [_log_categorical(part, column) for part, column in zip(parts, chosen.T, strict=True)]
+        return np.asarray(np.sum(each, axis=0), np.float64)
+    if isinstance(space, gym.spaces.MultiBinary):
+        signed = np.where(actions.reshape(batch, -1) > 0, 1.0, -1.0) * output.reshape(batch, -1).astype(np.float64)
+        return np.asarray(-np.logaddexp(0.0, -signed).sum(1), np.float64)
+    assert log_std is not None
+    means, widths = (values.reshape(batch, -1).astype(np.float64) for values in (output, log_std))
+    distances = (actions.reshape(batch, -1) - means) * np.exp(-widths)
+    return np.asarray(-(0.5 * distances**2 + widths + 0.5 * math.log(2 * math.pi)).sum(1), np.float64)
+
+
+def _log_categorical(logits: Array, chosen: Array) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = wide - wide.max(1, keepdims=True)
+        normalized = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return np.asarray(normalized[np.arange(len(wide)), chosen.astype(np.intp)], np.float64)

@@ -12,7 +12,7 @@ import abc
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -40,7 +40,7 @@ from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.observers import ObservedSlot, observer_factories
+from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -113,6 +113,7 @@ class EvalRunner(abc.ABC):
             allow_nondeterministic=settings.policy.allow_nondeterministic,
             mode=settings.policy.inference,
         )
+        self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
@@ -171,6 +172,22 @@ class EvalRunner(abc.ABC):
     def weights_version(self) -> int:
         """Version of the weights that the policy has; 0 before any were set."""
         return self._weights_version
+
+    def observe(self, factories: Mapping[str, Factory]) -> None:
+        """Have observers see the episodes that begin from now on, beside those of ``evaluation.observers``.
+
+        Args:
+            factories: What builds them for an environment, by the names of their artifacts; none to go back.
+
+        Raises:
+            EvalError: An episode is live.
+        """
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError("observers cannot change while an episode is live: drain or abort the evaluation first")
+        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
+        self._inference.keeps_outputs = bool(self._observers)
+        for lane in self._lanes:
+            lane.watch(self._observe if self._observers else None)
 
     def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
