@@ -22,7 +22,7 @@ from rl_eval.execution.recorded import TRAJECTORY
 from rl_eval.records.episode import Outcome
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict
-from rl_eval.trajectories.disk import check_space
+from rl_eval.trajectories.disk import reserve
 from rl_eval.trajectories.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -351,8 +351,9 @@ def _stored(batch: Any, folder: Path) -> Any:
     """
     try:
         folder.mkdir(parents=True)
-        check_space(folder, batch.bytes())
-        return batch.memmap(folder)
+        stored = batch.memmap_like(folder)
+        reserve(folder)
+        return stored.update_(batch)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(

@@ -1,21 +1,20 @@
-"""Room on disk for what is about to be memory-mapped: a write to a mapped page without room ends the process."""
+"""Reservation of disk space for memory-mapped files: a write to a mapped page without room ends the process."""
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from pathlib import Path
 
-__all__ = ["check_space"]
+__all__ = ["reserve"]
 
 
-def check_space(folder: Path, num_bytes: int) -> None:
-    """Make sure that a folder has room.
+def reserve(folder: Path) -> None:
+    """Have the disk give all mapped files of a folder their room.
 
     Raises:
-        OSError: It has not.
+        OSError: It has none left.
     """
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {num_bytes:,} bytes are needed, {free:,} are free")
+    for file in folder.rglob("*.memmap"):
+        with file.open("r+b") as opened:
+            if size := file.stat().st_size:
+                os.posix_fallocate(opened.fileno(), 0, size)

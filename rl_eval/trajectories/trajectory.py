@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["CompressedArray", "Key", "Leaf", "Trajectory", "action_leaves", "observation_leaves"]
+__all__ = ["CompressedArray", "Key", "Leaf", "Trajectory", "action_leaves", "nested", "observation_leaves"]
 
 Array = npt.NDArray[Any]
 Key = tuple[str, ...]
@@ -66,6 +66,26 @@ def action_leaves(space: gym.Space[Any]) -> list[Leaf]:
         ConfigError: A part of the space has no arrays of one shape.
     """
     return _leaves(space, ("action",), ())
+
+
+def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observation") -> Any:
+    """Return the arrays of a trajectory in the structure of their space.
+
+    Args:
+        space: Of the observations or actions.
+        arrays: Observations or actions of a trajectory.
+        root: ``observation`` or ``action``.
+    """
+    leaves = observation_leaves(space) if root == "observation" else action_leaves(space)
+    return _filled(space, {leaf.path: np.asarray(arrays[leaf.key]) for leaf in leaves}, ())
+
+
+def _filled(space: gym.Space[Any], arrays: Mapping[tuple[Any, ...], Array], path: tuple[Any, ...]) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _filled(part, arrays, (*path, name)) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_filled(part, arrays, (*path, place)) for place, part in enumerate(space.spaces))
+    return arrays[path]
 
 
 def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import gymnasium as gym
@@ -335,11 +336,14 @@ def test_storage_holds_the_batch_and_is_never_overwritten(tmp_path: Any, monkeyp
     """A folder that exists is refused, a full disk is said, and the batch can be asked for again."""
     from tensordict import TensorDict
 
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with inline(config()) as group:
         expected = group.sample(3)
         group.sampler.restart()
         with monkeypatch.context() as patch:
-            patch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+            patch.setattr("os.posix_fallocate", full)
             with pytest.raises(EvalError, match=r"No space left on device.* It is not lost"):
                 group.sample(3, storage=tmp_path / "a")
         assert not (tmp_path / "a").exists()
