@@ -151,7 +151,7 @@ class Sampler:
         seed = self._seed if seed is None else seed
         plan = EpisodePlan(1, seed, index)
         with self._lock:
-            self._stop_ahead()
+            self.stop_ahead()
             self._seed, self._next, self._offset = plan.seed, plan.first_index, 0
             self._ready, self._failed = {}, {}
 
@@ -165,6 +165,23 @@ class Sampler:
         with self._lock:
             self.restart(state["seed"], state["index"])
             self._offset = state["step"]
+
+    def skip_rest(self) -> None:
+        """Begin the next batch with a new episode, if the last one ended within one."""
+        with self._lock:
+            if self._offset:
+                self._next, self._offset = self._next + 1, 0
+
+    def stop_ahead(self) -> None:
+        """Cancel what runs before it was asked for; what has finished of it is kept if it is whole."""
+        with self._lock:
+            if self._ahead is None:
+                return
+            first, _, handle = self._ahead
+            self._ahead = None
+            handle.cancel("its consumer has gone")
+            if handle.exception() is None and handle.done():
+                self._take_in(handle.result(), first)
 
     # ------------------------------------------------------------------ batches
 
@@ -203,13 +220,13 @@ class Sampler:
                 if done == num_batches:
                     return
         finally:
-            self._stop_ahead()
+            self.stop_ahead()
 
     def _sample(self, request: SampleRequest, folder: str | os.PathLike[str] | None) -> Any:
         if folder is not None and Path(folder).exists():
             raise ConfigError(f"storage is {os.fspath(folder)!r}, which exists: choose another folder")
-        if not request.truncates and self._offset:
-            self._next, self._offset = self._next + 1, 0
+        if not request.truncates:
+            self.skip_rest()
         while (fragments := self._fragments(request)) is None:
             self._take_wave(request)
         batch = _formed(fragments, request, folder, list(self._ready))
@@ -312,17 +329,6 @@ class Sampler:
         idle = self._works_ahead and self._ahead is None and not any(self._failed.values())
         if idle and self._fragments(request) is None:
             self._start_wave(request)
-
-    def _stop_ahead(self) -> None:
-        """Let nobody wait for episodes that nobody has asked for; those that have finished are kept."""
-        with self._lock:
-            if self._ahead is None:
-                return
-            first, _, handle = self._ahead
-            self._ahead = None
-            handle.cancel("its consumer has gone")
-            if handle.exception() is None and handle.done():
-                self._take_in(handle.result(), first)
 
 
 def _formed(

@@ -5,7 +5,7 @@ key                                       value at a frame, one step of an episo
 ========================================  ==================================================================
 ``observation``, or the keys of a Dict    what the policy saw
 ``action``                                what the environment was given
-``action_log_prob``                       its log-probability, where the policy tells it
+``action_log_prob``, other ``outputs``    what the policy tells of the action; some tell another form of ``action``
 ``done``, ``terminated``, ``truncated``   False: no episode is over before its last step
 ``("next", ...)``                         observation, reward and flags after the step; ``("next", "info", key)``
 ``("collector", "traj_ids")``             index of the episode, also as ``("collector", "index")``
@@ -108,9 +108,9 @@ def _recorded(fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Array]]:
     yield ("next", "reward"), np.concatenate([whole.rewards[start:stop] for whole, start, stop in fragments])
     for name in first.infos:
         yield ("next", "info", name), np.concatenate([one.infos[name][start:stop] for one, start, stop in fragments])
-    told = [one.log_probs[start:stop] for one, start, stop in fragments if one.log_probs is not None]
-    if len(told) == len(fragments):
-        yield ("action_log_prob",), np.concatenate(told)
+    for key in first.told:
+        if all(key in one.outputs for one, _, _ in fragments):
+            yield key, np.concatenate([one.outputs[key][start:stop] for one, start, stop in fragments])
 
 
 def _flags(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dict[Key, Array]:

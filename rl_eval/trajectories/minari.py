@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_eval.errors import ConfigError
-from rl_eval.trajectories.trajectory import Trajectory, nested
+from rl_eval.trajectories.trajectory import ACTION_LOG_PROB, Trajectory, nested
 from rl_eval.trajectories.writers import Source
 
 __all__ = ["MinariWriter"]
@@ -83,16 +83,16 @@ class MinariWriter:
 
         steps = len(trajectory)
         infos = dict(trajectory.infos)
-        if trajectory.log_probs is not None:
-            infos["action_log_prob"] = trajectory.log_probs
+        if ACTION_LOG_PROB in trajectory.outputs:
+            infos["action_log_prob"] = trajectory.outputs[ACTION_LOG_PROB]
         ends = np.arange(1, steps + 1) == steps
         observation_space, action_space = self._spaces
         return EpisodeBuffer(
             seed=trajectory.seed,
             observations=nested(observation_space, trajectory.observations),
             actions=nested(action_space, trajectory.actions, root="action"),
-            rewards=trajectory.rewards,  # type: ignore[arg-type]
-            terminations=ends & trajectory.terminated,  # type: ignore[arg-type]
-            truncations=ends & trajectory.truncated,  # type: ignore[arg-type]
+            rewards=trajectory.rewards,
+            terminations=ends & trajectory.terminated,
+            truncations=ends & trajectory.truncated,
             infos={key: np.concatenate([[np.nan], values]) for key, values in infos.items()},
         )

@@ -10,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
-from rl_eval.trajectories.trajectory import CompressedArray, Leaf, Trajectory, action_leaves, observation_leaves
+from rl_eval.trajectories.trajectory import CompressedArray, Key, Leaf, Trajectory, action_leaves, observation_leaves
 
-__all__ = ["LOG_PROB", "TrajectoryRecorder"]
+__all__ = ["TrajectoryRecorder"]
 
 Array = npt.NDArray[Any]
-
-LOG_PROB: Final = "action_log_prob"
-"""Key of a policy's ``outputs`` that holds the log-probabilities of the actions that it has chosen, shape (batch,)."""
 
 _ROWS: Final = 256
 """Steps that there is room for at first."""
@@ -48,15 +45,15 @@ class TrajectoryRecorder:
         self._actions = [(leaf, _Rows(leaf.shape, leaf.dtype)) for leaf in action_leaves(env.action_space)]
         self._infos = {key: _Rows((), np.dtype(np.float64)) for key in info_keys}
         self._rewards = _Rows((), np.dtype(np.float64))
-        self._log_probs = _Rows((), np.dtype(np.float64))
-        self._known = 0
-        """Steps whose log-probability was told."""
+        self._outputs: dict[str, _Rows] = {}
+        self._told = 0
+        """Steps at which the policy told its outputs."""
         self._steps = 0
         self._start: tuple[EpisodeSpec, int] = (EpisodeSpec(0, 0), 0)
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """See :class:`rl_eval.runners.EpisodeObserver`."""
-        self._steps = self._known = 0
+        self._steps = self._told = 0
         self._start = (spec, attempt)
         _write(self._observations, 0, observation)
 
@@ -78,9 +75,16 @@ class TrajectoryRecorder:
         _write(self._observations, step + 1, observation)
         for key, column in self._infos.items():
             column.write(step, np.asarray(info[key]).item() if key in info else np.nan)
-        if policy_outputs is not None and LOG_PROB in policy_outputs:
-            self._log_probs.write(step, policy_outputs[LOG_PROB])
-            self._known += 1
+        if policy_outputs is not None:
+            self._write_outputs(step, policy_outputs)
+
+    def _write_outputs(self, step: int, outputs: Any) -> None:
+        """Write a row of the policy's outputs, which have to be a dict of arrays."""
+        if step == 0:
+            self._outputs = {name: _Rows(np.shape(row), np.asarray(row).dtype) for name, row in outputs.items()}
+        for name, column in self._outputs.items():
+            column.write(step, outputs[name])
+        self._told += 1
 
     def on_episode_end(self, record: EpisodeRecord) -> Trajectory:
         """Return the trajectory of the attempt that completed."""
@@ -96,8 +100,13 @@ class TrajectoryRecorder:
             actions={leaf.key: column.taken(steps) for leaf, column in self._actions},
             rewards=self._rewards.taken(steps),
             infos={key: column.taken(steps) for key, column in self._infos.items()},
-            log_probs=self._log_probs.taken(steps) if self._known == steps else None,
+            outputs=self._taken_outputs(),
         )
+
+    def _taken_outputs(self) -> dict[Key, Array]:
+        if self._told != self._steps:
+            return {}
+        return {tuple(name.split(".")): column.taken(self._steps) for name, column in self._outputs.items()}
 
 
 class _Rows:

@@ -13,7 +13,16 @@ import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["CompressedArray", "Key", "Leaf", "Trajectory", "action_leaves", "nested", "observation_leaves"]
+__all__ = [
+    "ACTION_LOG_PROB",
+    "CompressedArray",
+    "Key",
+    "Leaf",
+    "Trajectory",
+    "action_leaves",
+    "nested",
+    "observation_leaves",
+]
 
 Array = npt.NDArray[Any]
 Key = tuple[str, ...]
@@ -22,6 +31,8 @@ _RESERVED: Final = frozenset(
     ("action", "action_log_prob", "collector", "done", "info", "next", "reward", "terminated", "truncated")
 )
 """Keys of a batch that no observation may have."""
+ACTION_LOG_PROB: Final = ("action_log_prob",)
+"""Key of the log-probabilities of actions, among the outputs of a policy."""
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -155,12 +166,18 @@ class Trajectory:
     """Rewards, shape (T,); their sum in order is the episode's return."""
     infos: Mapping[str, npt.NDArray[np.float64]]
     """Scalars of ``evaluation.info_keys``, each of shape (T,); NaN at steps that do not report them."""
-    log_probs: npt.NDArray[np.float64] | None
-    """Logarithms of the probabilities (densities) of the actions that were drawn, shape (T,); None if the policy does
-    not tell."""
+    outputs: Mapping[Key, Array]
+    """What the policy computed besides actions, its ``outputs``, each of shape (T, \\*shape): above all
+    ``action_log_prob``, the logarithms of the probabilities (densities) of the actions that it drew."""
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    @property
+    def told(self) -> dict[Key, Array]:
+        """The outputs under keys that a batch has no other use for; an ``action`` is the policy's own form."""
+        taken = (_RESERVED - {"action", *ACTION_LOG_PROB}) | {key[0] for key in self.observations}
+        return {key: array for key, array in self.outputs.items() if key[0] not in taken}
 
     @property
     def episode_return(self) -> float:
@@ -170,5 +187,5 @@ class Trajectory:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        arrays = [*self.observations.values(), *self.actions.values(), self.rewards, *self.infos.values()]
-        return sum(array.nbytes for array in arrays)
+        columns = (self.observations, self.actions, self.infos, self.outputs)
+        return self.rewards.nbytes + sum(array.nbytes for column in columns for array in column.values())
