@@ -34,7 +34,7 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
-    record_of,
+    record_of_values,
 )
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
@@ -439,7 +439,7 @@ class EvalRunner(abc.ABC):
         """Keep what observers return for a completed episode."""
         assert lane.observed is not None
         info = dict(zip(self._info_keys, lane.info, strict=True))
-        record = record_of(np.array([row], ROW)[0], info)
+        record = record_of_values(row, info)
         if artifacts := lane.observed.end(record):
             self._artifacts[record.index] = artifacts
 

@@ -131,8 +131,9 @@ class Inference:
 
     def _keep_outputs(self, rows: Any) -> None:
         computed = getattr(self._policy, "outputs", None)
-        lanes = np.arange(self._rows)[rows].tolist()
-        self._outputs |= {lane: (computed, row) for row, lane in enumerate(lanes)}
+        if computed is not None:
+            lanes = np.arange(self._rows)[rows].tolist()
+            self._outputs |= {lane: (computed, row) for row, lane in enumerate(lanes)}
 
     def _act_batched(self) -> Any:
         """One forward pass over the live rows, whatever their number."""

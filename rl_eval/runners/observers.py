@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, final, runtime_checkable
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 
-__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "observer_factories"]
+__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "StepRecorder", "observer_factories"]
 
 
 @runtime_checkable
@@ -52,6 +53,21 @@ class EpisodeObserver(Protocol):
 
     def on_episode_end(self, record: EpisodeRecord) -> Any:
         """Return what is to be kept of a completed episode, something that can be pickled; None for nothing."""
+
+
+class StepRecorder(Protocol):
+    """An observer that stands between runner and environment itself: its part of a step costs less than a call."""
+
+    def recording(
+        self, step: Callable[[Any], Any], outputs: Callable[[], Any], failed: Callable[[Exception], None]
+    ) -> Callable[[Any], Any] | None:
+        """Return what to call instead of ``step`` in the attempt that has begun; None to be told by ``on_step``.
+
+        Args:
+            step: Its result and what it raises are passed on.
+            outputs: Returns the policy's outputs for the slot.
+            failed: Takes what the observer raises itself.
+        """
 
 
 Part = TypeVar("Part")
@@ -122,6 +138,11 @@ class ObservedSlot:
         self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
         self._steppers = {name: one.on_step for name, one in self._observers.items() if name not in self._broken}
 
+        for name, observer in self._observers.items():
+            step = self._recording(name, observer, step)
+        if not self._steppers:
+            return step
+
         def observed(action: Any) -> Any:
             given = _kept(action)
             result = step(action)
@@ -131,6 +152,20 @@ class ObservedSlot:
             return result
 
         return observed
+
+    def _recording(self, name: str, observer: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let an observer stand before a step, if it is one that does; return what to call."""
+        if name not in self._steppers or not hasattr(observer, "recording"):
+            return step
+        recorded = observer.recording(step, self._outputs, partial(self._attribute_once, name))
+        if recorded is None:
+            return step
+        del self._steppers[name]
+        return cast("Callable[[Any], Any]", recorded)
+
+    def _attribute_once(self, name: str, error: Exception) -> None:
+        if name not in self._broken:
+            self._attribute(name, "a step", error)
 
     def _observe_step(self, action: Any, result: tuple[Any, ...]) -> None:
         self._idle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from rl_eval.trajectories.trajectory import CompressedArray, Key, Leaf, Trajecto
 __all__ = ["TrajectoryRecorder"]
 
 Array = npt.NDArray[Any]
+Step = Callable[[Any], Any]
 
 _ROWS: Final = 256
 """Steps that there is room for at first."""
@@ -78,6 +79,41 @@ class TrajectoryRecorder:
         if policy_outputs is not None:
             self._write_outputs(step, policy_outputs)
 
+    def recording(self, step: Step, outputs: Callable[[], Any], failed: Callable[[Exception], None]) -> Step | None:
+        """See :class:`rl_eval.runners.observers.StepRecorder`; None where values are nested, images or infos."""
+        (observed, observations), (acted, actions) = self._observations[0], self._actions[0]
+        parts = len(self._observations) + len(self._actions) + len(self._infos)
+        if parts != 2 or observed.path or acted.path or not isinstance(observations, _Rows):
+            return None
+        rewards, tells = self._rewards, False
+        room = min(len(column.array) for column in (observations, actions, rewards)) - 1
+
+        def recorded(action: Any) -> Any:
+            nonlocal tells, room
+            row = self._steps
+            if row >= room:
+                room = min(column.with_room(row + 2) for column in (observations, actions, rewards)) - 1
+            try:
+                actions.array[row] = action
+            except Exception as error:
+                failed(error)
+            result = step(action)
+            if type(result) is not tuple or len(result) != 5:
+                return result  # The runner refuses it.
+            self._steps = row + 1
+            try:
+                observations.array[row + 1] = result[0]
+                rewards.array[row] = result[1] if type(result[1]) is float else np.asarray(result[1]).item()
+                if row == 0:
+                    tells = outputs() is not None
+                if tells:
+                    self._write_outputs(row, outputs())
+            except Exception as error:
+                failed(error)
+            return result
+
+        return recorded
+
     def _write_outputs(self, step: int, outputs: Any) -> None:
         """Write a row of the policy's outputs, which have to be a dict of arrays."""
         if step == 0:
@@ -113,17 +149,22 @@ class _Rows:
     """Rows of one array, which doubles when it is full."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._array = np.empty((_ROWS, *shape), dtype)
+        self.array = np.empty((_ROWS, *shape), dtype)
 
     def write(self, row: int, value: Any) -> None:
         """Write one row."""
-        if row >= len(self._array):
-            self._array = np.concatenate([self._array, np.empty_like(self._array)])
-        self._array[row] = value
+        self.with_room(row + 1)
+        self.array[row] = value
+
+    def with_room(self, rows: int) -> int:
+        """Make room for so many rows; return for how many there is now."""
+        while rows > len(self.array):
+            self.array = np.concatenate([self.array, np.empty_like(self.array)])
+        return len(self.array)
 
     def taken(self, rows: int) -> Array:
         """Return a copy of the first rows."""
-        return self._array[:rows].copy()
+        return self.array[:rows].copy()
 
 
 class _Images:

@@ -468,3 +468,32 @@ def test_nothing_is_recorded_where_nothing_is_sampled(counted: EvalConfig) -> No
     assert direct == [[True] * 4]
     assert before.fingerprint == after.fingerprint
     assert not after.artifacts
+
+
+def test_an_episode_whose_steps_cannot_be_recorded_is_an_error_of_the_sample() -> None:
+    """What cannot be written is said with its place, and the record of the episode is unaffected."""
+
+    class Late(Walk):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            over = terminated or truncated
+            return np.zeros(2) if over else observation, reward, terminated, truncated, info
+
+    with inline(config(env=lambda context: Late(), info_keys=())) as group:
+        with pytest.raises(EvalError, match=r"trajectory raised in a step.* could not broadcast"):
+            group.sample(2)
+        assert group.evaluate().status == "complete"
+
+
+def test_long_episodes_outgrow_their_arrays() -> None:
+    class Long(Walk):
+        def reset(self, **options: Any) -> Any:
+            result = super().reset(**options)
+            self.length = 700
+            return result
+
+    for keys in ((), ("speed",)):
+        with inline(config(env=lambda context: Long(), info_keys=keys)) as group:
+            batch = group.sample(2, as_arrays=True)
+        np.testing.assert_array_equal(batch["observation"][:, 0], [*range(700)] * 2)
+        np.testing.assert_array_equal(batch["next.observation"][:, 0], [*range(1, 701)] * 2)
