@@ -78,8 +78,8 @@ class Inference:
         self._overwrites = False
         self.keeps_outputs = False
         """Whether :meth:`outputs` will be asked for what the policy computes."""
-        self._outputs: dict[int, tuple[Any, int]] = {}
-        """Of the last :meth:`act`: for each lane a batch of outputs, and the lane's row in it."""
+        self._outputs: dict[int, Any] = {}
+        """Of the last :meth:`act`: what the policy computed besides actions, by lane."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self.notes: tuple[str, ...] = ()
@@ -124,16 +124,18 @@ class Inference:
 
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions, None if it does not tell."""
-        computed, row = self._outputs.get(lane, (None, 0))
-        if type(computed) is dict and all(type(leaf) is np.ndarray for leaf in computed.values()):
-            return {name: leaf[row] for name, leaf in computed.items()}
-        return None if computed is None else take_rows(computed, row)
+        return self._outputs.get(lane)
 
     def _keep_outputs(self, rows: Any) -> None:
         computed = getattr(self._policy, "outputs", None)
-        if computed is not None:
-            lanes = np.arange(self._rows)[rows].tolist()
-            self._outputs |= {lane: (computed, row) for row, lane in enumerate(lanes)}
+        if computed is None:
+            return
+        lanes = np.arange(self._rows)[rows].tolist()
+        if type(computed) is dict and all(type(leaf) is np.ndarray for leaf in computed.values()):
+            told = (dict(zip(computed, row, strict=True)) for row in zip(*computed.values(), strict=True))
+            self._outputs |= zip(lanes, told, strict=False)
+        else:
+            self._outputs |= {lane: take_rows(computed, row) for row, lane in enumerate(lanes) if self.live[lane]}
 
     def _act_batched(self) -> Any:
         """One forward pass over the live rows, whatever their number."""

@@ -104,10 +104,8 @@ class TrajectoryRecorder:
             try:
                 observations.array[row + 1] = result[0]
                 rewards.array[row] = result[1] if type(result[1]) is float else np.asarray(result[1]).item()
-                if row == 0:
-                    tells = outputs() is not None
-                if tells:
-                    self._write_outputs(row, outputs())
+                if (tells or row == 0) and (tells := (told := outputs()) is not None):
+                    self._write_outputs(row, told)
             except Exception as error:
                 failed(error)
             return result
