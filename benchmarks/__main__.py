@@ -24,6 +24,7 @@ from benchmarks import (
     honesty,
     log_size,
     matrix,
+    off_policy,
     planning,
     policies,
     safety,
@@ -45,6 +46,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "log": table.log,
     "beside": table.beside,
     "environments": table.environments,
+    "ope": table.off_policy,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -63,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
     elif args.name == "policies":
         rows = policies.measure(args.only, quick=args.quick, progress=_say)
-    elif args.name == "log":
-        rows = [log_size.measure(50_000 if args.quick else args.episodes)]
+    elif args.name in ("log", "ope"):
+        rows = _log(args) if args.name == "log" else _off_policy(args)
     elif args.name == "safety":
         rows = _safety(args)
     elif args.name == "beside":
@@ -140,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
+    logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=2)
+    logged.add_argument("--worlds", type=_positive, default=200, help="random tabular MDPs (%(default)s)")
     return parser
 
 
@@ -160,6 +164,14 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
     return cells
+
+
+def _log(args: argparse.Namespace) -> list[Row]:
+    return [log_size.measure(50_000 if args.quick else args.episodes)]
+
+
+def _off_policy(args: argparse.Namespace) -> list[Row]:
+    return off_policy.measure(10 if args.quick else args.worlds, repeats=1 if args.quick else args.repeat)
 
 
 def _safety(args: argparse.Namespace) -> list[Row]:

@@ -168,6 +168,33 @@ def log(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def off_policy(rows: Sequence[Row]) -> list[Table]:
+    """Errors of estimates in random tabular MDPs, and how often their intervals hold the exact value."""
+    names = (
+        "estimator",
+        "episodes",
+        "data sets",
+        "refused",
+        "mean error",
+        "its std error",
+        "RMSE",
+        "95 % intervals hold",
+    )
+    table = _table("ope: random tabular MDPs of up to three steps, discount 0.9, against exact values", *names)
+    for row in rows:
+        table.add_row(
+            row["estimator"],
+            str(row["episodes"]),
+            f"{row['data_sets']:,}",
+            f"{row['refused']:.1%}",
+            f"{row['bias']:+.4f}",
+            f"{row['bias_standard_error']:.4f}",
+            f"{row['rmse']:.4f}",
+            f"{row['coverage']:.1%}",
+        )
+    return [table]
+
+
 def planning(rows: Sequence[Row]) -> list[Table]:
     """Driver time and memory per episode, outside runners and Ray."""
     table = _table("planning", "simulated", "µs per episode", "bytes per episode")

@@ -41,7 +41,7 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a file name was made by :func:`temporary_name`."""
+    """Return whether a file name was made by :func:`temporary_name`."""
     return bool(_TEMPORARY.fullmatch(name))
 
 

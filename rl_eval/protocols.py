@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent", "Trainable"]
+__all__ = ["ActionLogProb", "EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent"]
 
 
 class EnvContext(dict[str, Any]):
-    """What an environment factory is called with: the configured kwargs, and where it runs.
+    """Argument of an environment factory: the configured kwargs, and the place where it runs.
 
     Index fields are for ports, devices and folders. An environment whose *behaviour* depends on them
     makes the result depend on the layout.
@@ -44,7 +44,7 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Maps a batch of observations to a batch of actions.
 
-    It may be :class:`Recurrent`, :class:`Trainable` and :class:`Probeable` as well.
+    It may be :class:`Recurrent`, :class:`Probeable` and :class:`ActionLogProb` as well.
     """
 
     def act(
@@ -78,15 +78,6 @@ class Recurrent(Protocol):
 
 
 @runtime_checkable
-class Trainable(Protocol):
-    """A policy whose weights can be replaced; an ``nn.Module`` that implements ``act`` is its own module."""
-
-    @property
-    def module(self) -> Any:
-        """The ``torch.nn.Module`` that has the weights."""
-
-
-@runtime_checkable
 class Probeable(Protocol):
     """A policy that shows what it chooses actions by."""
 
@@ -95,8 +86,24 @@ class Probeable(Protocol):
 
 
 @runtime_checkable
+class ActionLogProb(Protocol):
+    """A policy that says how probable an action is, whoever took it; it depends on the observation alone."""
+
+    def log_prob(self, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
+        """Return log-probabilities (log-densities in a Box) of actions, as the policy would choose them now.
+
+        Args:
+            observations: Batch in the structure of the observation space.
+            actions: Batch in the structure of the action space.
+
+        Returns:
+            One number per row, summed over the parts of an action, shape (batch,); -inf for an action never taken.
+        """
+
+
+@runtime_checkable
 class EpisodeAware(Protocol):
-    """An environment that is told which attempt follows, before each reset.
+    """An environment that is given which attempt follows, before each reset.
 
     Meant for test environments that inject faults by (episode, attempt). An environment whose
     behaviour depends on the attempt otherwise is not a function of its seed.

@@ -104,7 +104,7 @@ def redact(value: Any, *path: str) -> Any:
 
 
 def digest_secrets(value: Any, *path: str) -> Any:
-    """Return plain data in which every secret is a mask with a digest that tells it from others.
+    """Return plain data in which every secret is a mask with a digest that distinguishes it from others.
 
     It has 16 bits: another value has another one but for 1 time in 65 536, and far too many values have the same one
     for it to be of use in guessing even a short secret.

@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+
 
 
 class TensorEntry(NamedTuple):
-    """Where one tensor lies in the buffer."""
+    """Place of one tensor in the buffer."""
 
     name: str
     dtype: str
@@ -335,7 +335,7 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
         if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
             module = module.module
         elif hasattr(module, "_orig_mod"):
-            module = cast("torch.nn.Module", module._orig_mod)
+            module = module.get_submodule("_orig_mod")
         else:
             return module
 

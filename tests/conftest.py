@@ -14,6 +14,9 @@ from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
 from tests.tiers import TierWatch, scope_of, with_derived_marks
 
+# Child processes compile what they import once, and not each anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The in-process backend is compared with runners, which start with these variables.
 os.environ.update(reproducible_environment())
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -35,14 +38,11 @@ _WATCH = TierWatch()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Offer a scan for secrets that tests have planted, and a switch for the check of the tiers."""
+    """Offer a scan for secrets that tests have planted."""
     parser.addoption(
         "--scan-secrets",
         action="store_true",
         help="fail if a secret that a test planted is in any file or line that the tests wrote",
-    )
-    parser.addini(
-        "enforce_tiers", "fail tests that start processes without a mark; without it they are listed", type="bool"
     )
 
 
@@ -111,33 +111,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Fail a test that printed a planted secret, or started what its marks do not allow."""
     report = yield
-    complaint = _WATCH.complaint()
-    if complaint:
-        item.user_properties.append(("tier", complaint))
-        report.user_properties = item.user_properties
-    if complaint and item.config.getini("enforce_tiers") and report.passed:
+    if (complaint := _WATCH.complaint()) and report.passed:
         report.outcome, report.longrepr = "failed", complaint
     scanned = item.config.getoption("--scan-secrets") and report.when == "call" and report.passed
     if scanned and (found := leaks("".join(text for _, text in report.sections))):
         report.outcome, report.longrepr = "failed", "printed a planted secret:\n" + "\n".join(found)
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """List the tests that start processes without a mark, where that is no failure yet."""
-    if config.getini("enforce_tiers"):
-        return
-    wrong = {
-        report.nodeid: text
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for key, text in getattr(report, "user_properties", ())
-        if key == "tier"
-    }
-    if wrong:
-        terminalreporter.section("start processes without a mark")
-        for nodeid, text in sorted(wrong.items()):
-            terminalreporter.line(f"{nodeid}: {'; '.join(line.strip() for line in text.splitlines()[1:])}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,8 @@ __all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 _SYSTEM = frozenset({"git", "uname"})
 """Programs that describe this machine and its sources; they take milliseconds."""
+_BESIDE = re.compile(r"tests/cluster/test_(address|cli|resume)\.py")
+"""Tests in ``tests/cluster`` that start clusters of their own, or none: another worker has them."""
 _ON_RAY = re.compile(r"tests/cluster/|.*[\[-](ray|service)(-.*)?\]$")
 _WITH_CLUSTERS = "tests/integrations/"
 """Tests that take long by themselves: each worker has its own cluster for them."""
@@ -36,10 +38,12 @@ def is_marked(item: pytest.Item) -> bool:
 
 
 def scope_of(nodeid: str) -> str:
-    """Return what one worker of pytest-xdist runs as a whole: a test, or all tests on the shared cluster.
+    """Return what one worker of pytest-xdist runs as a whole: a test, all tests on the shared cluster, or a file.
 
     These are in ``tests/cluster``, or have a parameter that says so. Marks do not reach the process that distributes.
     """
+    if beside := _BESIDE.match(nodeid):
+        return beside[0]
     return "ray" if _ON_RAY.match(nodeid) else nodeid
 
 

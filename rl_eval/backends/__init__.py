@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a call ended."""
+    """Answer to a call, or the error that it ended with."""
 
     call: Call
     value: Any = None
@@ -85,7 +85,7 @@ class Backend(Protocol):
     def kill(self, runner: int) -> None:
         """End a runner at once; its calls are never answered."""
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         """End a runner that has gone wrong; a reply that says that it is lost follows soon, with what is known."""
 
     def shortage(self) -> str:

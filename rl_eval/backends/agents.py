@@ -49,7 +49,7 @@ class NodeAgents:
 
     @property
     def refs(self) -> list[Any]:
-        """Calls whose end should be told to :meth:`ended`."""
+        """Calls whose end should be reported to :meth:`ended`."""
         return [*self._settling, *self._watches]
 
     def knows(self, runner: int) -> bool:
@@ -57,7 +57,7 @@ class NodeAgents:
         return runner in self._process_infos
 
     def expect(self, runner: int, settling: Any) -> None:
-        """A runner is about to tell where it lives."""
+        """A runner is about to report where it lives."""
         self._settling[settling] = runner
 
     def ended(self, ref: Any) -> None:

@@ -1,4 +1,4 @@
-"""How this process gets to a Ray cluster, and what a runner's process inherits from that connection."""
+"""Connection of this process to a Ray cluster, and what a runner's process inherits from it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def process_kept() -> Iterator[None]:
     """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
 
     They draw from the generator of ``random``, set environment variables and replace the handler of SIGTERM. Where
-    there was none, theirs stays: without it, daemons of a local cluster would outlive a process that is told to end.
+    there was none, theirs stays: without it, daemons of a local cluster would outlive a process that is asked to end.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:

@@ -67,7 +67,7 @@ class InlineBackend:
         if killed := self._runners.pop(runner, None):
             killed.stop()
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
         self.kill(runner)
 

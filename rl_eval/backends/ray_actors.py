@@ -44,7 +44,7 @@ _LOSSES: Final = (
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
-"""A new agent's process takes a second or two to start; without an answer, nobody is to blame."""
+"""A new agent's process takes a second or two to start; without an answer, nothing is charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class RayBackend:
         self._postmortems: dict[Any, _Postmortem] = {}
         self._dying: set[int] = set()
         self._unreported_losses: list[Reply] = []
-        """Losses that nobody could be asked about and that are yet to be told."""
+        """Losses that nobody could be asked about and that are yet to be reported."""
         self._stopped = False
 
     def spawn(self, runner: int, index: int) -> None:
@@ -139,7 +139,7 @@ class RayBackend:
             ray.kill(actor, no_restart=True)
             self._agents.end(runner)
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
         if reply := self._lost(Call(runner, Stop(), 0), why):
             self._unreported_losses.append(reply)
@@ -175,7 +175,8 @@ class RayBackend:
         if self._stopped:
             return
         self._stopped = True
-        closing = [_sent(actor, Stop()) for actor in self._actors.values()]
+        # One whose process never came up has nothing to close, and would not answer.
+        closing = [_sent(actor, Stop()) for runner, actor in self._actors.items() if self._agents.knows(runner)]
         if closing:
             # Environments that close in time are closed; whatever hangs is killed with its process.
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)

@@ -38,7 +38,7 @@ class RunnerActor:
         self._runner: Runner | None = None
 
     def settle(self) -> ProcessInfo:
-        """Begin to record, before anything of the user's is loaded; tell where this process lives."""
+        """Begin to record, before anything of the user's is loaded; return where this process lives."""
         import ray
 
         expect_no_ctrl_c()

@@ -11,10 +11,11 @@ from typing import Annotated, Final
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, doctor, export, replay, run, service, show, video, watch
+from rl_eval.cli import compare, doctor, export, ope, replay, run, service, show, video, watch
 from rl_eval.cli.exits import (
     COMPARE_CODES,
     DOCTOR_CODES,
+    OPE_CODES,
     READ_CODES,
     REPLAY_CODES,
     RUN_CODES,
@@ -39,6 +40,7 @@ app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
+app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)
 app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
 app.add_typer(service.app)
 

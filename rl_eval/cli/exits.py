@@ -22,6 +22,7 @@ from rl_eval.redaction import redact_text
 __all__ = [
     "COMPARE_CODES",
     "DOCTOR_CODES",
+    "OPE_CODES",
     "READ_CODES",
     "REPLAY_CODES",
     "RUN_CODES",
@@ -113,6 +114,15 @@ Exit codes:
 1    --require: it does not hold; --fail-on: b is shown to return less
 2    the results cannot be compared or read; --require: no answer
 4    an evaluation log is damaged or cannot be read
+"""
+
+OPE_CODES: Final = """\
+\b
+Exit codes:
+0    at least one estimate is identified
+2    the data identify none, or are refused; or a usage error
+3    the environment or the policy cannot be built
+4    cluster error in the simulation
 """
 
 DOCTOR_CODES: Final = """\

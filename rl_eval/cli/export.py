@@ -23,7 +23,7 @@ __all__ = ["Format", "Target", "export", "parse_indices"]
 
 
 class Format(str, Enum):
-    """What can be written."""
+    """File formats."""
 
     PARQUET = "parquet"
     CSV = "csv"

@@ -1,4 +1,4 @@
-"""Where the files of a result go, and which existing files may be overwritten: only those of the same run.
+"""Output folder of a result; of existing files only those of the same run are overwritten.
 
 Everything is checked before the evaluation starts, so that hours of episodes do not end in a file that cannot
 be written.
@@ -141,7 +141,7 @@ def _run_folder(run_dir: str | None) -> Path | None:
 
 
 def _is_of_run(folder: Path, run_dir: str | None) -> bool:
-    """Tell whether the result in a folder is that of a run, as far as it had come."""
+    """Return whether the result in a folder is that of a run, as far as it had come."""
     if run_dir is None or folder == _run_folder(run_dir):
         return run_dir is not None
     from rl_eval.log.contents import read_manifest
@@ -156,7 +156,7 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
 
 
 def is_saved(fingerprint: str, folder: Path) -> bool:
-    """Tell whether a folder holds a result with this fingerprint already."""
+    """Return whether a folder holds a result with this fingerprint already."""
     from rl_eval.results.report.files import RESULT_FILE
 
     return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)

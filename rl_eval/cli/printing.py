@@ -1,4 +1,4 @@
-"""How a result or a comparison reaches stdout: coloured on a terminal, as plain text in a pipe or a file."""
+"""Printing of results and comparisons: coloured on a terminal, as plain text in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rl_eval.ope import OffPolicyEstimates
     from rl_eval.results.comparison import Comparison
     from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["print_page", "print_report"]
 
 
-def print_report(report: EvalResult | Comparison) -> None:
-    """Print a result or a comparison."""
+def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
+    """Print a result, a comparison or estimates."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(report)

@@ -1,4 +1,4 @@
-"""What is shown from the first moment of a command on: a live display on a terminal, a line now and then elsewhere.
+"""Progress of a command from its first moment on: a live display on a terminal, a line now and then elsewhere.
 
 Both go to stderr, so that stdout holds the result alone. A thread draws them, since the main thread imports, waits
 and steps environments meanwhile; the clock runs, and the phase says what is being done.
@@ -43,7 +43,7 @@ _RARE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to show."""
+    """State of a command that a display shows."""
 
     phase: str
     """What is being done."""
@@ -83,13 +83,11 @@ class Monitor:
 
     Args:
         display: What to draw; None draws nothing.
-        clock: Tells the time.
     """
 
-    def __init__(self, display: Display | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, display: Display | None) -> None:
         self._display = display
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._said = "starting"
         self._announcement = ""
         self._settings: EvalSettings | None = None
@@ -136,7 +134,7 @@ class Monitor:
     def _view(self) -> View:
         progress = None if self._source is None else self._source()
         phase = self._announcement or self._said or (progress.phase if progress else "")
-        return View(phase, self._clock() - self._began, self._settings, progress, self._announcement)
+        return View(phase, time.monotonic() - self._began, self._settings, progress, self._announcement)
 
 
 @final
@@ -241,8 +239,8 @@ def headline(settings: EvalSettings) -> str:
 def progress_line(view: View) -> str:
     """Say everything in one line."""
     phase = "" if view.phase == "running" else view.phase
-    told = [] if view.progress is None or view.settings is None else _progress_parts(view.progress, view.settings)
-    return ", ".join([*filter(None, [phase, *told]), clock_text(view.seconds)])
+    parts = [] if view.progress is None or view.settings is None else _progress_parts(view.progress, view.settings)
+    return ", ".join([*filter(None, [phase, *parts]), clock_text(view.seconds)])
 
 
 def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]:

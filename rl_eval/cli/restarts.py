@@ -92,7 +92,7 @@ def delay_s(failures: int) -> float:
 
 
 def is_final(code: int, progress: Progress) -> bool:
-    """Tell whether a run that ended by itself is not to be started again."""
+    """Return whether a run that ended by itself is not to be started again."""
     complete = 0 < progress.episodes <= progress.finished
     return code in {ExitCode.COMPLETE, ExitCode.USAGE} or (code in _OF_A_RESULT and complete)
 

@@ -351,10 +351,10 @@ def _summary(result: EvalResult) -> str:
     if result.aggregates.count:
         interval = interval_text(result.interval, "{:.6g}".format)
         parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
-    told = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
+    said = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
     if result.determinism.passed is False:
-        told.append(str(result.determinism))
-    return f"{result.status}: {'; '.join(filter(None, told))}"
+        said.append(str(result.determinism))
+    return f"{result.status}: {'; '.join(filter(None, said))}"
 
 
 def _exit_code(result: EvalResult, interruption: Interruption) -> int:

@@ -1,4 +1,4 @@
-"""Decides what ``--run-dir`` means: a new run, one to continue, one that is complete, or, if fresh, one beside it."""
+"""Meaning of ``--run-dir``: a new run, one to continue, one that is complete, or, if fresh, one beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configuration a command runs with: the file, then the flags, then ``--set``, the last word winning."""
+"""Configuration of a command: the file, then the flags, then ``--set``; the last one wins."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _event_line(event: Event) -> Line:
 
 
 def _describe_run(path: str) -> dict[str, Any]:
-    """Return what the files of a log tell besides its episodes; empty for a saved result without a log."""
+    """Return what the files of a log say besides its episodes; empty for a saved result without a log."""
     from rl_eval.log.ownership import read_claims
     from rl_eval.log.storage import open_storage
 

@@ -1,9 +1,9 @@
-"""What Ctrl-C and SIGTERM do: before the evaluation they end the command, during it they ask it to stop.
+"""Handling of Ctrl-C and SIGTERM: before the evaluation they end the command, during it they ask it to stop.
 
 A request is only passed on to the evaluation, which looks for it between two steps, so that what has finished can be
 saved in peace. A second signal ends the command wherever it is.
 
-SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So other threads hear of it, even while the
+SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So other threads learn of it, even while the
 main thread is stuck in a step or in a library: they flush the evaluation log, save what has finished if the main
 thread does not come to it in time, and end a process that is still there then.
 """

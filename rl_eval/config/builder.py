@@ -189,9 +189,9 @@ class EvalConfig:
                 raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
             values = values[part]
         config = cls.from_dict(values)
-        weights = config._values["policy"].get("weights")
+        weights = config.to_dict().get("policy", {}).get("weights")
         if isinstance(weights, str) and not Path(weights).is_absolute():
-            config._values["policy"]["weights"] = str((path.parent / weights).resolve())
+            config.set("policy.weights", str((path.parent / weights).resolve()))
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

@@ -198,7 +198,7 @@ class EvalSettings(_Section):
     fault_tolerance: FaultToleranceSection = FaultToleranceSection()
 
     def identity(self) -> dict[str, Any]:
-        """What the result may depend on besides plan, weights and numerics; no layout in it, and digests of secrets."""
+        """Settings that a result may depend on besides plan, weights and numerics: no layout, digests of secrets."""
         return {
             "environment": {
                 "env": describe_object(self.environment.env),

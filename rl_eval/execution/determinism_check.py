@@ -1,199 +1,112 @@
-"""Determinism check: a few finished episodes run again in fresh environments, and are compared bit by bit.
-
-An environment that leaks state from one episode into the next, or a policy that draws from a generator of its own,
-makes the result depend on the layout. Traces tell the first difference: equal observations and another action are the
-policy's doing, anything else is the environment's. Where the environment is the cause, the episodes run a third time,
-to see whether fresh environments agree with each other.
-"""
+"""Determinism check of an evaluation: the job that has a few of its episodes run again before anything else does."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, final
+import math
+from collections.abc import Callable, Collection
+from typing import Any, Final, final
 
-import numpy as np
-import numpy.typing as npt
+from rl_eval.backends.requests import Run
+from rl_eval.execution.determinism_reruns import Reruns
+from rl_eval.execution.determinism_sample import DeterminismSample
+from rl_eval.execution.jobs import Job
+from rl_eval.execution.outcome import UNFINISHED, EvalOutcome
+from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
+from rl_eval.execution.runner_pool import Member
+from rl_eval.records.determinism import Determinism
+from rl_eval.supervision.flight_recorder import CrashReport
 
-from rl_eval.records.determinism import Determinism, FirstDifference
-from rl_eval.records.episode import Lease, RunReport, different_columns
-from rl_eval.records.trace import first_divergence
+__all__ = ["DeterminismCheck"]
 
-__all__ = ["DeterminismCheck", "Origin"]
-
-_MAX_TRIES: Final = 3
-
-
-class Origin(NamedTuple):
-    """How an episode came to its record."""
-
-    row: npt.NDArray[np.void]
-    """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
-    position: int
-    """Position of the runner; -1 for another process than all runners there are."""
-    trace: npt.NDArray[np.void] | None
-    """Array of :data:`rl_eval.records.trace.TRACE`, if it was traced."""
-
-
-@dataclass(slots=True)
-class _Pass:
-    """Episodes that run again, and what they are compared with."""
-
-    origins: Mapping[int, Origin]
-    waiting: dict[int, None]
-    held: dict[int, set[int]] = field(default_factory=dict)
-    """Indices by the incarnation that runs them."""
-    tries: Counter[int] = field(default_factory=Counter)
-    again: dict[int, Origin] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        return not self.waiting and not any(self.held.values())
-
-    @property
-    def mismatched(self) -> list[int]:
-        return [index for index, again in sorted(self.again.items()) if not _equal(self.origins[index], again)]
-
-    def put_back(self, index: int, why: str) -> None:
-        """Try an episode again, a few times."""
-        if self.tries[index] < _MAX_TRIES:
-            self.waiting[index] = None
-        else:
-            self.failed[index] = why
+_PATIENCE: Final = 20.0
+"""Longest check, as a multiple of what the same episodes took the first time."""
+_LEAST_PATIENCE_S: Final = 60.0
 
 
 @final
-class DeterminismCheck:
-    """Hands out the episodes to be run again, and takes their reports.
+class DeterminismCheck(Phase):
+    """Runs a sample of the episodes again and compares; a re-run that does not complete is a finding too.
 
     Args:
-        origins: What is recorded, by index, of the episodes to run again.
-        try_env_reuse: Whether to see if a new environment for each episode would help.
-        num_runners: Runners that were asked for.
-        in_used: Why the episodes run again in environments that have served others; empty to build fresh ones. Those
-            have another history than the first time, so a difference shows as well.
+        outcome: What was evaluated; all its records are committed.
+        sample: What was chosen and traced while they ran for the first time.
     """
 
-    def __init__(self, origins: Mapping[int, Origin], try_env_reuse: bool, num_runners: int, in_used: str = "") -> None:
-        self._try_env_reuse = try_env_reuse and not in_used
-        self._num_runners = num_runners
-        self._in_used = in_used
-        self._cut = ""
-        self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
+    def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
+        super().__init__(outcome)
+        self._sample = sample
+        self._reruns: Reruns | None = None
+        self._finding = UNFINISHED
+        self._patience_s = self._ends = math.inf
 
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to run."""
-        return self._current.done
-
-    def holds(self, runner: int) -> bool:
-        """Whether a runner has anything to do."""
-        return bool(self._current.held.get(runner))
-
-    def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
-        """Give a runner as many episodes as it has lanes free.
-
-        Args:
-            runner: Its incarnation.
-            position: Its position in the group.
-            lanes: How many lanes it has.
-            positions: Positions of all runners that are up: where there is another, no runner checks itself.
-        """
-        now, others = self._current, set(positions) - {position}
-        held = now.held.setdefault(runner, set())
-        fit = [index for index in now.waiting if now.origins[index].position != position or not others]
-        taken = fit[: max(0, lanes - len(held))]
-        for index in taken:
-            del now.waiting[index]
-            held.add(index)
-            now.tries[index] += 1
-        return tuple(self._lease(index, runner) for index in taken)
-
-    def _lease(self, index: int, runner: int) -> Lease:
-        origin = self._current.origins[index]
-        row = origin.row[0]
-        # At the attempt of the record: what failed earlier attempts is no part of the episode that counts.
-        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._in_used, origin.trace is not None)
-
-    def reported(self, runner: int, position: int, report: RunReport) -> None:
-        """Take what a runner finished."""
-        now = self._current
-        held = now.held.get(runner, set())
-        for place, index in enumerate(report.rows["index"].tolist()):
-            if index in held:
-                held.remove(index)
-                now.again[index] = Origin(report.rows[place : place + 1], position, report.traces.get(index))
-        for fault in report.faults:
-            if fault.index in held:
-                held.remove(fault.index)
-                now.put_back(fault.index, f"{fault.error_type}: {fault.message}")
-        self._go_on()
-
-    def lost(self, runner: int) -> None:
-        """A runner is gone: what it held is tried again, a few times."""
-        for index in sorted(self._current.held.pop(runner, ())):
-            self._current.put_back(index, "its runner was lost")
-        self._go_on()
-
-    def stop(self, why: str) -> None:
-        """End the check; what has not finished says nothing."""
-        if not self.done:
-            self._cut = why
-            self._current.waiting, self._current.held = {}, {}
-
-    def _go_on(self) -> None:
-        """After a pass with mismatches, see whether fresh environments agree with each other."""
-        mismatched = self._first.mismatched
-        if self._current is not self._first or not self.done or not mismatched or not self._try_env_reuse:
+    def _begin(self, now: float) -> None:
+        outcome = self._outcome
+        run_seconds = now - outcome.started if outcome.started else 0.0
+        choice = self._sample.choose(outcome.store.table, run_seconds, max(1, len(self.pool.ready())))
+        if not choice.origins:
+            self._finding = Determinism(remark=choice.remark)
             return
-        if self._difference(mismatched[0]).cause != "policy":
-            origins = {index: self._first.again[index] for index in mismatched}
-            self._current = _Pass(origins, dict.fromkeys(mismatched))
+        settings = outcome.settings
+        reused = settings.environment.env_reuse == "lane"
+        self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark)
+        self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
+        self._ends = now + self._patience_s
+        outcome.checking = True
+        self._pump_all(now)
 
-    # ------------------------------------------------------------------ the finding
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        if not self._over:
+            self._outcome.joined(now)
+            self._pump_all(now)
+
+    def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        assert self._reruns is not None
+        self._reruns.lost(member.incarnation)
+        self._pump_all(now)
+        return False
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """Take a report; see :meth:`EvalOutcome.check_origin` for what it raises."""
+        if self._reruns is not None and not self._over:
+            self._outcome.check_origin(member, value)
+            self._reruns.reported(member.incarnation, member.index, value)
+            self._pump_all(now)
+
+    def _watch(self, now: float) -> None:
+        if not self.pool.ready():  # Time without any runner that is up does not count.
+            self._ends = now + self._patience_s
+        elif now > self._ends and self._reruns is not None:
+            self._abandon(now)
+            self._reruns.stop("it took many times as long as the first run")
+
+    def _abandon(self, now: float) -> None:
+        if self._reruns is not None:
+            for runner in filter(self._reruns.holds, list(self.pool.members)):
+                self._abort(runner, now)
 
     @property
-    def result(self) -> Determinism:
-        """What has been found so far."""
-        first, second = self._first, self._current if self._current is not self._first else None
-        mismatched, failed = first.mismatched, sorted(first.failed)
-        elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
-        helps = None
-        if second is not None and (second.mismatched or second.failed or not self._cut):
-            helps = not second.mismatched and not second.failed
-        return Determinism(
-            checked=len(first.again),
-            elsewhere=elsewhere,
-            mismatched=tuple(mismatched),
-            failed=tuple(failed),
-            failure=first.failed[failed[0]] if failed else "",
-            first=self._difference(mismatched[0]) if mismatched else None,
-            env_reuse_helps=helps,
-            remark=self._remark(elsewhere),
-        )
+    def _complete(self) -> bool:
+        return self._reruns is None or self._reruns.done
 
-    def _remark(self, elsewhere: int) -> str:
-        first = self._first
-        if self._cut and len(first.again) + len(first.failed) < len(first.origins):
-            return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
-        alone = "no second runner came up" if self._num_runners > 1 else "only one process took part"
-        return "; ".join(filter(None, ("" if elsewhere else alone, self._in_used)))
+    def _ended(self, now: float) -> Callable[[], list[Job]]:
+        if self._reruns is not None:
+            self._reruns.stop(self._reason)
+            self._finding = self._reruns.result
+        return self._conclude(self._finding, now)
 
-    def _difference(self, index: int) -> FirstDifference:
-        one, other = self._first.origins[index], self._first.again[index]
-        if one.trace is not None and other.trace is not None:
-            parted = first_divergence(one.trace, other.trace)
-            if parted is not None:
-                cause: Literal["policy", "environment"] = "policy" if parted.what == "action" else "environment"
-                return FirstDifference(index, parted.step, parted.what, cause)
-        names = different_columns(one.row, other.row)
-        return FirstDifference(index, -1, names[0] if names else "trace", "")
+    def _pump_all(self, now: float) -> None:
+        members = self.pool.ready()
+        positions = [member.index for member in members]
+        for member in members:
+            self._pump(member, positions, now)
 
-
-def _equal(one: Origin, other: Origin) -> bool:
-    """Compare outcomes, and traces where there are two: equal returns may hide that an episode took another course."""
-    if different_columns(one.row, other.row):
-        return False
-    return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
+    def _pump(self, member: Member, positions: Collection[int], now: float) -> None:
+        """Keep two calls in flight; new episodes go with the next one."""
+        reruns, runner = self._reruns, member.incarnation
+        if reruns is None or member.calls[self.tag] >= CALLS_IN_FLIGHT:
+            return
+        leases = reruns.take(runner, member.index, self._outcome.settings.runners.lanes, positions)
+        while member.calls[self.tag] < CALLS_IN_FLIGHT and reruns.holds(runner):
+            self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
+            leases = ()

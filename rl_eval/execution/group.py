@@ -19,11 +19,12 @@ from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError
-from rl_eval.execution.evaluation import Evaluation
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
-from rl_eval.execution.recorded import RecordedEvaluation
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.recorded import Recorded
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.redaction import learn
@@ -103,7 +104,7 @@ class EvalRunnerGroup:
             # Before Ray goes down with the process: its driver must not call it then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
-        self._loop.post(Do(self._loop.next_tag(), lambda pool, now: pool.grow(count, now)))
+        self._loop.post(Do(lambda pool, now: pool.grow(count, now)))
 
     # ------------------------------------------------------------------ evaluating
 
@@ -235,11 +236,10 @@ class EvalRunnerGroup:
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
         recorder = partial(TrajectoryRecorder, info_keys=evaluation.info_keys, compress_images=compress_images)
-        next_tag = self._loop.next_tag
-        job = RecordedEvaluation(Evaluation(next_tag(), settings, evaluation.plan()), recorder, next_tag)
+        outcome = EvalOutcome(settings, evaluation.plan())
         with self._post_lock:
-            self._loop.post(job)
-        return job.handle
+            self._loop.post(Recorded(Opening(outcome), recorder))
+        return outcome.handle
 
     # ------------------------------------------------------------------ weights
 
@@ -291,7 +291,7 @@ class EvalRunnerGroup:
         """Call a function with every runner that is up, where it lives; return the results by position."""
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(self._loop.next_tag(), function)
+        job = Apply(function)
         return self._wait(job, job.future)
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -307,7 +307,7 @@ class EvalRunnerGroup:
         """
         if self.settings.runners.num_runners:
             pickled(function, "the function")
-        job: Ask[Result] = Ask(self._loop.next_tag(), timeout_s, function)
+        job: Ask[Result] = Ask(timeout_s, function)
         return self._wait(job, job.future)
 
     @property
@@ -373,28 +373,27 @@ class EvalRunnerGroup:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
             sync = None if weights is None else self._weights_job(weights, version)
-            next_tag = self._loop.next_tag
-            then = None if follow_up is None else partial(follow_up.jobs, next_tag)
-            job = Evaluation(next_tag(), settings, plan, log, sync, then, held)
-            job.handle.weights_version = self._last_version
+            outcome = EvalOutcome(settings, plan, log, None if follow_up is None else follow_up.jobs)
+            handle = outcome.handle
+            handle.weights_version = self._last_version
             if on_submitted is not None:
-                on_submitted(job.handle)
+                on_submitted(handle)
             if sync is not None:
                 self._loop.post(sync)
-            self._loop.post(job)
-        return job.handle
+            self._loop.post(Opening(outcome, sync, held))
+        return handle
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
         self._last_version = published.snapshot.version
-        return WeightsSync(self._loop.next_tag(), published)
+        return WeightsSync(published)
 
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._loop.post(job)
         return future.result()
 
     def _do(self, function: Callable[[RunnerPool, float], None]) -> None:
-        job = Do(self._loop.next_tag(), function)
+        job = Do(function)
         self._wait(job, job.future)
 
     def _check_resizable(self, what: str, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -15,6 +15,7 @@ from rl_eval.records.episode import EpisodeTable, Outcome
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
+    from rl_eval.results.story import Event
 
 __all__ = ["EvalHandle", "EvalProgress"]
 
@@ -75,6 +76,7 @@ class EvalHandle:
         flush: Called for :meth:`flush`.
         weights_version: Version of the weights that it evaluates, as far as that is known.
         snapshot: Called for :meth:`snapshot` with its argument.
+        moves: Called for :meth:`story` with its argument; kept when the evaluation is done.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class EvalHandle:
         flush: Callable[[float], None],
         weights_version: int = 0,
         snapshot: Callable[[str], EvalResult] | None = None,
+        moves: Callable[[int], Sequence[Event]] | None = None,
     ) -> None:
         self._progress = progress
         self._cancel = cancel
         self._flush = flush
         self._snapshot = snapshot
+        self._moves = moves
         self._future: Future[EvalResult] = Future()
         # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
         self._future.set_running_or_notify_cancel()
@@ -167,19 +171,37 @@ class EvalHandle:
             )
         return snapshot(reason)
 
+    def story(self, index: int) -> tuple[Event, ...]:
+        """Return what has happened to one episode by now, in order.
+
+        Beside what the result tells, it has when which runner was given the episode, as far as that is among the last
+        10 000 such events.
+
+        Args:
+            index: Index of the episode.
+
+        Raises:
+            UsageError: The plan has no such episode, or the evaluation runs in a service and is not done.
+        """
+        from rl_eval.results.story import story
+
+        return story(self.snapshot(), index, [] if self._moves is None else self._moves(index))
+
     def progress(self) -> EvalProgress:
         """Return how far it is."""
         return self._progress()
 
-    def _set_result(self, result: EvalResult) -> None:
+    def set_result(self, result: EvalResult) -> None:
+        """End it with a result; for whoever runs the evaluation."""
         self._future.set_result(result)
         self._snapshot = None
 
-    def _set_error(self, error: BaseException) -> None:
+    def set_error(self, error: BaseException) -> None:
+        """End it without a result; for whoever runs the evaluation."""
         self._future.set_exception(error)
         self._snapshot = None
 
-    def _release(self, final: EvalProgress) -> None:
+    def release(self, final: EvalProgress) -> None:
         """Drop the evaluation, and with it its weights: a kept handle holds the result alone.
 
         The snapshot goes when the result is there: what has finished can be had at any time.

@@ -1,4 +1,4 @@
-"""What a driver can be asked to do besides evaluating: send weights, call a function everywhere, change the pool."""
+"""Jobs of the control loop, and those besides evaluating: weights, functions for runners, changes of the pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
@@ -28,38 +28,42 @@ Result = TypeVar("Result")
 class Job(abc.ABC):
     """One request to a group, from when it starts until it is done.
 
-    Every method is called in the driver's thread. ``tag`` marks the job's calls, so that replies find it.
+    Every method is called in the control loop's thread, and all but :meth:`tick` and :meth:`fail` after :meth:`start`.
     """
 
-    exclusive: bool
+    exclusive: ClassVar[bool]
     """Whether no other exclusive job may run beside it."""
+    waits_for_disk = False
+    """Whether it goes on as soon as something is written or read."""
 
-    def __init__(self, tag: int) -> None:
-        self.tag = tag
+    pool: RunnerPool
+    """The runners; set by the control loop, as are the next two."""
+    tag: int
+    """Mark of its calls, by which replies find it."""
+    started = False
+    """Whether its turn has come."""
 
     @abc.abstractmethod
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """Begin. Some members may be up already; others are reported by :meth:`joined`."""
 
-    @abc.abstractmethod
-    def joined(self, member: Member, now: float) -> None:
+    def joined(self, member: Member, now: float) -> None:  # noqa: B027  # Most jobs need no more than start().
         """A member came up."""
 
-    @abc.abstractmethod
-    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """A member is gone; return whether an episode is to blame.
 
         Args:
             member: Which.
             crash_report: What it was doing, if that is known.
+            now: The time.
         """
+        return False
 
-    @abc.abstractmethod
-    def replied(self, member: Member, value: Any, now: float) -> None:
+    def replied(self, member: Member, value: Any, now: float) -> None:  # noqa: B027  # As above.
         """A call of this job returned."""
 
-    @abc.abstractmethod
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:  # noqa: B027  # As above.
         """Time passed; also called while the job still waits for its turn."""
 
     @abc.abstractmethod
@@ -71,11 +75,6 @@ class Job(abc.ABC):
     def done(self) -> bool:
         """Whether it needs nothing more."""
 
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether it goes on as soon as something is written or read."""
-        return False
-
     def successors(self) -> list[Job]:
         """Return the jobs that run as soon as this one is done, before any other; asked once."""
         return []
@@ -84,8 +83,7 @@ class Job(abc.ABC):
 class _Awaited(Job, Generic[Result]):
     """A job whose caller waits for a future."""
 
-    def __init__(self, tag: int) -> None:
-        super().__init__(tag)
+    def __init__(self) -> None:
         self.future: Future[Result] = Future()
 
     def fail(self, error: BaseException) -> None:
@@ -105,56 +103,41 @@ class Do(_Awaited[None]):
 
     exclusive = False
 
-    def __init__(self, tag: int, function: Callable[[RunnerPool, float], None]) -> None:
-        super().__init__(tag)
+    def __init__(self, function: Callable[[RunnerPool, float], None]) -> None:
+        super().__init__()
         self._function = function
 
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """See :class:`Job`."""
         try:
-            self._function(pool, now)
+            self._function(self.pool, now)
         except Exception as error:
             self.fail(error)
         else:
             self.future.set_result(None)
 
-    def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
-
-    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
-        """See :class:`Job`."""
-        return False
-
-    def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
-
-    def tick(self, now: float) -> None:
-        """See :class:`Job`."""
-
 
 class _Broadcast(_Awaited[list[Any]]):
     """Calls every member that is up, waiting for the first if none is, and collects what they return."""
 
-    def __init__(self, tag: int, request: RunnerRequest) -> None:
-        super().__init__(tag)
+    def __init__(self, request: RunnerRequest) -> None:
+        super().__init__()
         self._request = request
         self._waiting: dict[int, int] = {}
         self._values: dict[int, Any] = {}
         self._sent = False
-        self._pool: RunnerPool | None = None
 
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """See :class:`Job`."""
-        self._pool = pool
-        for member in pool.ready():
-            self._send(pool, member, now)
+        for member in self.pool.ready():
+            self._send(member, now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._pool is not None and not self._sent:
-            self._send(self._pool, member, now)
+        if not self._sent:
+            self._send(member, now)
 
-    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """See :class:`Job`."""
         called = self._waiting.pop(member.incarnation, None) is not None
         if called and not self._waiting and not self._values:
@@ -170,13 +153,13 @@ class _Broadcast(_Awaited[list[Any]]):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self._pool is not None and self._pool.hopeless:
-            self.fail(ClusterError(f"no runner is left: {self._pool.last_loss}"))
+        if self.started and self.pool.hopeless:
+            self.fail(ClusterError(f"no runner is left: {self.pool.last_loss}"))
 
-    def _send(self, pool: RunnerPool, member: Member, now: float) -> None:
+    def _send(self, member: Member, now: float) -> None:
         self._sent = True
         self._waiting[member.incarnation] = member.index
-        pool.call(member, self._request, tag=self.tag, now=now)
+        self.pool.call(member, self._request, tag=self.tag, now=now)
 
     def _settle(self) -> None:
         if self._values and not self._waiting and not self.done:
@@ -189,8 +172,8 @@ class WeightsSync(_Broadcast):
 
     exclusive = True
 
-    def __init__(self, tag: int, weights: PublishedWeights) -> None:
-        super().__init__(tag, requests.SetWeights(weights.handle))
+    def __init__(self, weights: PublishedWeights) -> None:
+        super().__init__(requests.SetWeights(weights.handle))
         self._weights = weights
         self._former: PublishedWeights | None = None
         self.superseded = False
@@ -201,24 +184,24 @@ class WeightsSync(_Broadcast):
         """Of the weights that are sent."""
         return self._weights.snapshot.version
 
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """See :class:`Job`."""
-        self._former, pool.weights = pool.weights, self._weights
-        super().start(pool, now)
+        self._former, self.pool.weights = self.pool.weights, self._weights
+        super().start(now)
 
     def joined(self, member: Member, now: float) -> None:
         """A member that comes up has been sent the weights already; have it say so."""
-        if self._pool is not None and not self._values:
+        if not self._values:
             self._waiting[member.incarnation] = member.index
-            self._pool.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
+            self.pool.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
         """Fall back to the former weights, also where the new ones have arrived."""
-        if self._pool is not None and not self.done:
-            former = self._pool.weights = self._former
-            for member in self._pool.ready():
+        if self.started and not self.done:
+            former = self.pool.weights = self._former
+            for member in self.pool.ready():
                 if former is not None:
-                    self._pool.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
+                    self.pool.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
         super().fail(error)
 
 
@@ -228,8 +211,8 @@ class Apply(_Broadcast):
 
     exclusive = False
 
-    def __init__(self, tag: int, function: Callable[[EvalRunner], Any]) -> None:
-        super().__init__(tag, requests.Apply(function))
+    def __init__(self, function: Callable[[EvalRunner], Any]) -> None:
+        super().__init__(requests.Apply(function))
 
 
 @final
@@ -241,27 +224,25 @@ class Ask(_Awaited[Result]):
 
     exclusive = True
 
-    def __init__(self, tag: int, timeout_s: float, function: Callable[[EvalRunner], Result]) -> None:
-        super().__init__(tag)
+    def __init__(self, timeout_s: float, function: Callable[[EvalRunner], Result]) -> None:
+        super().__init__()
         self._timeout_s = timeout_s
         self._request = requests.Apply(function)
-        self._pool: RunnerPool | None = None
         self._member: Member | None = None
         self._deadline = 0.0
 
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """See :class:`Job`."""
-        self._pool = pool
-        for member in pool.ready()[:1]:
+        for member in self.pool.ready()[:1]:
             self.joined(member, now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._pool is not None and self._member is None:
+        if self._member is None:
             self._member, self._deadline = member, now + self._timeout_s
-            self._pool.call(member, self._request, tag=self.tag, now=now)
+            self.pool.call(member, self._request, tag=self.tag, now=now)
 
-    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """See :class:`Job`."""
         if member is self._member:
             self.fail(ClusterError(f"runner {member.index} was lost during the call"))
@@ -274,20 +255,20 @@ class Ask(_Awaited[Result]):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self._pool is None or self.done:
+        if self.done or not self.started:
             return
         if self._member is None:
-            if self._pool.hopeless:
-                self.fail(ClusterError(f"no runner is left: {self._pool.last_loss}"))
+            if self.pool.hopeless:
+                self.fail(ClusterError(f"no runner is left: {self.pool.last_loss}"))
         elif now > self._deadline:
             why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
-            self._pool.condemn(self._member, RunnerLost(why))
+            self.pool.terminate(self._member, RunnerLost(why))
             self.fail(ClusterError(why))
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What a runner does right after an evaluation, while it still has its weights."""
+    """Work of a runner right after an evaluation, while it still has its weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
     """Given the result, in the driver's thread: what to call with a runner, one after the other."""
@@ -296,13 +277,13 @@ class FollowUp:
     timeout_s: float
     """Longest time that one may take."""
 
-    def jobs(self, next_tag: Callable[[], int], result: EvalResult) -> list[Job]:
+    def jobs(self, result: EvalResult) -> list[Job]:
         """Return the jobs that do it."""
         try:
             asks: list[Job] = []
             futures: list[Future[Any]] = []
             for function in self.choose(result):
-                ask: Ask[Any] = Ask(next_tag(), self.timeout_s, function)
+                ask: Ask[Any] = Ask(self.timeout_s, function)
                 asks.append(ask)
                 futures.append(ask.future)
         except Exception as error:

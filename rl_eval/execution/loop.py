@@ -67,10 +67,6 @@ class ControlLoop:
         if self._threaded:
             self._thread.start()
 
-    def next_tag(self) -> int:
-        """Return a mark for a new job."""
-        return next(self._tags)
-
     def post(self, job: Job) -> None:
         """Hand over a job.
 
@@ -80,6 +76,7 @@ class ControlLoop:
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
             raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
+        self._adopt(job)
         self._inbox.put(job)
         if self._stopping:
             # The loop may have read its inbox for the last time.
@@ -138,46 +135,54 @@ class ControlLoop:
     def _turn(self) -> None:
         self._read_inbox(block=not self._backend.busy)
         looked = self._clock()
-        waits_for_disk = any(job.waits_for_disk for job in self._active.values())
-        for reply in self._backend.wait(_DISK_POLL_S if waits_for_disk else _POLL_S):
+        for reply in self._backend.wait(self._poll_s):
             self._route(reply, self._clock())
         # Whatever came before this moment has been read, however long that took.
         self._tick(looked)
+        self._advance()
+
+    def _adopt(self, job: Job) -> None:
+        job.pool, job.tag = self._pool, next(self._tags)
+
+    def _advance(self) -> None:
+        """Let jobs go and start others until neither changes anything: some are done as soon as they have started."""
         self._retire()
-        self._start_jobs()
+        while self._start_jobs():
+            self._retire()
 
     def _retire(self) -> None:
         """Let jobs go that are done; what they ask for next comes before all others."""
         ended = [job for job in [*self._active.values(), *self._waiting] if job.done]
         self._active = {tag: job for tag, job in self._active.items() if not job.done}
         self._waiting = deque(job for job in self._waiting if not job.done)
-        self._waiting.extendleft(job for one in reversed(ended) for job in reversed(one.successors()))
+        for job in reversed([job for one in ended for job in one.successors()]):
+            self._adopt(job)
+            self._waiting.appendleft(job)
         # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.
         followers = itertools.islice([*self._waiting, None], 1, None)
         self._waiting = deque(
             job for job, after in zip(self._waiting, followers, strict=True) if not _needless(job, after)
         )
 
+    @property
+    def _poll_s(self) -> float:
+        return _DISK_POLL_S if any(job.waits_for_disk for job in self._active.values()) else _POLL_S
+
     def _read_inbox(self, block: bool) -> None:
-        if block and not self._active:
-            timeout = self._pool.patience(self._clock())
-        elif block and any(job.waits_for_disk for job in self._active.values()):
-            timeout = _DISK_POLL_S
-        elif block:
-            timeout = min(_POLL_S, self._pool.patience(self._clock()))
-        else:
-            timeout = 0.0
-        try:
+        timeout = self._pool.patience(self._clock()) if block else 0.0
+        if self._active:
+            timeout = min(timeout, self._poll_s)
+        with suppress(queue.Empty):
             item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
             while True:
                 if item is not None:
                     self._waiting.append(item)
                 item = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
-        self._start_jobs()
+        self._advance()
 
-    def _start_jobs(self) -> None:
+    def _start_jobs(self) -> bool:
+        """Start the jobs whose turn has come; return whether there were any."""
+        waited = len(self._waiting)
         busy = any(job.exclusive for job in self._active.values())
         kept: deque[Job] = deque()
         for job in self._waiting:
@@ -190,10 +195,12 @@ class ControlLoop:
                 self._active[job.tag] = job
                 self._start(job)
         self._waiting = kept
+        return len(kept) < waited
 
     def _start(self, job: Job) -> None:
+        job.started = True
         try:
-            job.start(self._pool, self._clock())
+            job.start(self._clock())
         except Exception as error:
             # One job's mistake is not the end of the others.
             job.fail(error)
@@ -205,7 +212,6 @@ class ControlLoop:
             self._die(error)
         for job in [*self._active.values(), *self._waiting]:
             job.tick(now)
-        self._retire()
 
     # ------------------------------------------------------------------ replies
 
@@ -258,7 +264,7 @@ class ControlLoop:
             case Verdict.END:
                 self._die(error)
             case Verdict.EXCLUDE:
-                self._pool.dismiss(member, error)
+                self._pool.exclude(member, error)
                 self.forget([member])
             case Verdict.REPLACE | Verdict.REPLACE_FREE:
                 self._lose(member, error, now)
@@ -279,7 +285,7 @@ class ControlLoop:
 
     def _report_lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """Tell the jobs that a member is gone; return whether an episode was charged with it."""
-        verdicts = [job.lost(member, crash_report) for job in list(self._active.values())]
+        verdicts = [job.lost(member, crash_report, self._clock()) for job in list(self._active.values())]
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Which records an evaluation has: those that are committed, and no others.
+"""Store of an evaluation's records: those that are committed, and no others.
 
 Without an evaluation log a record is committed when it arrives; with one, when its segment is written. Progress and
 result are read from here, so nobody hears of an episode that a crash could still lose.

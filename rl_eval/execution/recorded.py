@@ -1,4 +1,4 @@
-"""Evaluation whose episodes leave trajectories: an evaluation, and an observer in every runner that takes part."""
+"""Evaluation whose episodes leave trajectories: its jobs, and an observer in every runner that takes part."""
 
 from __future__ import annotations
 
@@ -8,91 +8,79 @@ from typing import Any, Final, final
 
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
-from rl_eval.execution.evaluation import Evaluation
-from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Job
-from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import RunReport
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["TRAJECTORY", "RecordedEvaluation"]
+__all__ = ["TRAJECTORY", "Recorded"]
 
 TRAJECTORY: Final = "trajectory"
 """Name of the artifact."""
 
 
 @final
-class RecordedEvaluation(Job):
-    """Runs an evaluation, and has runners record while it runs and only then.
+class Recorded(Job):
+    """Job of an evaluation, with runners that record while it and those that follow it run, and only then.
 
     A runner's calls run in order, so it records from the first episode on, also one that comes up later.
 
     Args:
-        evaluation: What to run.
+        job: The job.
         recorder: Builds the observer of an environment; picklable.
-        next_tag: Returns a mark for a new job.
     """
 
     exclusive = True
 
-    def __init__(self, evaluation: Evaluation, recorder: Callable[[Any], Any], next_tag: Callable[[], int]) -> None:
-        super().__init__(evaluation.tag)
-        self._evaluation = evaluation
+    def __init__(self, job: Job, recorder: Callable[[Any], Any]) -> None:
+        self._job = job
+        self._recorder = recorder
         self._begin = requests.Apply(partial(_observe, factories={TRAJECTORY: recorder}))
-        self._next_tag = next_tag
-        self._pool: RunnerPool | None = None
 
-    @property
-    def handle(self) -> EvalHandle:
-        """Handle of the evaluation."""
-        return self._evaluation.handle
-
-    def start(self, pool: RunnerPool, now: float) -> None:
+    def start(self, now: float) -> None:
         """See :class:`Job`."""
-        self._pool = pool
-        for member in pool.ready():
-            pool.call(member, self._begin, tag=self.tag, now=now)
-        self._evaluation.start(pool, now)
+        self._job.pool, self._job.tag, self._job.started = self.pool, self.tag, True
+        if not isinstance(self._job, Opening):
+            for member in self.pool.ready():
+                self.pool.call(member, self._begin, tag=self.tag, now=now)
+        self._job.start(now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
-        if self._pool is not None:
-            self._pool.call(member, self._begin, tag=self.tag, now=now)
-        self._evaluation.joined(member, now)
+        self.pool.call(member, self._begin, tag=self.tag, now=now)
+        self._job.joined(member, now)
 
-    def lost(self, member: Member, crash_report: CrashReport | None) -> bool:
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """See :class:`Job`."""
-        return self._evaluation.lost(member, crash_report)
+        return self._job.lost(member, crash_report, now)
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
         if isinstance(value, RunReport):
-            self._evaluation.replied(member, value, now)
+            self._job.replied(member, value, now)
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        self._evaluation.tick(now)
+        self._job.tick(now)
 
     def fail(self, error: BaseException) -> None:
         """See :class:`Job`."""
-        self._evaluation.fail(error)
+        self._job.fail(error)
 
     @property
     def done(self) -> bool:
         """See :class:`Job`."""
-        return self._evaluation.done
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """See :class:`Job`."""
-        return self._evaluation.waits_for_disk
+        return self._job.done
 
     def successors(self) -> list[Job]:
-        """Have the runners record no more, behind the calls that end the evaluation."""
-        if self._pool is None or not self._pool.ready():
+        """Record what follows as well, and nothing more after the last job."""
+        if following := self._job.successors():
+            return [Recorded(job, self._recorder) for job in following]
+        if not self.started or not self.pool.ready():
             return []
-        return [Apply(self._next_tag(), partial(_observe, factories={}))]
+        return [Apply(partial(_observe, factories={}))]
 
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:

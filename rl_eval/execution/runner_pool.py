@@ -43,7 +43,7 @@ class Member:
     index: int
     spawned: float
     ready: bool = False
-    condemned: bool = False
+    terminated: bool = False
     """Whether it was given up, and is only waited for to be found dead."""
     broken: bool = False
     """Whether it could not start, a call raised, or all its episodes failed while others' did not."""
@@ -110,7 +110,7 @@ class RunnerPool:
     def ready(self) -> list[Member]:
         """Members that can work, in order of their position."""
         # A copy, since other threads ask too.
-        fit = [member for member in list(self.members.values()) if member.ready and not member.condemned]
+        fit = [member for member in list(self.members.values()) if member.ready and not member.terminated]
         return sorted(fit, key=lambda member: member.index)
 
     def expected(self) -> int:
@@ -129,7 +129,7 @@ class RunnerPool:
 
     @property
     def phase(self) -> str:
-        """What the runners are busy with, in a few words."""
+        """Occupation of the runners, in a few words."""
         ready = self.ready()
         if not ready:
             return self._backend.starting([member.incarnation for member in list(self.members.values())])
@@ -186,17 +186,17 @@ class RunnerPool:
         positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
         return positions <= self._failing
 
-    def condemn(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
-        """Have a member ended that has gone wrong; its loss is reported when it is known what it was doing.
+    def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
+        """End a member that has gone wrong; its loss is reported when it is known what it was doing.
 
         Args:
             member: Which.
             why: What is known.
             broken: Whether all its episodes failed while others' did not.
         """
-        member.condemned = True
+        member.terminated = True
         member.broken = member.broken or broken
-        self._backend.condemn(member.incarnation, why)
+        self._backend.terminate(member.incarnation, why)
 
     def lose(self, member: Member, why: BaseException, now: float, *, free: bool = False) -> None:
         """Give a member up, and replace it later if the budget allows.
@@ -217,7 +217,7 @@ class RunnerPool:
             counts[member.index] += not free
             self._due.append((now + delay, member.index))
 
-    def dismiss(self, member: Member, why: BaseException) -> None:
+    def exclude(self, member: Member, why: BaseException) -> None:
         """Give a member up for good."""
         self._remove(member)
         self.last_loss = why
@@ -233,7 +233,7 @@ class RunnerPool:
             self._broken.pop(member.index, None)
 
     def tick(self, now: float) -> None:
-        """Start the replacements that are due, and condemn the members that must be given up.
+        """Start the replacements that are due, and terminate the members that must be given up.
 
         Raises:
             RunnerStartError: No runner ever came up, for longer than ``runner_start_timeout_s``.
@@ -249,8 +249,8 @@ class RunnerPool:
             self.restarts += 1
             self._spawn(due[1], now)
         for member in list(self.members.values()):
-            if not member.condemned and (why := self._given_up(member, now)):
-                self.condemn(member, why)
+            if not member.terminated and (why := self._given_up(member, now)):
+                self.terminate(member, why)
 
     def patience(self, now: float) -> float:
         """Seconds until something may be due, at most 1."""

@@ -36,7 +36,7 @@ _READERS: Final = 8
 
 @dataclass(frozen=True)
 class LogContents:
-    """What is known of an evaluation."""
+    """Contents of an evaluation log."""
 
     manifest: Manifest
     rows: npt.NDArray[np.void]

@@ -31,7 +31,7 @@ _PLAN: Final = ("num_episodes", "seed", "first_index")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is evaluated, and where it came from. All values are plain JSON."""
+    """Manifest of an evaluation: its settings and their origin. All values are plain JSON."""
 
     num_episodes: int
     seed: int

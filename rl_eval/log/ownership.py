@@ -37,7 +37,7 @@ _RACES: Final = 10
 
 @dataclass(frozen=True)
 class Claim:
-    """Who writes the log, or wrote it."""
+    """Claim of the process that writes the log, or wrote it."""
 
     epoch: int
     host: str

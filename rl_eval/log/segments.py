@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.
 
 
 class SegmentName(NamedTuple):
-    """What the name of a segment says; names sort in the order of writing."""
+    """Name of a segment; names sort in the order of writing."""
 
     epoch: int
     number: int
@@ -72,7 +72,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Header:
-    """What the metadata of a segment say about the flush that wrote it."""
+    """Metadata of a segment about the flush that wrote it."""
 
     session: str
     """The session; two that claimed one epoch at once differ."""

@@ -109,7 +109,7 @@ def is_unusable(error: OSError) -> bool:
 
 
 def is_uri(path: str) -> bool:
-    """Tell a URI from a path."""
+    """Return whether a place is a URI."""
     return "://" in path
 
 

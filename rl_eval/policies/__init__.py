@@ -100,5 +100,5 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
 
 
 def came_from_factory(error: BaseException) -> bool:
-    """Tell whether the factory of a policy raised an error, which keeps its type, also on its way from a runner."""
+    """Return whether the factory of a policy raised an error, which keeps its type, also on its way from a runner."""
     return getattr(error, _FROM_FACTORY, False)

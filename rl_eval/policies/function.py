@@ -1,4 +1,4 @@
-"""How a plain function becomes a policy: it maps a batch of numpy observations to a batch of actions."""
+"""Policy of a plain function, which maps a batch of numpy observations to a batch of actions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import torch
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.sampling import bernoulli, categorical, log_probability
+from rl_eval.policies.sampling import bernoulli, categorical, gaussian, log_probability
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["ModulePolicy"]
@@ -79,6 +79,26 @@ class ModulePolicy:
     def probe_outputs(self, observations: Any) -> list[Array]:
         """Return what the module computes, before any action is read from it."""
         return [array for array in self._forward(observations) if array is not None]
+
+    def log_prob(self, observations: Any, actions: Array) -> npt.NDArray[np.float64]:
+        """Return the log-probabilities of actions; see :class:`rl_eval.protocols.ActionLogProb`.
+
+        Raises:
+            ConfigError: Actions are not sampled in a continuous space, so that none has a density.
+            PolicyError: The actions are not of the action space.
+        """
+        output, log_std = self._forward(observations)
+        _check_actions(actions, len(output), self._space)
+        sampled = not self._deterministic
+        if isinstance(self._space, gym.spaces.Box) and not (sampled and log_std is not None):
+            raise ConfigError(
+                "the policy takes one action per observation in a continuous space, so no action has a density: set "
+                "policy.deterministic to False, and have the module return (mean, log_std)"
+            )
+        if sampled:
+            return log_probability(self._space, output, log_std, actions)
+        taken = self._read(output, log_std, np.ones(len(output), np.bool_), None)
+        return np.where((taken == actions).reshape(len(output), -1).all(1), 0.0, -np.inf)
 
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
@@ -145,9 +165,7 @@ class ModulePolicy:
                 "policy.deterministic is False, but the module returns actions without a distribution: return a tuple "
                 "(mean, log_std) to sample from, or set policy.deterministic to True"
             )
-        draw = noise.normal(output.size // len(output)).reshape(output.shape)
-        sampled = output.astype(np.float64) + np.exp(log_std.astype(np.float64)) * draw
-        return sampled.reshape(shape)
+        return gaussian(output, np.exp(log_std.astype(np.float64)), noise).reshape(shape)
 
 
 def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:
@@ -168,3 +186,16 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
     if output.shape != shape:
         raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}")
     return output
+
+
+def _check_actions(actions: Array, batch: int, space: gym.Space[Any]) -> None:
+    """Refuse actions of another space: a logit of a wrong place would be read for them."""
+    if actions.shape != (batch, *(space.shape or ())):
+        raise PolicyError(
+            f"actions of shape {actions.shape} are not {batch} actions of {space}: give them as the environment takes "
+            "them, not one-hot"
+        )
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+        if (outside := (actions < space.start) | (actions >= space.start + sizes)).any():
+            raise PolicyError(f"action {actions[outside][0]} is not in {space}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rl_eval.errors import PolicyError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["bernoulli", "categorical", "log_probability"]
+__all__ = ["bernoulli", "categorical", "gaussian", "log_probability"]
 
 Array = npt.NDArray[Any]
 
@@ -39,6 +39,12 @@ def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
     with np.errstate(over="ignore"):
         probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
     return (noise.uniform(logits.shape[1]) < probability).astype(np.int8)
+
+
+def gaussian(mean: Array, std: Array, noise: NoiseSource) -> npt.NDArray[np.float64]:
+    """Draw of a diagonal Gaussian per row, in float64, with the shape of ``mean``."""
+    draws = noise.normal(mean.size // len(mean)).reshape(mean.shape)
+    return np.asarray(mean.astype(np.float64) + std.astype(np.float64) * draws, np.float64)
 
 
 def log_probability(

@@ -112,7 +112,7 @@ class Determinism:
 
     @property
     def advice(self) -> str:
-        """What helps against a failed check, as far as that was tried; empty otherwise."""
+        """Advice after a failed check, as far as remedies were tried; empty otherwise."""
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":

@@ -53,7 +53,7 @@ MESSAGE_CAP: Final = 2_000
 
 
 class Outcome(IntEnum):
-    """How an episode ended. ``MISSING`` marks a row that was never filled."""
+    """End of an episode. ``MISSING`` marks a row that was never filled."""
 
     MISSING = 0
     COMPLETED = 1
@@ -61,7 +61,7 @@ class Outcome(IntEnum):
 
 
 class Truncation(IntEnum):
-    """Who cut the episode short. When both limits fall on one step, the environment's flag wins."""
+    """Limit that cut the episode short. When both limits fall on one step, the environment's flag wins."""
 
     NONE = 0
     ENVIRONMENT = 1
@@ -234,7 +234,7 @@ def row_of(**values: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where one live lane is."""
+    """Progress of one live lane."""
 
     index: int
     attempt: int
@@ -243,7 +243,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one call of ``EvalRunner.run`` did."""
+    """Report of one call of ``EvalRunner.run``."""
 
     rows: npt.NDArray[np.void]
     """Finished episodes: array of :data:`ROW`, shape (finished,)."""

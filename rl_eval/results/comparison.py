@@ -70,7 +70,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two results on the same plan say about their difference, ``b`` minus ``a``."""
+    """Comparison of two results on the same plan: their difference, ``b`` minus ``a``."""
 
     environment: str
     a: Side
@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know before using the numbers; empty for an ordinary comparison."""
+        """Notes that a reader needs before using the numbers; empty for an ordinary comparison."""
         return _notes(self)
 
     @property

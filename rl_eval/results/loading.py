@@ -1,4 +1,4 @@
-"""Decides which result a folder holds: that of its evaluation log, or the one that was saved in it.
+"""Loading of results from a folder: that of its evaluation log, or the one that was saved in it.
 
 The log is what was committed, so it counts; a ``result.json`` beside it is a copy. A copy that says something else
 is an error, never a choice.

@@ -1,4 +1,4 @@
-"""Where a result came from: what must be known to obtain it again."""
+"""Provenance of a result: all that must be known to obtain it again."""
 
 from __future__ import annotations
 

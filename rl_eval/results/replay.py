@@ -1,4 +1,4 @@
-"""Decides whether an episode comes out again as it was recorded: it is rerun from what the provenance says.
+"""Replay of recorded episodes: they run again as the provenance says, and are compared with their records.
 
 The episode runs in this process, with the seed, the weights and the inference of the record, at the attempt that
 the record is of. Live objects cannot be rebuilt from their names, so whoever passed them passes them again.

@@ -76,7 +76,7 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time of one evaluation went."""
+    """Time that the parts of one evaluation took."""
 
     wall_seconds: float
     """From the first lease to the last record, on the driver's clock."""
@@ -329,7 +329,7 @@ class EvalResult:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know before using the numbers; empty for an ordinary result."""
+        """Notes that a reader needs before using the numbers; empty for an ordinary result."""
         return notes(self)
 
     # Identity

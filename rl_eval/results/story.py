@@ -1,22 +1,26 @@
-"""Story of one episode: everything that a result holds about it, in the order in which it happened.
+"""Story of one episode: everything that is known about it, in the order in which it happened.
 
-A pure function of the result, so the same story comes from a live result, a saved one and the log of a run at work.
+A pure function of the result, so the same story comes from a live result, a saved one and the log of a run at work;
+while the evaluation's handle is there, its last events tell in addition which runner had the episode when.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import EpisodeRecord, Fault
 from rl_eval.results.result import EvalResult
 
-__all__ = ["Event", "story"]
+__all__ = ["Event", "Kind", "story"]
 
-Kind = Literal["planned", "fault", "completed", "failed", "unfinished", "check"]
+Kind = Literal[
+    "planned", "granted", "reclaimed", "returned", "fault", "lost", "excluded", "completed", "failed", "unfinished",
+    "check",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,17 @@ class Event:
     """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
     fault: Fault | None = None
     """The fault, with node and traceback."""
+    at: float | None = None
+    """Seconds since the session began; None where only the log tells of it."""
 
 
-def story(result: EvalResult, index: int) -> tuple[Event, ...]:
+def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[Event, ...]:
     """Return what happened to one episode, in order.
 
     Args:
         result: Finished or not.
         index: Index of the episode.
+        moves: What the last events of a session tell about it: where it was run, and when.
 
     Raises:
         UsageError: The plan has no such episode.
@@ -50,10 +57,27 @@ def story(result: EvalResult, index: int) -> tuple[Event, ...]:
         raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
     return (
         Event("planned", f"episode {index} of {len(result.plan):,}, seed {result.plan[index].seed}"),
-        *map(_fault_event, result.table.faults.get(index, ())),
-        _end(result, index),
+        *_merged(moves, [_fault_event(fault) for fault in result.table.faults.get(index, ())]),
+        replace(_end(result, index), at=next((move.at for move in moves if move.kind == "completed"), None)),
         *(Event("check", text) for text in _checks(result, index)),
     )
+
+
+def _merged(moves: Sequence[Event], faults: list[Event]) -> Iterator[Event]:
+    """Put each fault where its attempt ended; those of which the moves do not know were before."""
+    ends = {_attempt(move) for move in moves if move.kind in ("fault", "lost")}
+    found = {_attempt(fault): fault for fault in faults if _attempt(fault) in ends}
+    yield from (fault for fault in faults if _attempt(fault) not in ends)
+    for move in moves:
+        fault = found.get(_attempt(move)) if move.kind in ("fault", "lost") else None
+        if fault is not None:
+            yield replace(fault, at=move.at)
+        elif move.kind != "completed":
+            yield move
+
+
+def _attempt(event: Event) -> tuple[int, int | None]:
+    return event.attempt, event.runner
 
 
 def _fault_event(fault: Fault) -> Event:

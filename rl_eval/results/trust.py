@@ -1,4 +1,4 @@
-"""Signatures that tell the folders of this user, on this machine, from those of strangers.
+"""Signatures by which the folders of this user, on this machine, are distinguished from those of others.
 
 What a result says about its making names code: replaying it imports that code. Whoever can write a result can so have
 anything run by whoever replays it. A key that only this user can read lies outside of all results, and each result is
@@ -43,7 +43,7 @@ def sign(config: Any) -> str | None:
 
 
 def is_own(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether this user made a result on this machine, in the folder in which this process works."""
+    """Return whether this user made a result on this machine, in the folder in which this process works."""
     return _was_made_in(working_folder(), provenance)
 
 

@@ -199,6 +199,11 @@ class EvalRunner(abc.ABC):
         return self._observation_space, self._action_space
 
     @property
+    def inference(self) -> Inference:
+        """Inference of the policy for all live lanes."""
+        return self._inference
+
+    @property
     def policy(self) -> Policy:
         """The policy that acts, with the weights that it has."""
         return self._policy

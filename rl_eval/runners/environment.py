@@ -1,4 +1,4 @@
-"""Which environment a lane gets, from a gymnasium id, ``"module:attr"`` or a callable."""
+"""Environments of lanes, from a gymnasium id, ``"module:attr"`` or a callable."""
 
 from __future__ import annotations
 

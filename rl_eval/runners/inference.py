@@ -1,4 +1,4 @@
-"""Which rows share a forward pass, so that a row's result does not depend on its neighbours.
+"""Inference in batches: rows share a forward pass only where a row's result does not depend on its neighbours.
 
 A matrix product may give a row other last bits at another batch size or position. The result of a row is
 therefore *defined* as that of a block of :data:`BLOCK` rows, provided that blocks are position-invariant on
@@ -121,6 +121,11 @@ class Inference:
                 actions, errors = self._act_alone()
         self._steps += self.live
         return self._reader.split(actions), errors
+
+    @property
+    def rows_per_pass(self) -> int | None:
+        """Rows of one forward pass; None for all lanes at once."""
+        return None if self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions, None if it does not tell."""

@@ -1,4 +1,4 @@
-"""What a lane knows about the episode it runs: one environment slot and the sums of one attempt."""
+"""Lane of a runner: one environment slot, and the sums of the attempt that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy keeps from one call to the next: random generators, tensors, counters.
+"""Memory of a policy between its calls: random generators, tensors, counters.
 
 A policy whose actions depend on such things is no function of its observations. The probe looks at them before and
 after the policy acts, and names what changed. It goes through attributes, closures, containers and the globals that
@@ -33,6 +33,8 @@ _MOST_BYTES: Final = 2**20
 _LARGEST_BUFFER: Final = 2**26
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 _ENTRY_POINTS: Final = ("act", "forward", "__call__")
+_TRAINED: Final = ("Dropout", "BatchNorm")
+"""Beginnings of the names of layers, or their bases, that compute something else while training."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
@@ -67,19 +69,18 @@ def training_layers(policy: Any) -> list[str]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    names = ("Dropout", "BatchNorm")
     found = []
     for name, part in _parts(policy):
         if isinstance(part, torch.nn.Module) and part.training:
             kind = getattr(part, "original_name", type(part).__name__)  # TorchScript has one class for all.
-            if isinstance(part, kinds) or kind.startswith(names):
+            classes = (kind, *(cls.__name__.lstrip("_") for cls in type(part).__mro__))
+            if any(cls.startswith(_TRAINED) for cls in classes):
                 found.append(f"{name} ({kind})".strip())
     return found
 
 
 def weights_digest(policy: Any) -> str:
-    """Tell the weights of two builds of a policy apart, by the beginning of each tensor; empty without a module."""
+    """Return a digest of the beginning of each tensor of a policy's weights; empty without a module."""
     torch = sys.modules.get("torch")
     module = getattr(policy, "module", policy)
     if torch is None or not isinstance(module, torch.nn.Module):

@@ -48,7 +48,7 @@ Verdict = Literal["whole", "block", "row"]
 
 
 class Finding(NamedTuple):
-    """What the probe found out about a policy."""
+    """Findings of the probe about a policy."""
 
     verdict: Verdict
     """How many rows may share a forward pass."""

@@ -1,4 +1,4 @@
-"""How observations enter a batch and actions leave it, and when either breaks its space's contract."""
+"""Batches of observations and actions, checked against their spaces."""
 
 from __future__ import annotations
 
@@ -128,7 +128,11 @@ class ObservationBatch:
         """
         self._scratch = self._scratch or ObservationBatch(self._space, 1)
         self._scratch.write(0, observation)
-        return b"".join(array.tobytes() for _, array in self._scratch._leaves)
+        return self._scratch.tobytes()
+
+    def tobytes(self) -> bytes:
+        """Return all rows, leaf by leaf."""
+        return b"".join(array.tobytes() for _, array in self._leaves)
 
     def clear(self, row: int) -> None:
         """Zero a row whose observation must not be seen."""

@@ -1,4 +1,4 @@
-"""What an environment returns beside its observation, read as what it claims to be.
+"""Readers of what an environment returns besides its observation: reward, flags and info.
 
 A reward is a number and a flag is true or false: text, None, several values and objects are refused, since ``"False"``
 would pass as true and ``"0.3"`` as 0.3. Runners take Python's own floats and bools as they are, and ask here about

@@ -50,7 +50,7 @@ class RunnerLost:
 
 @dataclass(frozen=True, slots=True)
 class RunnerReported:
-    """What happened on a runner since its last report."""
+    """Report of a runner: all that happened on it since the last one."""
 
     runner: int
     finished: Sequence[int] = ()
@@ -99,7 +99,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Tell the runner to drop everything."""
+    """Request to a runner to drop everything."""
 
     runner: int
 

@@ -86,7 +86,7 @@ Failure = StartFailed | CallFailed | RunnerDied
 
 
 class Verdict(Enum):
-    """What becomes of a runner that failed, and of its group."""
+    """Consequence of a failure for the runner, and for its group."""
 
     REPLACE = "replace"
     """Another one takes its place after a back-off, within the restart budget of the position."""

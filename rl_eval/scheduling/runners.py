@@ -12,7 +12,7 @@ __all__ = ["RunnerState", "RunnerStates"]
 
 @dataclass(slots=True)
 class RunnerState:
-    """What the schedule knows about one runner."""
+    """State of one runner, as far as the schedule knows it."""
 
     lanes: int
     held: dict[int, None] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Where a runner lives, and where its recorder and its stacks are written."""
+    """Process of a runner, and the files of its recorder and its stacks."""
 
     node_id: str
     pid: int
@@ -112,7 +112,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What is known about a runner that is gone, or was ended because it had to be."""
+    """Findings about a runner that is gone, or was terminated."""
 
     cause: Cause
     """A passed deadline; found stopped (SIGSTOP) at a passed deadline; a fatal signal that it had time to

@@ -1,4 +1,4 @@
-"""Tells a Ctrl-C from a ``KeyboardInterrupt`` that an environment raises of itself.
+"""Distinction of Ctrl-C from a ``KeyboardInterrupt`` that an environment raises of itself.
 
 A Ctrl-C reaches Python code in the main thread only, and through the handler of SIGINT. So where that handler takes
 note of what it raises, a ``KeyboardInterrupt`` without such a note is the environment's own.

@@ -63,7 +63,7 @@ class Deadlines:
 
     @property
     def shortest(self) -> float:
-        """How long a process may stand still: whatever it was about to do, it would be over by then."""
+        """Time that a process may stand still: whatever it was about to do, it would be over by then."""
         given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
         return min(given, default=math.inf)
 
@@ -121,7 +121,7 @@ class NodeAgent:
         return ward.crash_report
 
     def end(self, runner: int) -> None:
-        """End a runner that Ray was told to end, and what it had started."""
+        """End a runner that Ray was asked to end, and what it had started."""
         self._end(runner, time.perf_counter() + _PARTING_S)
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class NodeAgent:
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
-        self._reaper.dismiss()
+        self._reaper.stop()
         self._stopped.set()
 
     def _end(self, runner: int, deadline: float) -> None:
@@ -160,7 +160,7 @@ class NodeAgent:
                         self._inspect(ward)
 
     def _inspect(self, ward: _Ward) -> None:
-        """End a runner that has passed a deadline; its driver hears from Ray that it is gone, and asks why."""
+        """End a runner that has passed a deadline; its driver gets from Ray that it is gone, and asks why."""
         status = living(ward.process_info)
         if status is None:
             return

@@ -4,7 +4,8 @@ Ray ends the actors of a killed driver, runners and agents alike, but not the si
 runner that is stopped. This small process of its own outlives the agent that started it: it learns from a pipe which
 runners there are, and when the pipe breaks it waits for their deaths and cleans up after each.
 
-Run as ``python -m rl_eval.supervision.orphan_reaper`` with one JSON line per runner on its standard input.
+Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, which is how often it looks, with one JSON line per
+runner on its standard input.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _STOPPED_ROUNDS: Final = 20
 
 
 class OrphanReaper:
-    """The agent's end of the pipe."""
+    """The agent's end of the pipe.
 
-    def __init__(self) -> None:
+    Args:
+        round_s: Seconds between two looks at the runners.
+    """
+
+    def __init__(self, round_s: float = _ROUND_S) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(  # noqa: S603  # This interpreter, this module.
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, str(round_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -52,8 +57,8 @@ class OrphanReaper:
             self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 
-    def dismiss(self) -> None:
-        """Everything is cleaned up; may be said again."""
+    def stop(self) -> None:
+        """End it: everything is cleaned up; may be called again."""
         if not self._pipe.closed:
             with contextlib.suppress(OSError):
                 self._pipe.write(b"null\n")
@@ -78,7 +83,7 @@ def main() -> None:
             if status is None or still[runner] > _STOPPED_ROUNDS:
                 _reap(runner)
                 del still[runner]
-        time.sleep(_ROUND_S)
+        time.sleep(float(sys.argv[1]))
 
 
 def _reap(runner: ProcessInfo) -> None:

@@ -1,4 +1,4 @@
-"""What each kind of fault does, and in which phases it can strike."""
+"""Kinds of faults, and the phases in which each can strike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BLOCK_BYTES: Final = 2**24
 
 
 class InjectedFault(RuntimeError):
-    """What an environment of this package raises on purpose."""
+    """Exception that an environment of this package raises on purpose."""
 
 
 class Strike(NamedTuple):
@@ -107,7 +107,7 @@ def _gil_sleep(strike: Strike) -> None:
     nanosleep = ctypes.PyDLL(None).nanosleep
     seconds = int(strike.seconds)
     left = _Timespec(seconds, int((strike.seconds - seconds) * 1e9))
-    # A signal interrupts it, and tells in its second argument how much is left.
+    # A signal interrupts it, and writes into its second argument how much is left.
     while nanosleep(ctypes.byref(left), ctypes.byref(left)):
         pass
 

@@ -37,7 +37,7 @@ class _Submits(Protocol):
 
 @final
 class EvalSchedule:
-    """When to evaluate during training: ``update`` after every iteration, ``finish`` after the last.
+    """Schedule of evaluations during training: ``update`` after every iteration, ``finish`` after the last.
 
     Args:
         every_steps: Length of an interval, in training steps, at least 1. Step 0 is not due.
@@ -78,7 +78,7 @@ class EvalSchedule:
     # ------------------------------------------------------------------ the decision
 
     def due(self, step: int) -> bool:
-        """Tell whether the policy of a step should be evaluated.
+        """Return whether the policy of a step should be evaluated.
 
         A step in the interval of the last accepted evaluation, or before it, is not: a loop that goes back is silent
         until it is past that interval, unless it restores the schedule as well (:meth:`load_state_dict`).

@@ -112,12 +112,11 @@ def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[
         timer.cancel()
 
 
-def gif(content: bytes, *, width: int = 320, fps: float = 10.0) -> bytes:
-    """Return an MP4 video as an animated GIF, with colours of its own.
+def gif(content: bytes, *, fps: float = 10.0) -> bytes:
+    """Return an MP4 video as an animated GIF of at most 320 pixels across, with colours of its own.
 
     Args:
         content: The MP4 file.
-        width: Most pixels across; a smaller video keeps its size.
         fps: Most frames per second.
 
     Raises:
@@ -127,7 +126,7 @@ def gif(content: bytes, *, width: int = 320, fps: float = 10.0) -> bytes:
         video, animation = Path(folder, "video.mp4"), Path(folder, "video.gif")
         video.write_bytes(content)
         palette = "split[frames][all];[all]palettegen[palette];[frames][palette]paletteuse"
-        scale = f"fps={fps:g},scale='min({width},iw)':-2,{palette}"
+        scale = f"fps={fps:g},scale='min(320,iw)':-2,{palette}"
         command = [*_ffmpeg(), "-i", str(video), "-filter_complex", scale, str(animation)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)  # noqa: S603  # Ours.
         return animation.read_bytes()

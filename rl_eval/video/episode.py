@@ -1,7 +1,7 @@
 """Video of one episode, recorded where its runner lives: it runs again there, in an environment that renders.
 
 The runner's own environments are not touched. A sibling with one lane has the same policy object, and so the same
-weights; since an episode does not depend on its layout, it comes out again, and whether it did is told.
+weights; since an episode does not depend on its layout, it comes out again, and whether it did is reported.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def record_episode(
             f"{version} by now: record videos of an evaluation before the next weights are sent"
         )
     camera = _Camera(max_frames)
-    sibling = _rendering_sibling(runner, int(row["attempts"]), timeout_s, camera)
+    sibling = _rendering_sibling(runner, timeout_s, camera)
     try:
         with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
             file = Path(folder, "video.mp4")
@@ -178,7 +178,7 @@ class _Camera:
 
     @property
     def problem(self) -> str:
-        """Why the environment cannot be recorded; empty if it can."""
+        """Reason why the environment cannot be recorded; empty if it can."""
         mode = getattr(self.env, "render_mode", None)
         modes = self._metadata.get("render_modes")
         return "" if mode == _MODE else f"its render_mode is {mode!r}, of {modes} that its metadata names"
@@ -237,13 +237,13 @@ class _Camera:
             self._error = error
 
 
-def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float, camera: _Camera) -> EvalRunner:
+def _rendering_sibling(runner: EvalRunner, timeout_s: float, camera: _Camera) -> EvalRunner:
     """Build a runner with one lane whose environment renders for a camera, and with the policy of another.
 
     Raises:
         ConfigError: The environment does not render.
     """
-    settings = _one_lane(runner.settings, attempts, timeout_s, camera)
+    settings = _one_lane(runner.settings, timeout_s, camera)
     problems = []
     for way, kwargs in _ways(settings).items():
         section = settings.environment.model_copy(update={"env_kwargs": kwargs})
@@ -263,15 +263,12 @@ def _rendering_sibling(runner: EvalRunner, attempts: int, timeout_s: float, came
     )
 
 
-def _one_lane(settings: EvalSettings, attempts: int, timeout_s: float, camera: _Camera) -> EvalSettings:
+def _one_lane(settings: EvalSettings, timeout_s: float, camera: _Camera) -> EvalSettings:
     return settings.model_copy(
         update={
             "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
             "evaluation": settings.evaluation.model_copy(update={"observers": (camera.watch,)}),
-            # The attempt of the record, and none that would need another environment.
-            "fault_tolerance": settings.fault_tolerance.model_copy(
-                update={"max_attempts_per_episode": attempts, "episode_timeout_s": timeout_s}
-            ),
+            "fault_tolerance": settings.fault_tolerance.model_copy(update={"episode_timeout_s": timeout_s}),
         }
     )
 

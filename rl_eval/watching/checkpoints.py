@@ -76,7 +76,7 @@ class Snapshot:
         return identify(self.info.name, self.digest)
 
     def is_intact(self) -> bool:
-        """Tell whether the copy is what it was; a machine that went down may have left less."""
+        """Return whether the copy is what it was; a machine that went down may have left less."""
         try:
             return digest_of(self.path) == self.digest
         except OSError:
@@ -254,7 +254,7 @@ class SnapshotStore:
         try:
             copy_checkpoint(path, copied)
         except OSError:
-            # A trainer that removes a folder makes copytree collect one error per file: only its signature tells why.
+            # A trainer that removes a folder makes copytree collect one error per file: only its signature says why.
             if _is_unchanged(path, info):
                 raise
             return None

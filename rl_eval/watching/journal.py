@@ -208,7 +208,7 @@ class Journal:
         write_text(self._path, json.dumps(data, indent=1) + "\n")
 
     def _load(self) -> bool:
-        """Read the entries, unless they are of another task; tell whether they are."""
+        """Read the entries, unless they are of another task; return whether they are."""
         if not self._path.exists():
             return False
         data = check_journal(self._path)

@@ -41,7 +41,7 @@ _VERSIONS: Final = 2**31
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is watched, and how."""
+    """Options of a watch."""
 
     run_dir: Path
     """Folder of the training run."""
@@ -148,7 +148,7 @@ class Watcher:
 
     @property
     def journal(self) -> Journal:
-        """What has become of each checkpoint."""
+        """Journal of the checkpoints and their evaluations."""
         return self._journal
 
     @property
@@ -349,7 +349,7 @@ class Watcher:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: It was given up; its log has what finished.
             UsageError: The config cannot work, or the code has changed.
-            ClusterError: It cannot run, and the checkpoint is not to blame.
+            ClusterError: It cannot run, which is not the checkpoint's fault.
         """
         self._journal.check(self._task())
         try:

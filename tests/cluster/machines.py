@@ -12,6 +12,13 @@ import ray
 from ray.cluster_utils import Cluster
 
 _TESTS = Path(__file__).parents[1]
+SYSTEM = {
+    # Runners have a runtime environment, for which no worker that was started in advance is of use.
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+    # The default of ten seconds is what tests of metrics would wait.
+    "metrics_report_interval_ms": 1000,
+}
 _RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
@@ -29,6 +36,7 @@ def shared_cluster() -> Iterator[Cluster]:
                 "labels": {"zone": "lab"},
                 "include_dashboard": False,
                 "object_store_memory": 300 * 1024**2,
+                "_system_config": SYSTEM,
             },
         )
     try:
@@ -71,26 +79,6 @@ def _title(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
     except OSError:
         return ""
-
-
-@contextmanager
-def local_cluster(**options: Any) -> Iterator[None]:
-    """A cluster with four logical CPUs, whatever the machine has."""
-    ray.init(
-        **{
-            "address": "local",
-            "num_cpus": 4,
-            "num_gpus": 0,
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            **options,
-        }
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

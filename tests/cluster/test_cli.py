@@ -37,8 +37,7 @@ def descendants(mark):
     return [command for command in found if not any(name in command for name in RAYS_OWN)]
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, number):
     """What was in the log is not run again, and the result is that of an undisturbed run."""
     mark = str(folder)

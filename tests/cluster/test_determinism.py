@@ -6,7 +6,7 @@ from machines import eventually
 from rl_eval import EvalConfig, EvalRunnerGroup
 
 
-@pytest.mark.parametrize("depends", [False, True])
+@pytest.mark.parametrize("depends", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_episodes_run_again_in_another_process(ray_cluster: None, depends: bool) -> None:
     """What differs between processes is invisible to a process that checks itself."""
     config = EvalConfig().environment("workloads:OwnProcess", env_kwargs={"depends": depends}).policy("workloads:zeros")

@@ -12,7 +12,6 @@ from typing import Any
 import evaluator_world
 import pytest
 from evaluator_world import LIMIT_S, config
-from machines import eventually
 
 from rl_eval import Evaluator
 from rl_eval.errors import ConfigError
@@ -50,26 +49,27 @@ def pids(evaluator: Evaluator) -> list[int]:
     return found
 
 
-def policy_with_weights() -> Any:
+def test_a_killed_runner_is_replaced_and_init_fn_comes_first_in_both_processes(tmp_path: Path) -> None:
+    """Its episodes run again with the weights of the request; nothing is imported in either when the function runs."""
     from evaluator_modules import Scale
 
-    return Scale(4.0)
-
-
-def test_init_fn_comes_first_once_in_every_process_also_in_those_that_replace_others(tmp_path: Path) -> None:
-    """Neither torch, nor gymnasium, nor the modules of environment and policy are imported when it runs."""
-    setting = config().runners(num_runners=2, num_envs_per_runner=1, init_fn=noting(tmp_path))
+    gate, noted = tmp_path / "gate", tmp_path / "noted"
+    gate.mkdir()
+    noted.mkdir()
+    setting = config(gate=str(gate)).runners(num_runners=1, num_envs_per_runner=1, init_fn=noting(noted))
     told: list[BaseException] = []
-    with Evaluator(setting, policy_with_weights(), on_error=told.append) as ev:
-        assert ev.evaluate().mean_return == 4.0
-        assert eventually(lambda: len(pids(ev)) == 2)
-        first = pids(ev)
-        assert notes(tmp_path) == {f"{pid}-0": "" for pid in sorted(first, key=str)}
-        os.kill(first[0], signal.SIGKILL)
-        assert eventually(lambda: len(set(pids(ev)) - set(first)) == 1)
-        everyone = {*first, *pids(ev)}
-        assert notes(tmp_path) == {f"{pid}-0": "" for pid in sorted(everyone, key=str)}
-        assert ev.evaluate().mean_return == 4.0
+    with Evaluator(setting, Scale(4.0), on_error=told.append) as ev:
+        (pid,) = pids(ev)
+        assert notes(noted) == {f"{pid}-0": ""}
+        handle = ev.submit(Scale(6.0), step=1)
+        evaluator_world.wait_for(gate / "entered")
+        os.kill(pid, signal.SIGKILL)
+        (gate / "open").touch()
+        result = handle.result(LIMIT_S)
+        assert {(one.episode_return, one.weights_version) for one in result.episodes} == {(6.0, 1)}
+        assert result.provenance["runners_lost"] == 1
+        (other,) = pids(ev)
+        assert notes(noted) == {f"{one}-0": "" for one in sorted({pid, other}, key=str)}
     assert told == []
 
 
@@ -102,23 +102,6 @@ def test_an_init_fn_needs_a_process_of_its_own(backend: Any) -> None:
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"runners\.init_fn is 3"):
         Evaluator(config().runners(num_runners=1, init_fn=3))
-
-
-def test_a_killed_runner_delays_a_result_and_changes_nothing(tmp_path: Path) -> None:
-    """It is replaced, its episodes run again, with the weights of the request."""
-    from evaluator_modules import Scale
-
-    with Evaluator(config(gate=str(tmp_path)), Scale(), backend="ray") as ev:
-        group = ev._engine._group  # type: ignore[attr-defined]
-        (pid,) = group.foreach_runner(lambda runner: os.getpid())
-        handle = ev.submit(Scale(6.0), step=1)
-        evaluator_world.wait_for(tmp_path / "entered")
-        os.kill(pid, signal.SIGKILL)
-        (tmp_path / "open").touch()
-        result = handle.result(LIMIT_S)
-        assert {(one.episode_return, one.weights_version) for one in result.episodes} == {(6.0, 1)}
-        assert result.provenance["runners_lost"] == 1
-        assert pids(ev) != [pid]
 
 
 _ALONE = """
@@ -154,13 +137,3 @@ def test_a_trainer_without_a_cluster_is_untouched_by_the_one_that_is_started_for
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=240, check=False
     )
     assert ran.stdout.strip().endswith("untouched"), ran.stderr[-3000:]
-
-
-def test_numpy_policies_need_no_torch_in_the_runner() -> None:
-    """A policy without tensors runs in a process that never imports torch."""
-    with Evaluator(config(), backend="ray") as ev:
-        ev.evaluate()
-        (loaded,) = ev._engine._group.foreach_runner(  # type: ignore[attr-defined]
-            lambda runner: "torch" in __import__("sys").modules
-        )
-        assert not loaded

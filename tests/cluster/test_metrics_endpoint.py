@@ -3,38 +3,50 @@
 import math
 import re
 import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import ray
-from machines import eventually, local_cluster
+from machines import eventually
 from workloads import cartpole
 
-from rl_eval import EvalProgress, EvalRunnerGroup
+from rl_eval import EvalProgress, evaluate
 from rl_eval.loggers import RayMetrics
 from rl_eval.results.point import EvalPoint
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 SAMPLE = re.compile(r"^ray_rl_eval_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """Start a cluster whose processes report twice a second, and not every ten."""
-    with local_cluster(_system_config={"metrics_report_interval_ms": 500}):
-        yield
-
-
 @pytest.fixture(scope="module")
 def point() -> EvalPoint:
-    """One evaluation in processes, with retries and failed episodes."""
-    config = cartpole(attempt_rates=[0.5, 0.5]).runners(num_runners=2).fault_tolerance(max_attempts_per_episode=2)
-    with EvalRunnerGroup(config) as group:
-        result = group.evaluate()
+    """One evaluation with retries and failed episodes."""
+    result = evaluate(cartpole(attempt_rates=[0.5, 0.5]).fault_tolerance(max_attempts_per_episode=2))
     assert result.num_failed
     assert result.num_retried > result.num_failed
     return EvalPoint(1000, 0, result, {f"eval/{name}": value for name, value in result.metrics.items()})
+
+
+class Process:
+    """Holds the metrics of evaluators; a process that was connected before, as this one, would report twice."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, RayMetrics] = {}
+
+    def call(self, evaluator: str, method: str, args: Any, values: Any) -> None:
+        metrics = self._of.setdefault(evaluator, RayMetrics(evaluator))
+        getattr(metrics, method)(*args, **values)
+
+
+@pytest.fixture(scope="module")
+def call(ray_cluster: None) -> Iterator[Callable[..., None]]:
+    """Call a method of an evaluator's metrics in another process."""
+    process = ray.remote(num_cpus=0)(Process).remote()
+    yield lambda evaluator, method, *args, **values: ray.get(process.call.remote(evaluator, method, args, values))
+    ray.kill(process)
 
 
 def scraped(evaluator: str) -> dict[str, float]:
@@ -55,11 +67,10 @@ def reads(evaluator: str, expected: dict[str, float]) -> bool:
     return eventually(lambda: scraped(evaluator) == pytest.approx(expected))
 
 
-def test_every_number_is_at_the_endpoint(point):
+def test_every_number_is_at_the_endpoint(point, call):
     """Counters add up over evaluations; gauges are those of the last one."""
     result = point.result
-    metrics = RayMetrics("first")
-    metrics.log(point)
+    call("first", "log", point)
     once = {
         "episodes_done_total": result.aggregates.count,
         "episodes_failed_total": result.num_failed,
@@ -71,46 +82,28 @@ def test_every_number_is_at_the_endpoint(point):
     gauges = {"mean_return": result.mean_return, "evaluated_step": 1000, "weights_version": 0, "weights_lag": 0}
     assert reads("first", once | gauges), scraped("first")
 
-    metrics.reached(1750)
-    metrics.log(replace(point, step=1500, weights_version=4))
+    call("first", "reached", 1750)
+    call("first", "log", replace(point, step=1500, weights_version=4))
     twice = {name: 2 * value for name, value in once.items()}
     assert reads("first", twice | gauges | {"evaluated_step": 1500, "weights_version": 4, "weights_lag": 250})
-    metrics.reached(2000)
+    call("first", "reached", 2000)
     assert reads("first", twice | gauges | {"evaluated_step": 1500, "weights_version": 4, "weights_lag": 500})
 
 
-def test_lost_runners_and_progress_are_shown(point):
+def test_lost_runners_and_progress_are_shown(point, call):
     """Evaluators of one cluster are told apart by their label."""
     point.result.provenance["runners_lost"] = 3
-    metrics = RayMetrics("second")
-    metrics.log(point)
-    metrics.progress(EvalProgress(60, 17, 0, 0, 17, 1.0, 0.5, 400, 2.0, 2))
+    call("second", "log", point)
+    call("second", "progress", EvalProgress(60, 17, 0, 0, 17, 1.0, 0.5, 400, 2.0, 2))
     point.result.provenance["runners_lost"] = 0
     wanted = {"runner_restarts_total": 3, "running_episodes_finished": 17, "runners": 2}
     assert eventually(lambda: wanted.items() <= scraped("second").items()), scraped("second")
     assert "runners" not in scraped("first")
 
 
-def test_a_number_that_is_none_leaves_the_last_one(point):
+def test_a_number_that_is_none_leaves_the_last_one(call):
     """NaN and infinity have no place in a gauge."""
-    metrics = RayMetrics("third")
-    metrics._set(mean_return=5.0)
-    metrics._set(mean_return=math.nan)
-    metrics._set(mean_return=math.inf)
-    metrics._set(weights_version=1)
+    for value in (5.0, math.nan, math.inf):
+        call("third", "_set", mean_return=value)
+    call("third", "_set", weights_version=1)
     assert reads("third", {"mean_return": 5, "weights_version": 1})
-
-
-def test_an_actor_reports_too(point):
-    """An evaluator that lives in a process of its own."""
-
-    @ray.remote(num_cpus=0)
-    class Service:
-        def log(self, point):
-            self.metrics = RayMetrics("service")
-            self.metrics.log(point)
-
-    service = Service.remote()
-    ray.get(service.log.remote(point))
-    assert eventually(lambda: scraped("service").get("episodes_done_total") == point.result.aggregates.count)
-    ray.kill(service)

@@ -36,19 +36,17 @@ def watch(output, **runners):
 
 
 def test_actors_that_stay_give_the_same_curve(folder):
-    """Three checkpoints and the second test of the best: the same one or two processes, none of them this one."""
+    """Three checkpoints and the second test of the best: the same process, which is not this one."""
     for step in (1, 2, 3):
         save(step, good=step == 2)
     watch("plain")
-    pids = watch("actors", num_runners=2)
+    pids = watch("actors", num_runners=1)
     assert curve("actors") == curve("plain")
     assert best("actors") == best("plain")
     assert set(rows_in_logs(folder="actors").values()) == {6}
     assert len(pids) == 4
-    seen = {pid for found in pids for pid in found}
-    assert seen == set(pids[-1])
-    assert 1 <= len(seen) <= 2
-    assert os.getpid() not in seen
+    (seen,) = {pid for found in pids for pid in found}
+    assert seen != os.getpid()
 
 
 def test_an_actor_tells_a_bad_checkpoint_from_a_bad_environment(folder, monkeypatch):

@@ -201,8 +201,8 @@ def test_step_timeout_in_this_process() -> None:
 @pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_impossible_resources(config: EvalConfig) -> None:
     """The error says what was asked for and what the cluster has."""
-    config.runners(num_cpus_per_runner=64, custom_resources_per_runner={"tpu": 2}, runner_start_timeout_s=3)
-    with pytest.raises(RunnerStartError, match=contains("runner_start_timeout_s=3", "64 CPU", "2 tpu", "16 CPU")):
+    config.runners(num_cpus_per_runner=64, custom_resources_per_runner={"tpu": 2}, runner_start_timeout_s=0.5)
+    with pytest.raises(RunnerStartError, match=contains("runner_start_timeout_s=0.5", "64 CPU", "2 tpu", "16 CPU")):
         evaluate(config)
 
 
@@ -210,7 +210,8 @@ def test_impossible_resources(config: EvalConfig) -> None:
 @pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_runners_that_built_different_policies(config: EvalConfig) -> None:
     """A factory that initializes at random gives every runner another policy; that is refused, with the fix."""
-    with EvalRunnerGroup(config.runners(num_runners=2).evaluation(num_episodes=400)) as group:
+    config.policy("numpy_world:OfThisProcess").runners(num_runners=2).evaluation(num_episodes=400)
+    with EvalRunnerGroup(config) as group:
         # Both must be up, or the first does everything alone.
         assert eventually(lambda: group.healthy_runner_ids == [0, 1])
         with pytest.raises(ConfigError, match=contains("another policy", "policy.weights")):

@@ -220,7 +220,118 @@ class ForgetsVersions(Textbook):
         return report
 
 
-BROKEN: dict[type[Textbook], str] = {
+class CountsItsSlots(Textbook):
+    """Has other episodes where it has more slots."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        shifted = [lease._replace(seed=lease.seed + len(self._lanes) - 1) for lease in leases]
+        super()._accept(shifted, reclaim, abort)
+
+
+class Crowded(VectorEvalRunner):
+    """Has more live episodes than slots."""
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        runners = settings.runners.model_copy(update={"num_envs_per_runner": settings.runners.lanes + 1})
+        super().__init__(settings.model_copy(update={"runners": runners}), runner_index, policy)
+
+
+class DefaultAboveItsMost(Textbook):
+    """Cannot run as many episodes as it does by default."""
+
+    default_lanes = 4
+    max_lanes = 2
+
+
+class HidesAStep(Textbook):
+    """Takes the second step of every episode behind its observers' back."""
+
+    def turn(self) -> None:
+        lane = self._lanes[0]
+        observed, lane.step = lane.step, lane.env.step if lane.length == 1 else lane.step
+        super().turn()
+        if lane.lease is not None:
+            lane.step = observed
+
+
+class ShowsStepsTwice(Textbook):
+    """Its observers see everything twice."""
+
+    def _observe(self, slot: int, env: Any) -> Any:
+        made = super()._observe(slot, env)
+        observe = made._observe_step
+
+        def twice(*given: Any) -> None:
+            observe(*given)
+            observe(*given)
+
+        made._observe_step = twice
+        return made
+
+
+class HidesRetries(Textbook):
+    """Does not tell observers that an attempt begins anew."""
+
+    def _observe(self, slot: int, env: Any) -> Any:
+        made = super()._observe(slot, env)
+        kept = self.__dict__.setdefault("kept", made._observers)
+        made._observers = {name: Deaf(observer) for name, observer in kept.items()}
+        return made
+
+
+class Deaf:
+    """Observer that takes no note of a second attempt."""
+
+    def __init__(self, observer: Any) -> None:
+        self.on_step, self.on_episode_end = observer.on_step, observer.on_episode_end
+        self.observer = observer
+
+    def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
+        if attempt == 1:
+            self.observer.on_episode_start(spec, attempt, observation)
+        self.observer.start = (spec.index, spec.seed, attempt)
+
+
+class FailsWithItsObservers(Textbook):
+    """What observers raise in a step is the episode's fault."""
+
+    def _observe(self, slot: int, env: Any) -> Any:
+        made = super()._observe(slot, env)
+        attribute = made._attribute
+
+        def fail(name: str, where: str, error: Exception) -> None:
+            attribute(name, where, error)
+            if where == "on_step":
+                raise error
+
+        made._attribute = fail
+        return made
+
+
+class SilencesItsObservers(Textbook):
+    """Has no note of what they raise."""
+
+    def _note(self, text: str) -> None:
+        """Keep nothing."""
+
+
+class ShowsReruns(Textbook):
+    """Observes the determinism check as well."""
+
+    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super()._accept([lease._replace(fresh=False) for lease in leases], reclaim, abort)
+
+
+BROKEN: dict[type[EvalRunner], str] = {
+    CountsItsSlots: "test_any_number_of_slots_gives_the_same_rows",
+    Crowded: "test_any_number_of_slots_gives_the_same_rows",
+    DefaultAboveItsMost: "test_any_number_of_slots_gives_the_same_rows",
+    HidesAStep: "test_an_observer_sees_every_step_of_each_episode_in_order",
+    ShowsStepsTwice: "test_an_observer_sees_every_step_of_each_episode_in_order",
+    HidesRetries: "test_an_observer_sees_a_new_attempt_from_its_start",
+    FailsWithItsObservers: "test_what_an_observer_raises_is_its_own",
+    SilencesItsObservers: "test_what_an_observer_raises_is_its_own",
+    ShowsReruns: "test_an_episode_that_runs_to_be_compared_is_not_observed",
     LosesAnEpisode: "test_every_lease_gets_exactly_one_row",
     RunsTwice: "test_every_lease_gets_exactly_one_row",
     OwnSeeds: "test_rows_are_those_of_the_reference_loop",

@@ -751,7 +751,7 @@ def test_e25_nothing_warns(made: Any) -> None:
     """Creating one and evaluating once is silent."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made(steps(length=5), constant(), num_trajectories=1).evaluate()
+        assert made(steps(length=5), constant(), num_trajectories=1).evaluate()
 
 
 def test_e26_the_actor_stays(made: Any, ray_cluster: None) -> None:

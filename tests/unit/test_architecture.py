@@ -34,6 +34,7 @@ LAYERS = (
     "results",
     "trajectories",
     "execution",
+    "ope",
     "video",
     "watching",
     "loggers",
@@ -44,7 +45,7 @@ LAYERS = (
 )
 """Parts of the package, bottom to top: a part imports from itself and from those before it."""
 
-PURE = ("scheduling", "execution.determinism_check")
+PURE = ("scheduling", "execution.determinism_reruns")
 """Neither time nor chance nor processes: events in, commands out."""
 
 IMPURE_MODULES = {
@@ -65,7 +66,7 @@ IMPURE_MODULES = {
     "uuid",
 }
 
-TORCH_AT_ONCE = ("policies.mlp", "policies.module")
+TORCH_AT_ONCE = ("policies.mlp", "policies.module", "ope.fitted_q")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
 RAY = (

@@ -40,7 +40,7 @@ from rl_eval.execution.handle import EvalProgress
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
-COMMANDS = ("run", "show", "export", "replay", "video", "watch", "service", "compare", "doctor")
+COMMANDS = ("run", "show", "export", "replay", "video", "watch", "service", "compare", "ope", "doctor")
 
 
 @pytest.fixture
@@ -104,7 +104,9 @@ imported("torch", "ray")
 def test_help_and_completion_import_nothing_heavy_and_comparing_neither_torch_nor_ray(two_results):
     """While the user types, a shell waits for the answer."""
     code = f"COMMANDS = {COMMANDS!r}\n{LIGHT}"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    # Else the shell is the one that the tests were started from, if there is any.
+    named = environment() | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=named, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("imported: ")] == ["imported: []"] * 2

@@ -495,9 +495,10 @@ def test_what_needs_processes_is_refused_without_them() -> None:
 
 def test_the_same_settings_are_fine_where_they_can_be_honoured() -> None:
     """The contradictions above are about pairs of settings, not about one of them."""
-    minimal().runners(runner="single_agent", num_envs_per_runner=1).build()
-    minimal().runners(num_runners=2, num_gpus_per_runner=0.5).policy(device="cuda").build()
-    minimal().policy(device="cuda").build()
+    assert minimal().runners(runner="single_agent", num_envs_per_runner=1).build().runners.runner == "single_agent"
+    on_gpus = minimal().runners(num_runners=2, num_gpus_per_runner=0.5).policy(device="cuda").build()
+    assert (on_gpus.runners.num_gpus_per_runner, on_gpus.policy.device) == (0.5, "cuda")
+    assert minimal().policy(device="cuda").build().policy.device == "cuda"
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]

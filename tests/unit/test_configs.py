@@ -41,6 +41,7 @@ def test_a_config_builds_and_round_trips(path: Path) -> None:
     assert EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build() == settings
 
 
+@pytest.mark.process  # MuJoCo looks for its libraries with a program.
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_config_runs(path: Path) -> None:
     """A few of its episodes complete in this process."""

@@ -1,6 +1,5 @@
 """The determinism check: what runs twice, where, what the comparison says, and whose fault a difference is."""
 
-import dataclasses
 import json
 import math
 import time
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.errors import ComparisonError
-from rl_eval.execution.determinism_check import DeterminismCheck, Origin
-from rl_eval.execution.determinism_phase import DeterminismPhase, affordable, candidates
+from rl_eval.execution.determinism_reruns import Origin, Reruns
+from rl_eval.execution.determinism_sample import Choice, DeterminismSample, affordable, candidates
 from rl_eval.records.determinism import Determinism, FirstDifference
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.records.trace import TRACE, Divergence, TraceRecorder, first_divergence
@@ -43,15 +42,15 @@ def origins(records: EpisodeTable, *indices: int, position: int | None = None) -
     return {i: Origin(rows[i : i + 1], int(rows["runner"][i]) if position is None else position, None) for i in indices}
 
 
-def check_of(records: EpisodeTable, *indices: int, reuse: bool = False, runners: int = 2) -> DeterminismCheck:
-    return DeterminismCheck(origins(records, *indices), reuse, runners)
+def check_of(records: EpisodeTable, *indices: int, reuse: bool = False, runners: int = 2) -> Reruns:
+    return Reruns(origins(records, *indices), reuse, runners)
 
 
 def report(rows, faults=(), traces=None) -> RunReport:
     return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
 
 
-def play(check: DeterminismCheck, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:
+def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:
     """Let runners (incarnation: position) do everything; return who ran what."""
     ran: dict[int, int] = {}
     for _ in range(1000):
@@ -117,35 +116,36 @@ def test_runners_share_the_time_of_the_check(runners: int, count: int) -> None:
     assert len(chosen) == count
 
 
-def phase_of(records: EpisodeTable, build_seconds: float, **environment: str) -> DeterminismPhase:
+def choice_of(records: EpisodeTable, build_seconds: float, **environment: str) -> Choice:
     settings = EvalConfig().environment("CartPole-v1", **environment).policy(MLP).build()
-    phase = DeterminismPhase(len(records.rows), settings)
-    phase.recorded(dataclasses.replace(report(records.rows), construct_seconds=build_seconds), records.rows)
-    phase.start(records, 10.0, 1, 0.0)
-    return phase
+    sample = DeterminismSample(settings, np.zeros(len(records.rows), bool))
+    sample.recorded(build_seconds)
+    return sample.choose(records, 10.0, 1)
 
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_where_building_takes_too_long_used_environments_serve(differs: bool) -> None:
     """They have another history than the first time, so a leak shows; there is no third run then."""
     records = table(runners=1)
-    phase = phase_of(records, build_seconds=3.0)
-    leases = phase.take(1, 0, [0])
+    choice = choice_of(records, build_seconds=3.0)
+    reruns = Reruns(choice.origins, True, 1, choice.remark)
+    leases = reruns.take(1, 0, 8, [0])
     assert len(leases) == 4
     assert not any(lease.fresh for lease in leases)
     rows = records.rows[[lease.index for lease in leases]]
     rows["episode_return"] += differs
-    phase.reported(1, 0, report(rows))
-    assert phase.done
-    assert phase.finding.passed is not differs
-    assert "in used environments, since a new one takes 3.0 s" in phase.finding.remark
-    assert phase.finding.env_reuse_helps is None
+    reruns.reported(1, 0, report(rows))
+    assert reruns.done
+    assert reruns.result.passed is not differs
+    assert "in used environments, since a new one takes 3.0 s" in reruns.result.remark
+    assert reruns.result.env_reuse_helps is None
 
 
 def test_what_takes_too_long_without_building_is_not_checked() -> None:
     """The same where every episode has an environment of its own anyway."""
-    assert not phase_of(table(seconds=3.0), build_seconds=3.0).running
-    assert not phase_of(table(), build_seconds=3.0, env_reuse="episode").running
+    for choice in (choice_of(table(seconds=3.0), 3.0), choice_of(table(), 3.0, env_reuse="episode")):
+        assert choice.origins == {}
+        assert "one more episode would take" in choice.remark
 
 
 def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
@@ -191,7 +191,7 @@ def test_a_single_runner_checks_itself_and_says_so(runners: int, told: str) -> N
 def test_what_a_former_process_ran_is_run_in_another_process_by_anyone() -> None:
     """A continued run compares with the session before."""
     records = table(runners=1)
-    check = DeterminismCheck(origins(records, 3, 4, position=-1), True, 1)
+    check = Reruns(origins(records, 3, 4, position=-1), True, 1)
     play(check, records, {4: 0})
     assert str(check.result) == "2 of 2 re-run episodes identical (2 in another process)"
 
@@ -286,7 +286,7 @@ def test_the_first_difference_tells_the_cause(other, place, cause) -> None:
     records = table()
     first = steps(RESET, (5, 2.0, False, False, 9))
     again = steps(other) if other[0] == 0 else steps(RESET, other)
-    check = DeterminismCheck({3: Origin(records.rows[3:4], 1, first)}, False, 2)
+    check = Reruns({3: Origin(records.rows[3:4], 1, first)}, False, 2)
     assert check.take(1, 0, 1, [0])[0].traced
     check.reported(1, 0, report(records.rows[[3]], traces={3: again}))
     found = check.result

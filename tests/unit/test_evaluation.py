@@ -10,9 +10,11 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
-from rl_eval.backends.requests import Run, RunnerRequest
+from rl_eval.backends.requests import Run, RunnerRequest, Start
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
-from rl_eval.execution.evaluation import Evaluation
+from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
@@ -25,26 +27,27 @@ PLAN = EpisodePlan(4, 0)
 class FakeBackend:
     """Writes down calls; the test plays the runners."""
 
-    busy = False
+    busy = True
 
     def __init__(self) -> None:
-        self.called: list[tuple[int, Run]] = []
+        self.calls: list[tuple[int, Any, int]] = []
+        self.ready: list[Reply] = []
 
     def spawn(self, runner: int, index: int) -> None:
         pass
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        if isinstance(request, Run):
-            self.called.append((runner, request))
+        self.calls.append((runner, request, tag))
 
     def kill(self, runner: int) -> None:
-        pass
+        self.calls = [call for call in self.calls if call[0] != runner]
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         pass
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        return []
+        ready, self.ready = self.ready, []
+        return ready
 
     def starting(self, runners: Sequence[int]) -> str:
         return f"starting {len(runners)}"
@@ -59,44 +62,67 @@ class World:
     def __init__(self, *, up: int = 2, **evaluation: Any) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
-        self.backend = FakeBackend()
+        self.backend, self.now = FakeBackend(), 1.0
         self.pool = RunnerPool(self.backend, settings)
-        self.evaluation = Evaluation(1, settings, PLAN)
-        self.pool.grow(2, 0.0)
-        for member in list(self.pool.members.values())[:up]:
-            self.pool.start_answered(member, 0.0)
-        self.evaluation.start(self.pool, 0.0)
+        self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
+        self.outcome = EvalOutcome(settings, PLAN)
+        self.handle = self.outcome.handle
+        self.pool.grow(2, self.now)
+        self.come_up(up)
+        self.loop.post(Opening(self.outcome))
+        self.turn()
+
+    def turn(self, *replies: Reply) -> None:
+        self.now += 0.01
+        self.backend.ready += replies
+        self.loop._turn()
+
+    def come_up(self, count: int = 2) -> None:
+        starting = [member for member in self.pool.members.values() if not member.ready][:count]
+        self.turn(*(Reply(Call(member.incarnation, Start(member.index), 0)) for member in starting))
 
     def member(self, index: int) -> Member:
         return next(member for member in self.pool.members.values() if member.index == index)
 
-    def given(self, member: Member) -> list[int]:
-        """Return the episodes that a runner was given since the last time."""
-        mine = [call for call in self.backend.called if call[0] == member.incarnation]
-        self.backend.called = [call for call in self.backend.called if call not in mine]
-        return [lease.index for _, run in mine for lease in run.leases]
+    def runs(self, index: int) -> list[Call]:
+        """Take the unanswered calls of a runner."""
+        runner = self.member(index).incarnation
+        mine = [call for call in self.backend.calls if call[0] == runner]
+        self.backend.calls = [call for call in self.backend.calls if call[0] != runner]
+        return [Call(*call) for call in mine]
 
-    def finish(self, index: int) -> list[int]:
+    def given(self, index: int) -> list[int]:
+        """Return the episodes that a runner was given and has not reported."""
+        runner = self.member(index).incarnation
+        return [lease.index for other, run, _ in self.backend.calls if other == runner for lease in run.leases]
+
+    def finish(self, index: int, **changes: Any) -> list[int]:
         """Have a runner finish what it was given; return which episodes that was."""
-        member = self.member(index)
-        indices = self.given(member)
-        member.calls.clear()
-        self.evaluation.replied(member, report(indices, index), 1.0)
-        return indices
+        given, runs = self.given(index), self.runs(index)
+        reports = [report([lease.index for lease in run.request.leases], index) for run in runs]
+        self.turn(*(Reply(run, replace(value, **changes)) for run, value in zip(runs, reports, strict=True)))
+        return given
 
-    def lose(self, index: int, crash_report: CrashReport | None = None) -> bool:
-        """Lose a runner, in the order in which the driver tells it."""
-        member = self.member(index)
-        charged = self.evaluation.lost(member, crash_report)
-        self.pool.lose(member, RunnerLost("gone"), 2.0, free=charged)
-        return charged
+    def finish_all(self) -> None:
+        for _ in range(100):
+            for index in (0, 1):
+                if not self.handle.done():
+                    self.finish(index)
+        assert self.handle.done()
+
+    def lose(self, index: int, crash_report: CrashReport | None = None) -> None:
+        lost = Call(self.member(index).incarnation, Run(), 0)
+        self.turn(Reply(lost, error=RunnerLost("gone"), lost=True, crash_report=crash_report))
 
     def replace(self) -> None:
-        self.pool.tick(100.0)
-        for member in self.pool.members.values():
-            if not member.ready:
-                self.pool.start_answered(member, 100.0)
-                self.evaluation.joined(member, 100.0)
+        self.now += 2.0
+        self.turn()
+        self.come_up()
+
+    @property
+    def aborted(self) -> set[int]:
+        """Runners that were told to drop everything."""
+        return {runner for runner, run, _ in self.backend.calls if run.abort}
 
 
 def row(index: int, runner: int) -> npt.NDArray[np.void]:
@@ -116,15 +142,11 @@ def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
-    assert not world.evaluation.done
+    assert not world.handle.done()
     world.lose(1)
     world.replace()
-    for _ in range(5):
-        for index in (0, 1):
-            if not world.evaluation.done:
-                world.finish(index)
-    assert world.evaluation.done
-    found = world.evaluation.handle.result().determinism
+    world.finish_all()
+    found = world.handle.result().determinism
     assert found.passed
     assert found.checked == len(PLAN)
 
@@ -134,13 +156,12 @@ def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
-    busy = {runner for runner, run in world.backend.called if run.leases}
+    busy = {runner for runner, run, _ in world.backend.calls if run.leases}
     assert busy
-    world.evaluation.handle.cancel()
-    world.evaluation.tick(3.0)
-    aborted = {runner for runner, run in world.backend.called if run.abort}
-    assert aborted >= busy
-    assert world.evaluation.handle.result().status == "complete"
+    world.handle.cancel()
+    world.turn()
+    assert world.aborted >= busy
+    assert world.handle.result().status == "complete"
 
 
 def dying(phase: Any, seed: int, index: int) -> CrashReport:
@@ -152,13 +173,10 @@ def dying(phase: Any, seed: int, index: int) -> CrashReport:
 def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: int) -> None:
     """A runner may still have been in a step, or a close, of the evaluation before."""
     world = World()
-    assert not world.lose(0, dying(phase, seed=12345, index=index))
+    world.lose(0, dying(phase, seed=12345, index=index))
     world.replace()
-    while not world.evaluation.done:
-        for runner in (0, 1):
-            if not world.evaluation.done:
-                world.finish(runner)
-    result = world.evaluation.handle.result()
+    world.finish_all()
+    result = world.handle.result()
     assert result.status == "complete"
     assert result.faults == []
 
@@ -166,48 +184,40 @@ def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: in
 def test_progress_says_what_the_evaluation_is_busy_with() -> None:
     """From its place in the queue to the check of its episodes."""
     world = World(up=0, determinism_check=1.0)
-    phases = [Evaluation(2, world.evaluation._settings, PLAN).phase, world.evaluation.progress().phase]
-    for member in world.pool.members.values():
-        world.pool.start_answered(member, 1.0)
-        world.evaluation.joined(member, 1.0)
-    phases.append(world.evaluation.progress().phase)
-    world.pool.answered(Reply(Call(world.member(0).incarnation, Run(), 1)), 2.0)
-    phases.append(world.evaluation.progress().phase)
+    phases = [EvalOutcome(world.outcome.settings, PLAN).progress().phase, world.handle.progress().phase]
+    world.come_up()
+    phases.append(world.handle.progress().phase)
     world.finish(0)
+    phases.append(world.handle.progress().phase)
     world.finish(1)
-    phases.append(world.evaluation.progress().phase)
+    phases.append(world.handle.progress().phase)
     assert phases == ["waiting for its turn", "starting 2", "probing the policy", "running", "checking determinism"]
 
 
 def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
     """Those that came up before the end took part, whatever was up at the start."""
     world = World(up=1)
-    while not world.evaluation.done:
+    while not world.handle.done():
         world.finish(0)
-    (note,) = world.evaluation.handle.result().provenance["notes"]
+    (note,) = world.handle.result().provenance["notes"]
     assert note == "1 of 2 runners took part: the evaluation was over before the others were up"
 
     late = World(up=1)
-    member = late.member(1)
-    late.pool.start_answered(member, 1.0)
-    late.evaluation.joined(member, 1.0)
-    while not late.evaluation.done:
-        late.finish(0)
-        if not late.evaluation.done:
-            late.finish(1)
-    assert late.evaluation.handle.result().provenance["notes"] == []
+    late.come_up()
+    late.finish_all()
+    assert late.handle.result().provenance["notes"] == []
 
 
 def test_a_snapshot_is_a_result_of_what_has_finished() -> None:
     """And does not change with what finishes later."""
     world = World(determinism_check=0)
     done = world.finish(0)
-    snapshot = world.evaluation.handle.snapshot("seen enough")
+    snapshot = world.handle.snapshot("seen enough")
     assert [record.index for record in snapshot.episodes] == done
     assert snapshot.status == "partial"
     assert "seen enough" in snapshot.reason
     world.finish(1)
-    assert world.evaluation.done
+    assert world.handle.done()
     assert [record.index for record in snapshot.episodes] == done
 
 
@@ -215,11 +225,11 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
     """SIGTERM may come when the evaluation is over and its result is not given yet."""
     world = World(determinism_check=0)
     done = world.finish(0)
-    handle = world.evaluation.handle
-    world.evaluation._close()
+    handle = world.handle
+    world.outcome._close()
     assert [record.index for record in handle.snapshot().episodes] == done
     result = handle.snapshot()
-    handle._set_result(result)
+    handle.set_result(result)
     assert handle.snapshot() is result
 
 
@@ -236,14 +246,11 @@ def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
 def test_a_step_of_this_plan_is_charged() -> None:
     """The same death with a seed of the plan is evidence."""
     world = World()
-    held = world.given(world.member(0))
-    assert world.lose(0, dying("step", seed=int(PLAN.seeds[held[0]]), index=held[0]))
+    held = world.given(0)
+    world.lose(0, dying("step", seed=int(PLAN.seeds[held[0]]), index=held[0]))
     world.replace()
-    while not world.evaluation.done:
-        for runner in (0, 1):
-            if not world.evaluation.done:
-                world.finish(runner)
-    result = world.evaluation.handle.result()
+    world.finish_all()
+    result = world.handle.result()
     assert [(fault.index, fault.charged) for fault in result.faults] == [(held[0], True)]
     assert result.provenance["losses"] == ["runner 0: deadline, in step for 2.0 s, longer than x, on host"]
 
@@ -258,15 +265,15 @@ def test_a_step_of_this_plan_is_charged() -> None:
 )
 def test_another_policy_is_only_said_of_other_weights(first: str, second: str, error: type[Exception]) -> None:
     """Other outputs of the same weights are other floats, whose runner does not take part."""
-    world = World()
-    mine = world.given(world.member(0))[:1], world.given(world.member(1))[:1]
-    keyed = [
-        replace(report(mine[index], index), numerics={"outputs": str(index)}, built_weights=weights)
-        for index, weights in enumerate((first, second))
-    ]
-    world.evaluation.replied(world.member(0), keyed[0], 1.0)
-    with pytest.raises(error, match="another policy" if error is ConfigError else "other floats"):
-        world.evaluation.replied(world.member(1), keyed[1], 1.0)
+    world = World(determinism_check=0)
+    world.finish(0, numerics={"outputs": "0"}, built_weights=first)
+    world.finish(1, numerics={"outputs": "1"}, built_weights=second)
+    if error is ConfigError:
+        assert isinstance(world.handle.exception(), ConfigError)
+        assert "another policy" in str(world.handle.exception())
+    else:
+        assert "other floats" in str(world.pool.last_loss)
+        assert [member.index for member in world.pool.ready()] == [0]
 
 
 def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() -> None:
@@ -274,12 +281,11 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
-    assert not world.evaluation.done
-    world.evaluation.tick(1e6)
-    assert world.evaluation.done
-    assert world.evaluation.handle.result().determinism.passed is None
-    aborted = {runner for runner, run in world.backend.called if run.abort}
-    assert aborted == {member.incarnation for member in world.pool.members.values()}
+    assert not world.handle.done()
+    world.now += 100.0
+    world.turn()
+    assert world.handle.result(timeout_s=0).determinism.passed is None
+    assert world.aborted == {member.incarnation for member in world.pool.members.values()}
 
 
 def test_the_time_without_runners_is_not_the_checks() -> None:
@@ -289,14 +295,12 @@ def test_the_time_without_runners_is_not_the_checks() -> None:
     world.finish(1)
     world.lose(0)
     world.lose(1)
-    world.evaluation.tick(1e6)
-    assert not world.evaluation.done
+    world.now += 100.0
+    world.turn()
+    assert not world.handle.done()
     world.replace()
-    while not world.evaluation.done:
-        for index in (0, 1):
-            if not world.evaluation.done:
-                world.finish(index)
-    assert world.evaluation.handle.result().determinism.passed
+    world.finish_all()
+    assert world.handle.result().determinism.passed
 
 
 @pytest.mark.parametrize("charged", [False, True])
@@ -305,6 +309,5 @@ def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
     world = World()
     fault = Fault(0, 1, 1, "runner", "act", 0, "RunnerLost", "gone", "", 0, "", 0.0, charged=charged)
     told = replace(report([], 0), faults=(fault,) * 30)
-    world.evaluation.replied(world.member(0), told, 1.0)
-    world.evaluation.tick(2.0)
-    assert world.evaluation.done == charged
+    world.turn(Reply(world.runs(0)[0], told))
+    assert world.handle.done() == charged

@@ -62,15 +62,15 @@ class Cue:
 
     def end(self, position: int, error: BaseException | None = None) -> None:
         if error is None:
-            self.handles[position]._set_result(self.result)
+            self.handles[position].set_result(self.result)
         else:
-            self.handles[position]._set_error(error)
+            self.handles[position].set_error(error)
 
     def stop(self) -> None:
         self.stopped += 1
         for handle in self.handles:
             if not handle.done():
-                handle._set_error(ClusterError("the group was stopped before this was done"))
+                handle.set_error(ClusterError("the group was stopped before this was done"))
 
 
 def config() -> EvalConfig:
@@ -438,7 +438,7 @@ def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) ->
     ends = threading.Event()
     waiting = threading.Thread(target=lambda: (ev.drain(), ends.set()))
     waiting.start()
-    in_time = ends.wait(5.0)
+    in_time = ends.wait(LIMIT_S / 2)
     go.set()
     waiting.join(LIMIT_S)
     assert in_time

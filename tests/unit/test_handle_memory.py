@@ -1,4 +1,4 @@
-"""What a kept handle keeps: the result, and nothing of the evaluation that made it."""
+"""What a kept handle keeps: the result and the last events, and nothing of the evaluation that made it."""
 
 import gc
 
@@ -6,6 +6,10 @@ import torch
 from torch import nn
 
 from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval.execution.jobs import Job
+from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.runner_pool import RunnerPool
+from rl_eval.scheduling.schedule import Schedule
 from rl_eval.weights import WeightsSnapshot
 
 
@@ -40,3 +44,22 @@ def test_kept_handles_release_weights() -> None:
             handle.cancel()
             handle.flush()
             assert handle.result().status == "complete"
+
+
+def test_a_kept_handle_releases_jobs_schedule_and_pool() -> None:
+    """When the evaluation is done, and when it could not run."""
+    parts = (Job, EvalOutcome, RunnerPool, Schedule)
+
+    def kept() -> list[object]:
+        gc.collect()
+        return [found for found in gc.get_objects() if issubclass(type(found), parts)]
+
+    before = len(kept())
+    config = EvalConfig().environment("CartPole-v1").runners(num_envs_per_runner=2).evaluation(num_episodes=2)
+    with EvalRunnerGroup(config, lambda o: [0] * len(o)) as group:
+        handles = [group.submit(), group.submit()]
+        handles[0].result()
+    del group
+    assert [handle.done() for handle in handles] == [True, True]
+    assert handles[0].story(1)[1].kind == "granted"
+    assert len(kept()) <= before

@@ -185,6 +185,7 @@ def test_a_manifest_may_hold_what_json_changes(run_dir: Path) -> None:
         log = EvaluationLog.open(run_dir)
         log.begin(manifest)
         log.close()
+    assert read_log(run_dir).manifest.identity == {"sizes": [1, 2], "by_number": {"2": "b", "10": "a"}, "path": "a"}
 
 
 def test_without_a_log_reading_says_so(run_dir: Path) -> None:

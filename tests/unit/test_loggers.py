@@ -278,6 +278,7 @@ def test_the_console_survives_a_result_without_numbers():
     assert "return nan [nan, nan]" in printed(point(failed=2, returns=()))
 
 
+@pytest.mark.process
 def test_the_console_names_videos(tmp_path):
     """And what is odd about them."""
     text = io.StringIO()
@@ -350,6 +351,7 @@ def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
     assert ends == [f"held_out/episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
 
 
+@pytest.mark.process
 def test_tensorboard_gets_videos_as_animated_pictures(tmp_path):
     """It shows no others."""
     with TensorBoardLogger(tmp_path) as log:
@@ -403,6 +405,7 @@ def test_tensorboard_hides_nothing_of_the_training(tmp_path):
     assert [step for step, _ in scalars(tmp_path)] == [10]
 
 
+@pytest.mark.process
 def test_names_without_a_prefix(tmp_path):
     """``log_prefix=""`` is a choice too."""
     with TensorBoardLogger(tmp_path) as log:
@@ -552,9 +555,12 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, e
 def test_loggers_travel_before_their_first_point(make, tmp_path, monkeypatch):
     """To an evaluator that lives in another process."""
     monkeypatch.chdir(tmp_path)
-    arrived = cloudpickle.loads(cloudpickle.dumps(make()))
+    logger = make()
+    arrived = cloudpickle.loads(cloudpickle.dumps(logger))
+    assert type(arrived) is type(logger)
     arrived.log(point())
     arrived.close()
+    assert bool(list(tmp_path.iterdir())) == (type(logger) not in (ConsoleLogger, WandbLogger))
 
 
 @pytest.mark.process

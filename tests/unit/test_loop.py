@@ -11,9 +11,10 @@ from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import ConfigError, EnvError, RunnerLost
-from rl_eval.execution.evaluation import Evaluation
-from rl_eval.execution.jobs import Apply, WeightsSync
+from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
@@ -46,7 +47,7 @@ class FakeBackend:
     def kill(self, runner: int) -> None:
         self.calls = [call for call in self.calls if call[0] != runner]
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
+    def terminate(self, runner: int, why: RunnerLost) -> None:
         self.ended.append((runner, str(why)))
         self.ready.append(Reply(Call(runner, Run(), 0), error=why, lost=True))
 
@@ -85,7 +86,7 @@ class World:
         self.turn(*(Reply(Call(runner, Start(runner), 0), error=error) for runner in runners))
 
     def post(self, job: Any) -> Any:
-        self.loop._inbox.put(job)
+        self.loop.post(job)
         self.turn()
         return job
 
@@ -114,14 +115,14 @@ def played(run: Run, position: int, broken: bool) -> RunReport:
 
 
 def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
-    evaluation = Evaluation(world.loop.next_tag(), world.settings, EpisodePlan(200))
-    world.post(evaluation)
+    outcome = EvalOutcome(world.settings, EpisodePlan(200))
+    world.post(Opening(outcome))
     for _ in range(10_000):
-        if evaluation.done:
+        if outcome.done:
             break
         world.turn()
         world.answer(broken)
-    return evaluation.handle.result(timeout_s=0)
+    return outcome.handle.result(timeout_s=0)
 
 
 # ------------------------------------------------------------------------------ one of several fails
@@ -159,7 +160,7 @@ def test_weights_that_do_not_fit_on_one_machine_cost_only_its_runner(error: Exce
     world = World()
     weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
     world.start(0, 1, 2, 3)
-    sync = world.post(WeightsSync(world.loop.next_tag(), weights))
+    sync = world.post(WeightsSync(weights))
     world.turn(Reply(Call(0, SetWeights("ref"), sync.tag), error=error))
     world.turn(*(Reply(Call(runner, SetWeights("ref"), sync.tag), 1) for runner in (1, 2, 3)))
     assert sync.future.result(timeout=0) == [1, 1, 1]
@@ -172,7 +173,7 @@ def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> 
     world = World(runners=2)
     world.start(0, 1)
     weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
-    sync = world.post(WeightsSync(world.loop.next_tag(), weights))
+    sync = world.post(WeightsSync(weights))
     for runner in (0, 1):
         world.turn(Reply(Call(runner, SetWeights("ref"), sync.tag), error=NO_LICENCE))
     assert sync.future.exception(timeout=0) is NO_LICENCE
@@ -199,13 +200,14 @@ def test_an_error_of_an_evaluation_that_has_ended_is_nobodys() -> None:
     """Both calls in flight raise; the first ends the evaluation, the second not the group."""
     world = World(runners=1)
     world.start(0)
-    evaluation = world.post(Evaluation(world.loop.next_tag(), world.settings, EpisodePlan(200)))
+    outcome = EvalOutcome(world.settings, EpisodePlan(200))
+    world.post(Opening(outcome))
     world.turn()
     calls, world.backend.calls = world.backend.calls, []
     assert len([request for _, request, _ in calls if isinstance(request, Run)]) == 2
     for runner, request, tag in calls:
         world.turn(Reply(Call(runner, request, tag), error=ConfigError("no statistics yet")))
-    assert isinstance(evaluation.handle.exception(), ConfigError)
+    assert isinstance(outcome.handle.exception(), ConfigError)
     assert evaluate(world).status == "complete"
 
 
@@ -213,11 +215,65 @@ def test_what_a_callers_function_raises_is_for_the_caller() -> None:
     """Its runner lives on."""
     world = World(runners=2)
     world.start(0, 1)
-    job = world.post(Apply(world.loop.next_tag(), lambda runner: None))
+    job = world.post(Apply(lambda runner: None))
     runner, request, tag = world.backend.calls[-1]
     world.turn(Reply(Call(runner, request, tag), error=ValueError("mine")))
     assert isinstance(job.future.exception(timeout=0), ValueError)
     assert len(world.pool.ready()) == 2
+
+
+# ------------------------------------------------------------------------------ one evaluation, several jobs
+
+
+def checked_world() -> tuple[World, EvalOutcome]:
+    world = World(runners=2)
+    world.settings = world.settings.model_copy(
+        update={"evaluation": world.settings.evaluation.model_copy(update={"determinism_check": 0.1})}
+    )
+    world.start(0, 1)
+    return world, EvalOutcome(world.settings, EpisodePlan(200), follow_up=lambda result: [Do(lambda *_: None)])
+
+
+def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
+    """A broadcast that waited all along is sent when the last re-run has been reported, and what follows is done."""
+    world, outcome = checked_world()
+    weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
+    world.post(Opening(outcome))
+    sync = world.post(WeightsSync(weights))
+    phases = []
+    while not outcome.done:
+        assert not [request for _, request, _ in world.backend.calls if isinstance(request, SetWeights)]
+        phases.append(outcome.progress().phase)
+        world.answer()
+    assert "checking determinism" in phases
+    assert outcome.handle.result().determinism.checked == 20
+    assert [type(request) for _, request, tag in world.backend.calls if tag == sync.tag] == [SetWeights, SetWeights]
+
+
+def test_a_group_that_stops_in_the_check_fails_the_evaluation() -> None:
+    """And what a follow-up was to do is nobody's."""
+    world, outcome = checked_world()
+    world.post(Opening(outcome))
+    while not outcome.checking:
+        world.answer()
+    world.loop._fail_all(NO_LICENCE)
+    assert outcome.handle.exception() is NO_LICENCE
+    assert world.loop._active == {}
+
+
+def test_a_chain_of_jobs_that_have_nothing_to_wait_for_takes_one_turn() -> None:
+    """An evaluation that is over before it begins costs no poll of the inbox per job."""
+    world = World(runners=1)
+    world.start(0)
+    done: list[int] = []
+
+    class Chained(Do):
+        def successors(self) -> list[Job]:
+            done.append(self.tag)
+            return [Chained(lambda *_: None)] if len(done) < 5 else []
+
+    world.post(Chained(lambda *_: None))
+    assert len(set(done)) == 5
 
 
 # ------------------------------------------------------------------------------ silence

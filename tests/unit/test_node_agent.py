@@ -98,52 +98,45 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
+HANGS = [
+    ("STEP", "while True: pass"),
+    ("STEP", "time.sleep(600)"),
+    ("STEP", "while True: ctypes.PyDLL(None).sleep(600)"),
+    ("RESET", "while True: ctypes.PyDLL(None).sleep(600)"),
+    ("CONSTRUCT", "while True: pass"),
+    ("CLOSE", "time.sleep(600)"),
+    ("ACT", "time.sleep(600)"),
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("phase", "hang"),
-    [
-        ("STEP", "while True: pass"),
-        ("STEP", "time.sleep(600)"),
-        ("STEP", "while True: ctypes.PyDLL(None).sleep(600)"),
-        ("RESET", "while True: ctypes.PyDLL(None).sleep(600)"),
-        ("CONSTRUCT", "while True: pass"),
-        ("CLOSE", "time.sleep(600)"),
-        ("ACT", "time.sleep(600)"),
-    ],
-)
 def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
-    runner: Callable[[str], Runner], agent: NodeAgent, phase: str, hang: str
+    runner: Callable[[str], Runner], agent: NodeAgent
 ) -> None:
     """Whether it holds the interpreter's lock or not, the process is gone and its stack names the place."""
-    hung = runner(f"def guilty():\n    tell()\n    {hang}\nrecorder.enter({phase}, 1, 17)\nguilty()")
-    assert eventually(hung.gone)
-    assert hung.process.returncode == -signal.SIGKILL
-    found = agent.crash_report(1, hung.process_info)
-    assert found.cause == "deadline"
-    assert "fault_tolerance." in found.detail
-    assert found.moment is not None
-    assert (found.moment.phase, found.moment.lane, found.moment.step) == (phase.lower(), 1, 17)
-    assert "guilty" in found.stack
-    assert not Path(hung.process_info.recorder).exists()
+    script = "def guilty():\n    tell()\n    {hang}\nrecorder.enter({phase}, 1, 17)\nguilty()"
+    # All at once, since each takes as long as its limit.
+    hung = [runner(script.format(phase=phase, hang=hang)) for phase, hang in HANGS]
+    for number, ((phase, _), one) in enumerate(zip(HANGS, hung, strict=True), 1):
+        assert eventually(one.gone)
+        assert one.process.returncode == -signal.SIGKILL
+        found = agent.crash_report(number, one.process_info)
+        assert found.cause == "deadline"
+        assert "fault_tolerance." in found.detail
+        assert found.moment is not None
+        assert (found.moment.phase, found.moment.lane, found.moment.step) == (phase.lower(), 1, 17)
+        assert "guilty" in found.stack
+        assert not Path(one.process_info.recorder).exists()
 
 
 @pytest.mark.process
 def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
-    """SIGSTOP is not the fault of the episode: it is told apart from a hang."""
-    stopped = runner("recorder.enter(STEP, 1)\ntell()\nos.kill(os.getpid(), 19)")
-    assert eventually(stopped.gone)
-    assert agent.crash_report(1, stopped.process_info).cause == "stopped"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("phase", ["recorder.enter(ACT)", "recorder.idle()"])
-def test_a_process_that_is_stopped_between_steps_is_ended_too(
-    runner: Callable[[str], Runner], agent: NodeAgent, phase: str
-) -> None:
-    """No step takes too long, and yet nothing goes on."""
-    stopped = runner(f"{phase}\ntell()\nos.kill(os.getpid(), 19)")
-    assert eventually(stopped.gone)
-    assert agent.crash_report(1, stopped.process_info).cause == "stopped"
+    """SIGSTOP is not the fault of the episode; between steps no step takes too long, and yet nothing goes on."""
+    phases = ("recorder.enter(STEP, 1)", "recorder.enter(ACT)", "recorder.idle()")
+    stopped = [runner(f"{phase}\ntell()\nos.kill(os.getpid(), 19)") for phase in phases]
+    for number, one in enumerate(stopped, 1):
+        assert eventually(one.gone)
+        assert agent.crash_report(number, one.process_info).cause == "stopped"
 
 
 @pytest.mark.process
@@ -176,18 +169,17 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
 @pytest.mark.parametrize("deadlines", [Deadlines(reset_s=2.0, step_s=2.0, runner_s=2.0)])
 def test_a_busy_runner_is_left_alone(runner: Callable[[str], Runner]) -> None:
     """Steps that are each within the limit, and idleness, are no hang, however long they last together."""
-    script = """
+    steps = """
 tell()
 until = time.perf_counter() + 2.5
 while time.perf_counter() < until:
     recorder.enter(STEP, 1, 1)
     time.sleep(0.05)
 recorder.idle()
-time.sleep(2.5)
 os._exit(42)
 """
-    busy = runner(script)
-    assert busy.process.wait(LIMIT_S) == 42
+    working, idle = runner(steps), runner("recorder.idle()\ntell()\ntime.sleep(2.5)\nos._exit(42)")
+    assert [one.process.wait(LIMIT_S) for one in (working, idle)] == [42, 42]
 
 
 @pytest.mark.process
@@ -251,6 +243,7 @@ def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent)
     assert not Path(alive.process_info.recorder).parent.exists()
 
 
+@pytest.mark.process
 def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it hears of that, and replaces it: it must not go quiet."""
 
@@ -263,7 +256,7 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
     with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
         agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
-    agent._reaper.dismiss()
+    agent._reaper.stop()
 
 
 def moment(phase: Any, since: float, started: float = 0.0) -> Moment:
@@ -304,9 +297,11 @@ def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> No
 
 
 AGENT = """
-import json, sys
+import functools, json, sys
+from rl_eval.supervision import node_agent
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.flight_recorder import ProcessInfo
+node_agent.OrphanReaper = functools.partial(node_agent.OrphanReaper, round_s=0.02)
 agent = NodeAgent(Deadlines())
 agent.watch(1, ProcessInfo(**json.loads(sys.argv[1])))
 print("watching", flush=True)

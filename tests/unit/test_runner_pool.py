@@ -26,7 +26,7 @@ class FakeBackend:
         self.spawned: list[tuple[int, int]] = []
         self.killed: list[int] = []
         self.called: list[tuple[Any, ...]] = []
-        self.condemned: list[tuple[int, RunnerLost]] = []
+        self.terminated: list[tuple[int, RunnerLost]] = []
         self.room: int | None = None
 
     def spawn(self, runner: int, index: int) -> None:
@@ -48,8 +48,8 @@ class FakeBackend:
     def kill(self, runner: int) -> None:
         self.killed.append(runner)
 
-    def condemn(self, runner: int, why: RunnerLost) -> None:
-        self.condemned.append((runner, why))
+    def terminate(self, runner: int, why: RunnerLost) -> None:
+        self.terminated.append((runner, why))
 
     def shortage(self) -> str:
         return "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free"
@@ -100,11 +100,11 @@ class World:
         self.pool.lose(self.member(index), LOST, self.now)
 
     def wait(self, seconds: float) -> list[tuple[int, BaseException]]:
-        """Let time pass; return the positions that were condemned in it, and why."""
+        """Let time pass; return the positions that were terminated in it, and why."""
         self.now += seconds
-        before = len(self.backend.condemned)
+        before = len(self.backend.terminated)
         self.pool.tick(self.now)
-        return [(self.pool.members[runner].index, why) for runner, why in self.backend.condemned[before:]]
+        return [(self.pool.members[runner].index, why) for runner, why in self.backend.terminated[before:]]
 
     def until_spawn(self, limit_s: float = 60.0) -> float:
         """Wait until the next replacement; return how long it took."""
@@ -287,10 +287,10 @@ def test_other_runners_are_hope() -> None:
     assert world.pool.hopeless
 
 
-def test_a_dismissed_runner_is_not_replaced() -> None:
+def test_an_excluded_runner_is_not_replaced() -> None:
     """A runner that cannot serve, such as one that computes other floats, is given up for good."""
     world = World().grow().started(0, 1)
-    world.pool.dismiss(world.member(1), why := EnvError("other floats"))
+    world.pool.exclude(world.member(1), why := EnvError("other floats"))
     assert world.pool.last_loss is why
     assert world.backend.killed == [1]
     world.until_spawn()

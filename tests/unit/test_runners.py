@@ -329,6 +329,7 @@ def test_the_fingerprint_is_the_same_in_every_layout(world: str) -> None:
     assert len(set(backwards.rows["episode_return"])) > EPISODES / 3
 
 
+@pytest.mark.process  # MuJoCo looks for its libraries with a program.
 def test_hopper_with_sampled_actions_is_the_same_in_every_layout() -> None:
     """MuJoCo, a frozen normalizer and a sampled Gaussian: the floats have the same bits in every layout."""
     pytest.importorskip("mujoco")

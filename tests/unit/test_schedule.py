@@ -537,7 +537,8 @@ class Group:
                 del live[index]
             failed = [(index, self.attempt[index]) for index in over if self.attempt[index]]
             finished = [index for index in over if not self.attempt[index]]
-            self.obey(self.schedule.handle(RunnerReported(runner, finished, failed, live=list(live))))
+            if over or self.now % 10 == 0:
+                self.obey(self.schedule.handle(RunnerReported(runner, finished, failed, live=list(live))))
 
 
 @pytest.mark.parametrize(("lanes", "broken", "healthy"), [(1, 1, 1), (4, 1, 1), (8, 1, 3), (1, 2, 6)])
@@ -575,7 +576,7 @@ def test_episodes_that_fail_everywhere_exclude_nobody() -> None:
 def test_attempts_that_fail_by_themselves_exclude_nobody(lanes: int, runners: int) -> None:
     """Failures come at once and completions late: a runner that has only failed so far is not broken for that."""
     excluding = 0
-    for seed in range(100):
+    for seed in range(50):
         draws = random.Random(seed)
         faulty = {(index, attempt) for index in range(120) for attempt in (1, 2) if draws.random() < 0.5}
         group = Group(120, lanes, broken=0, healthy=runners, turns=50, faulty=faulty)
@@ -592,15 +593,13 @@ def test_attempts_that_fail_by_themselves_exclude_nobody(lanes: int, runners: in
 
 def test_no_history_breaks_a_law() -> None:
     """Whatever happens, every law of the referee holds after every event; see ``schedule_world``."""
-    for seed in range(HISTORIES):
-        run_history(seed)
+    assert all(run_history(seed).sessions for seed in range(HISTORIES))
 
 
 @pytest.mark.slow
 def test_no_history_of_many_breaks_a_law() -> None:
     """The same, for longer."""
-    for seed in range(HISTORIES, 20 * HISTORIES):
-        run_history(seed)
+    assert all(run_history(seed).sessions for seed in range(HISTORIES, 20 * HISTORIES))
 
 
 def happened(world: World) -> Counter[str]:

@@ -3,19 +3,25 @@
 import asyncio
 import pickle
 import threading
+from pathlib import Path
 
 import cloudpickle
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from cryptography.fernet import Fernet, InvalidToken
 from torch import nn
 
 from rl_eval import EvalConfig, load
 from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.training.service.actor import EvalService
+from rl_eval.training.service.sealed import new_key
 from rl_eval.weights import snapshot_weights
+from tests.planted import leaking_files, secret
 
+KEY, OTHER_KEY = new_key(), new_key()
 LIMIT_S = 30.0
 """Far beyond what anything here takes; reached only by what hangs."""
 
@@ -42,24 +48,27 @@ def always_left(observations):
 class World:
     """A service, and the folder that outlives it."""
 
-    def __init__(self, folder, policy=always_left):
+    def __init__(self, folder, policy=always_left, env="CartPole-v1", **env_kwargs):
         self.folder, self.policy, self.now = folder, policy, 0.0
+        self.env, self.env_kwargs = env, env_kwargs
         self.ended = threading.Event()
         self.service = None
         self.begin()
 
-    def begin(self, token="token"):
+    def begin(self, key=KEY):
         """Start a process, or the one that takes its place; the former one has no chance to say goodbye."""
         if self.service is not None:
             self.service._closed.set()
             self.service._journal.close()
             self.service._group.stop()
-        self.service = EvalService(
-            "one", "here", str(self.folder), token, True, 600.0, lambda: self.now, self.ended.set
-        )
-        if not self.service._start_file.exists():
-            config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1, determinism_check=0)
+        self.service = EvalService("one", "here", str(self.folder), key, True, 600.0, lambda: self.now, self.ended.set)
+        if not self.service._opened.is_set():
+            config = EvalConfig().environment(self.env, env_kwargs=self.env_kwargs)
+            config = config.evaluation(num_episodes=1, determinism_check=0).runners(num_runners=0)
             settings = config.policy(None if isinstance(self.policy, nn.Module) else self.policy).build()
+            variables = {"env_vars": {"DATABASE": secret("database")}}
+            runners = settings.runners.model_copy(update={"runtime_env": variables})  # What a group in here refuses.
+            settings = settings.model_copy(update={"runners": runners})
             live = self.policy if isinstance(self.policy, nn.Module) else None
             self.call("open", cloudpickle.dumps((settings, live, None, 2)))
 
@@ -163,14 +172,50 @@ def test_what_was_delivered_does_not_come_again(world):
     assert world.tickets("somebody else") == []
 
 
-def test_settings_are_for_the_user_alone(world):
-    """They may hold secrets."""
-    assert world.folder.stat().st_mode & 0o077 == 0
-    assert world.service._start_file.stat().st_mode & 0o077 == 0
+def connected(context):
+    """Return an environment, unless its file is gone; the error tells the password."""
+    if not Path(context["file"]).exists():
+        raise ConnectionError(f"not with {context['password']}")
+    return gym.make("CartPole-v1")
+
+
+def test_secrets_in_the_settings_are_in_no_file(tmp_path):
+    """Variables, arguments and what a policy closes over; also after an error that tells them, and a new process."""
+    there = tmp_path / "there"
+    there.touch()
+    token = secret("token")
+
+    def authorized(observations):
+        assert token
+        return always_left(observations)
+
+    world = World(tmp_path / "service", authorized, connected, file=str(there), password=secret("password"))
+    world.submit("good")
+    assert world.result("good").status == "complete"
+    world.hold()
+    world.submit("bad")
+    there.unlink()
+    world.begin()
+    assert "ConnectionError: not with ***" in str(world.result("bad"))
+    world.call("close")
+    files = [path for path in world.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert list(leaking_files(tmp_path)) == []
+
+
+def test_the_settings_are_read_with_the_key_alone(world):
+    """Another process that knows the folder, and not the key, waits for settings of its own."""
+    stranger = EvalService("two", "here", str(world.folder), OTHER_KEY, True, 600.0)
+    assert not stranger._opened.is_set()
+    asyncio.run(stranger.close())
+    [file] = world.folder.glob("settings_*")
+    assert file.stat().st_mode & 0o077 == world.folder.stat().st_mode & 0o077 == 0
+    with pytest.raises(InvalidToken):
+        Fernet(OTHER_KEY).decrypt(file.read_bytes())
 
 
 def test_a_folder_has_one_service(world):
-    other = EvalService("two", "here", str(world.folder), "other", True, 600.0)
+    other = EvalService("two", "here", str(world.folder), OTHER_KEY, True, 600.0)
     with pytest.raises(ConfigError, match="another evaluation service uses"):
         asyncio.run(other.open(cloudpickle.dumps((EvalConfig().environment("CartPole-v1").build(), None, None, 2))))
     asyncio.run(other.close())
@@ -184,7 +229,7 @@ def test_what_a_stopped_service_has_not_done_is_done_by_the_next_on_its_folder(w
     world.call("acknowledge", "waiting")
     with pytest.raises(ClusterError, match="was stopped"):
         world.submit("late")
-    world.begin("another")
+    world.begin(OTHER_KEY)
     assert world.tickets() == [("waiting", 4)]
     assert world.result("waiting").status == "complete"
 
@@ -335,7 +380,7 @@ def test_a_cancelled_request_is_answered_although_its_empty_result_cannot_be_mad
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rl_eval.execution.evaluation.Evaluation", full)
+    monkeypatch.setattr("rl_eval.execution.outcome.EvalOutcome", full)
     world.call("cancel", "waiting", "not needed", True)
     assert isinstance(world.result("waiting"), OSError)
 

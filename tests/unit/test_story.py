@@ -11,7 +11,7 @@ from rl_eval.errors import UsageError
 from rl_eval.records.determinism import Determinism, FirstDifference
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.results.result import EvalResult, Timing
-from rl_eval.results.story import story
+from rl_eval.results.story import Event, story
 from rl_eval.scheduling.plan import EpisodePlan
 
 PLAN = EpisodePlan(4, 7)
@@ -79,6 +79,29 @@ def test_what_a_second_run_showed() -> None:
         ["ran twice, with different outcomes", "run again by the determinism check: came out differently"],
     ]
     assert story(result(replace(found, mismatched=(0,))), 0)[-1].text == texts[0][0]
+
+
+def test_faults_stand_where_their_attempts_ended() -> None:
+    """Those that the moves do not know were before; what has no fault, or none yet, is told as it is."""
+    moves = [
+        Event("granted", "given", 1, 1, at=1.0),
+        Event("fault", "failed", 1, 1, at=2.0),
+        Event("granted", "given", 2, 0, at=2.0),
+        Event("lost", "gone", 2, 0, at=3.0),
+        Event("granted", "given", 2, 1, at=3.0),
+    ]
+    told = story(result(), 0, moves)
+    assert [(event.kind, event.attempt, event.runner, event.at) for event in told] == [
+        ("planned", 0, None, None),
+        ("fault", 1, 0, None),
+        ("granted", 1, 1, 1.0),
+        ("fault", 1, 1, 2.0),
+        ("granted", 2, 0, 2.0),
+        ("lost", 2, 0, 3.0),
+        ("granted", 2, 1, 3.0),
+        ("completed", 2, 1, None),
+    ]
+    assert [event.fault for event in told if event.kind == "fault"] == result().table.faults[0]
 
 
 @pytest.mark.parametrize("index", [-1, 4])

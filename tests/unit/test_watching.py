@@ -886,7 +886,7 @@ def test_whatever_is_the_last_thing_that_happens_the_next_watcher_continues(fold
 
 
 SLOW = {
-    "environment": {"env": "cli_toys:count", "env_kwargs": {"pause_s": 0.004}},
+    "environment": {"env": "cli_toys:count", "env_kwargs": {"pause_s": 0.004, "slow": "slow"}},
     "policy": {"policy": "watch_toys:make"},
 }
 SLOW_POLICY = '''
@@ -911,7 +911,8 @@ def make():
 
 @pytest.fixture
 def slow_run(folder):
-    """Checkpoints that take longer to evaluate than the log waits with its first segment, worth 2, 4, 6."""
+    """Checkpoints worth 2, 4, 6; while a file is there, they take longer than the log waits with its first segment."""
+    Path("slow").touch()
     Path("watch_toys.py").write_text(SLOW_POLICY)
     Path("c.yaml").write_text(yaml.safe_dump(CONFIG | SLOW | {"evaluation": {"num_episodes": 40, "seed": 3}}))
     for step in (1, 2, 3):
@@ -950,6 +951,7 @@ def test_a_killed_watcher_is_continued(slow_run, phases, last):
         process.communicate()
         if phase == "episodes are in the first log":
             Path("run/model_1.safetensors").unlink()
+    Path("slow").unlink()
     outcome = watch_once()
     assert outcome.exit_code == ExitCode.COMPLETE, outcome.output
     assert steps() == last
@@ -972,6 +974,7 @@ def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, (out, err)
     assert "Traceback" not in err
+    Path("slow").unlink()
     assert watch_once("--held-out", 0).exit_code == ExitCode.COMPLETE
     assert steps() == [1, 2]
     assert set(rows_in_logs().values()) == {40}

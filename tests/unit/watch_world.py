@@ -23,14 +23,13 @@ CONFIG = {
 FACTORIES = '''
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-
-from rl_eval.policies.mlp import MLPActor
-
 
 def from_safetensors(path):
     """A folder with weights among other files."""
+    from safetensors.torch import load_file
+
+    from rl_eval.policies.mlp import MLPActor
+
     module = MLPActor(4, 2)
     module.load_state_dict(load_file(Path(path) / "weights.safetensors"))
     return module
@@ -38,6 +37,10 @@ def from_safetensors(path):
 
 def from_file(path):
     """Weights alone."""
+    from safetensors.torch import load_file
+
+    from rl_eval.policies.mlp import MLPActor
+
     module = MLPActor(4, 2)
     module.load_state_dict(load_file(path))
     return module
@@ -55,6 +58,10 @@ def reject(path):
 
 def from_path(path, scale=1.0):
     """A trainer's own format: a zip file, or a folder with one in it."""
+    import torch
+
+    from rl_eval.policies.mlp import MLPActor
+
     path = Path(path)
     assert path.name.startswith("model_")
     module = MLPActor(4, 2)

@@ -1,1 +1,1 @@
-"""What ``rl-eval doctor`` looks at: the machine, the config, the environment, the policy and, on request, Ray."""
+"""Checks of ``rl-eval doctor``: the machine, the config, the environment, the policy and, on request, Ray."""

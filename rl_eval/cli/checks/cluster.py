@@ -1,4 +1,4 @@
-"""Whether runners come up on Ray, and run episodes as this process does; starts everything that an evaluation would."""
+"""Check that runners come up on Ray and run episodes as this process does; it starts all that an evaluation would."""
 
 from __future__ import annotations
 

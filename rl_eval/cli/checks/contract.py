@@ -1,4 +1,4 @@
-"""Whether an environment keeps gymnasium's contract, as gymnasium's own ``check_env`` sees it."""
+"""Check of an environment against gymnasium's contract, by gymnasium's own ``check_env``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an episode is a function of its seed and the actions: what all of rl_eval rests on."""
+"""Checks of an environment: an episode has to be a function of its seed and the actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check found, and what to do about it."""
+"""Findings of a check, with what to do about them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
-    """Knock at the port of the Ray cluster, if there is one to knock at; connects to nothing and starts nothing."""
+    """Check the port of the configured Ray cluster, if there is one, without joining or starting anything."""
     runners = settings.runners
     if not runners.num_runners:
         yield ok("Ray is not needed: runners.num_runners is 0")

@@ -1,4 +1,4 @@
-"""Whether the policy builds, its weights fit, and its actions do; and how it is going to be computed."""
+"""Checks of a policy: it builds, its weights and its actions fit, and how it will be computed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield _describe_inference(runner)
-        yield from (warning(text) for text in runner._inference.notes)
+        yield from (warning(text) for text in runner.inference.notes)
         yield _try_other_mode(settings, runner)
         yield _time(runner)
     except Exception as error:
@@ -89,21 +89,20 @@ def _has_another(fault: Fault, settings: EvalSettings) -> bool:
 
 
 def _judged(fault: Fault, settings: EvalSettings) -> Finding:
-    told = f"{fault.error_type}: {fault.message}"
+    text = f"{fault.error_type}: {fault.message}"
     if fault.cause == "policy":
-        return problem(f"cannot act: {told}")
+        return problem(f"cannot act: {text}")
     if _has_another(fault, settings):
-        return warning(f"an attempt of an episode under the policy's actions failed: {told}", "repair the environment")
-    return problem(f"every attempt of an episode under the policy's actions failed; the last: {told}")
+        return warning(f"an attempt of an episode under the policy's actions failed: {text}", "repair the environment")
+    return problem(f"every attempt of an episode under the policy's actions failed; the last: {text}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:
     """Say what the runner's probe decided."""
-    inference = runner._inference
-    lanes = runner.settings.runners.lanes
-    if inference._chunk == inference._rows:
+    rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
+    if rows is None:
         return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
-    if inference._chunk == BLOCK:
+    if rows == BLOCK:
         return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
     return warning(
         "each environment has its own forward pass: exact, but slow",
@@ -128,7 +127,7 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
 
 
 def _time(runner: EvalRunner) -> Finding:
-    inference, lanes = runner._inference, runner.settings.runners.lanes
+    inference, lanes = runner.inference, runner.settings.runners.lanes
     inference.live[:lanes] = True
     started = perf_counter()
     for _ in range(_TIMED_PASSES):

@@ -1,4 +1,4 @@
-"""Whether two processes play the same episode, though hashes and addresses differ between them."""
+"""Check that two processes play the same episode, though hashes and addresses differ between them."""
 
 from __future__ import annotations
 

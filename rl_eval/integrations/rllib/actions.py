@@ -1,4 +1,4 @@
-"""How an RLModule's output becomes actions: the mode of its distribution, or a sample drawn from each episode's noise.
+"""Actions from an RLModule's output: the mode of its distribution, or a sample drawn from each episode's noise.
 
 RLlib's own distribution objects say what the numbers mean; they never draw, since they would draw from torch's global
 generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to the whole batch.
@@ -19,7 +19,7 @@ from ray.rllib.core.distribution.torch import torch_distribution as distribution
 from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.sampling import categorical
+from rl_eval.policies.sampling import categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["Actions", "read_actions"]
@@ -131,8 +131,7 @@ def _draw_multi_categorical(distribution: Any, live: Live, noise: NoiseSource) -
 
 def _draw_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
     mean, scale = _numpy(distribution.loc), _numpy(distribution._dist.scale)
-    draws = noise.normal(int(np.prod(mean.shape[1:], dtype=np.int64))).reshape(mean.shape)
-    return np.asarray(mean.astype(np.float64) + scale.astype(np.float64) * draws, mean.dtype)
+    return gaussian(mean, scale, noise).astype(mean.dtype)
 
 
 def _draw_squashed_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:

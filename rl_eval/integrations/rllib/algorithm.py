@@ -1,4 +1,4 @@
-"""Which policy and which weights a running RLlib Algorithm has."""
+"""Policy and weights of a running RLlib Algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a policy is read from an RLlib checkpoint folder, without Algorithm, learners or environment runners."""
+"""Policies from RLlib checkpoint folders, without Algorithm, learners or environment runners."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """What RLlib wrote down to build this part again."""
+    """Class and arguments that RLlib wrote down to build this part again."""
     try:
         written = pickle.loads((folder / _CONSTRUCTOR).read_bytes())
         args, kwargs = written["ctor_args_and_kwargs"]

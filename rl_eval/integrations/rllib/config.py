@@ -1,4 +1,4 @@
-"""Which EvalConfig an RLlib AlgorithmConfig asks for; a setting that cannot be honoured is an error that names it."""
+"""EvalConfig of an RLlib AlgorithmConfig; a setting that cannot be honoured is an error that names it."""
 
 from __future__ import annotations
 

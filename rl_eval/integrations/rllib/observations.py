@@ -1,4 +1,4 @@
-"""Which input an RLModule gets: RLlib's env-to-module connector pieces, applied to all rows of a batch at once.
+"""Input of an RLModule: RLlib's env-to-module connector pieces, applied to all rows of a batch at once.
 
 RLlib passes one Python object per episode through its pieces. What they compute of a row depends on that row alone, so
 the pieces that it ships are applied here to whole batches, with the same numpy operations and hence the same bits.

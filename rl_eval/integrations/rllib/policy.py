@@ -1,4 +1,4 @@
-"""How an RLModule with its connectors acts on a batch of observations, each row for itself."""
+"""Policy of an RLModule with its connectors, which acts on a batch of observations, each row for itself."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class Receivers:
-    """Where the results of evaluations go, as :class:`rl_eval.Evaluator` takes it."""
+    """Receivers of results, as :class:`rl_eval.Evaluator` takes them."""
 
     on_result: tuple[Callable[[EvalPoint], object], ...] = ()
     on_error: Callable[[BaseException], object] | None = None

@@ -1,4 +1,4 @@
-"""When a model is evaluated during ``learn``, and what becomes of the results: logged, kept, and the best one saved.
+"""Callback that evaluates a model during ``learn``: results are logged and kept, and the best model is saved.
 
 The evaluation runs beside the training. At a due step the weights are copied and submitted; training goes on, and the
 result is taken in at the first training step after it is there, under the step that it belongs to.
@@ -196,7 +196,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         try:
             self._schedule.finish(self, self.model, self.num_timesteps, self._final_timeout_s)
         except Exception as error:
-            # That of an evaluation is told when its result is taken in.
+            # That of an evaluation is called when its result is taken in.
             if not any(each.handle.exception() is error for each in self._open):
                 raise
         self._take_in()

@@ -1,4 +1,4 @@
-"""What leaves a training process in place of its model: a copy of the policy, and the weights of the moment.
+"""Copies of a model in training that can be sent: its policy, and its weights of the moment.
 
 The copy shares nothing with the model: no tensor, no optimizer, no gradient graph, no environment. It is an ordinary
 policy of Stable-Baselines3 with two more parts that travel as its weights do: the normalizers of the training

@@ -1,4 +1,4 @@
-"""How a saved model becomes a policy: the acting part of a zip file, and the statistics beside it.
+"""Policies from saved models: the acting part of a zip file, and the statistics beside it.
 
 The algorithm is not built: its replay buffer may be larger than the machine, and the policy is all that acts.
 """

@@ -1,4 +1,4 @@
-"""Which statistics an observation is normalized with: those of a ``VecNormalize``, as buffers of the policy.
+"""Normalization of observations by the statistics of a ``VecNormalize``, which are buffers of the policy.
 
 They travel with the weights and never change during an evaluation. Rewards are never normalized.
 """

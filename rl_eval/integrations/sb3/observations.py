@@ -1,4 +1,4 @@
-"""How an environment's observations become those that a policy was trained on.
+"""Preprocessing that turns an environment's observations into those that a policy was trained on.
 
 A model was trained on a vector environment with wrappers around it; lanes run plain environments. What the wrappers
 did follows from the two observation spaces and the shape of the statistics:
@@ -38,7 +38,7 @@ _WHOLE: Final = ""
 
 
 class _Layout(NamedTuple):
-    """What happened to the shape of a frame."""
+    """Changes of the shape of a frame."""
 
     transposed: bool
     axis: int | None
@@ -47,7 +47,7 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What is done to one observation, or to one key of it."""
+    """Preprocessing of one observation, or of one key of it."""
 
     layout: _Layout
     stacked_shape: tuple[int, ...]
@@ -130,7 +130,7 @@ class Preprocessor:
 
 
 class _Mismatch(Exception):
-    """Why one part of a space cannot become another."""
+    """One part of a space cannot become another."""
 
 
 def _parts(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:

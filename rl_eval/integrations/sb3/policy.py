@@ -1,4 +1,4 @@
-"""How a policy of Stable-Baselines3 acts: as its own ``predict`` does, for a batch of lanes.
+"""Policy of Stable-Baselines3, which acts as its own ``predict`` does, for a batch of lanes.
 
 Actions come out in the environment's own scale: squashed ones are mapped onto the bounds, others clipped into them.
 ``deterministic=False`` draws from each episode's own stream, by the parameters of the policy's distribution:
@@ -40,7 +40,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.live import portable
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
 from rl_eval.integrations.sb3.observations import Preprocessor, State
-from rl_eval.policies.sampling import bernoulli, categorical
+from rl_eval.policies.sampling import bernoulli, categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["SB3Policy", "as_policy"]
@@ -167,8 +167,8 @@ class SB3Policy:
         distribution: Distribution = self._actor.action_dist
         parameters = self._parameters(prepared)
         if isinstance(distribution, DiagGaussianDistribution):
-            mean, std = (part.astype(np.float64) for part in parameters)
-            drawn: Array = mean + std * noise.normal(mean.shape[1])
+            mean, std = parameters
+            drawn: Array = gaussian(mean, std, noise)
             return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
         if isinstance(distribution, BernoulliDistribution):
             return bernoulli(parameters[0], noise)

@@ -1,4 +1,4 @@
-"""How policies, environments and evaluators of TorchRL are used here: what each of them becomes.
+"""Integration of TorchRL: its policies, environments and evaluators.
 
 ====================================  ======================================================================
 TorchRL                               here

@@ -147,7 +147,7 @@ def refuse(why: str, **given: Any) -> None:
 
 
 def is_env(value: Any) -> bool:
-    """Tell whether a value is a live environment."""
+    """Return whether a value is a live environment."""
     import gymnasium as gym
     from torchrl.envs import EnvBase
 

@@ -1,4 +1,4 @@
-"""Decides which value of a distribution an action is: its mode, or a draw from the episode's own stream.
+"""Actions from a distribution: its mode, or a draw from the episode's own stream.
 
 TorchRL asks a process-global switch which of them it is, and draws from torch's global generator. Neither is touched
 here: both belong to the trainer, whose collectors may run in another thread of this process.

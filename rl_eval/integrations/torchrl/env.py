@@ -1,4 +1,4 @@
-"""Decides how one TorchRL environment is stepped as a :class:`gymnasium.Env`.
+"""TorchRL environment as a :class:`gymnasium.Env`.
 
 =================  =============================================================================================
 what               rule
@@ -253,7 +253,7 @@ def _render_mode(env: Any) -> str | None:
 
 
 def _observation_keys(env: EnvBase) -> list[Key]:
-    """Return the keys of the observations, without what only tells how far the episode is."""
+    """Return the keys of the observations, without what only says how far the episode is."""
     hidden: set[Key] = set()
     for transform in peel(env)[0]:
         name = type(transform).__name__

@@ -1,4 +1,4 @@
-"""Decides how a runner's process builds what a user of TorchRL's evaluators gave: an environment factory and a policy.
+"""Building, in a runner's process, of the environment factory and the policy that TorchRL's evaluators are given.
 
 These objects are pickled and sent, so they hold the user's objects and plain values only.
 """
@@ -135,7 +135,7 @@ class ScopedPolicy:
 
 
 class _Received(torch.nn.Module):
-    """What weights are sent to: the policy's module, and the rules that come with them as extra state."""
+    """Module that weights are sent to: the policy's, and the rules that come with them as extra state."""
 
     def __init__(
         self, policy: torch.nn.Module | None, obey: Callable[[Rules], None], rules: Callable[[], Rules]

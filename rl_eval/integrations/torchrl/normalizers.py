@@ -1,4 +1,4 @@
-"""Decides what happens to running statistics while policies are evaluated: they are used, and never updated.
+"""Running statistics during an evaluation: they are used, and never updated.
 
 TorchRL keeps them in transforms (``VecNormV2``, the older ``VecNorm``), which may sit in an environment or in a policy.
 """

@@ -1,4 +1,4 @@
-"""Decides how a tensordict module acts on a batch of observations: which keys it reads, and what its action means.
+"""Policy of a tensordict module: the keys that it reads from a batch of observations, and the meaning of its action.
 
 =====================  =========================================================================================
 what                   rule

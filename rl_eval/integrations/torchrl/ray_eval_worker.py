@@ -1,4 +1,4 @@
-"""Decides how the calls of ``torchrl.collectors.distributed.RayEvalWorker`` are answered by :class:`rl_eval.Evaluator`.
+"""``torchrl.collectors.distributed.RayEvalWorker``, with :class:`rl_eval.Evaluator` behind its calls.
 
 The calls and the keys ``reward`` and ``frames`` are TorchRL's. The number is not: ``reward`` is the mean return of
 complete episodes, where TorchRL's is the mean reward per step of one.

@@ -1,4 +1,4 @@
-"""Decides what the environments and the policy of one evaluator share inside a runner's process.
+"""Objects that the environments and the policy of one evaluator share inside a runner's process.
 
 Normalizers of TorchRL live in environments, while weights are sent to policies. So what a trainer sends for an
 environment travels with the weights, and the policy hands it to the environments of its scope: those that the same
@@ -29,7 +29,7 @@ _PART: Final = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 @dataclass(frozen=True)
 class Rules:
-    """What travels with the weights of one request."""
+    """Rules that travel with the weights of one request."""
 
     tensors: int | None = None
     """How many tensors of the policy are sent with it; None sends none, and the policy keeps those it has."""
@@ -42,7 +42,7 @@ class Rules:
 
 
 class Scope:
-    """Environments of one evaluator in this process, and what they were told last."""
+    """Environments of one evaluator in this process, and the rules that they have."""
 
     def __init__(self) -> None:
         self.rules = Rules()

@@ -1,4 +1,4 @@
-"""Decides which gymnasium space a TorchRL spec is, and how actions of that space are written as tensors.
+"""Gymnasium spaces of TorchRL specs, and actions of these spaces as tensors.
 
 =====================================  ===================================================
 spec                                   space

@@ -1,4 +1,4 @@
-"""Decides in which steps a tensordict module computes an action, and which of its parts are left out.
+"""Stages in which a tensordict module computes an action, without the parts that explore.
 
 A policy is taken apart into stages, so that each distribution's value is chosen here (:mod:`.distributions`) and no
 exploration happens, whatever the process-global exploration type is: it belongs to the trainer's collectors. A part

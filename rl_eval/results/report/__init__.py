@@ -1,1 +1,1 @@
-"""How a result looks: on a terminal, as flat metrics, and on disk."""
+"""Reports of a result: on a terminal, as flat metrics, and on disk."""

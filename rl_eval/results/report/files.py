@@ -1,4 +1,4 @@
-"""Decides what a result looks like on disk: ``result.json`` for the summary, ``episodes.parquet`` for the records.
+"""Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
 The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
 and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every
@@ -166,8 +166,8 @@ def episode_table(table: EpisodeTable) -> pa.Table:
 
     positions = np.flatnonzero(table.filled)
     rows = table.rows[positions]
-    told = (table.faults.get(index, []) for index in rows["index"].tolist())
-    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in told], pa.string())
+    parts = (table.faults.get(index, []) for index in rows["index"].tolist())
+    faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in parts], pa.string())
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 

@@ -1,4 +1,4 @@
-"""Decides the names of the numbers that a result reports, and what a reader must be told with them.
+"""Metrics of a result: the names of its numbers, and the notes that a reader needs with them.
 
 Names follow RLlib where it has one, so that dashboards and stopping rules written for it keep working.
 """

@@ -1,4 +1,4 @@
-"""Decides how a result and a comparison look in 80 columns: which numbers, in which order, how precise.
+"""Pages of a result and of a comparison in 80 columns: the numbers, their order and their precision.
 
 Both are first made into a :class:`Page`, a title and labelled lines of text. Plain text and the coloured
 rich version are two renderings of the same page, so they cannot disagree.
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown, before it is decided how."""
+    """Content of a page, before it is laid out."""
 
     title: str
     subtitle: str

@@ -1,4 +1,4 @@
-"""Which numbers summarise a sample of episodes, and how sure one may be of them; numpy and scipy only."""
+"""Statistics of a sample of episodes, with intervals; numpy and scipy only."""
 
 from __future__ import annotations
 

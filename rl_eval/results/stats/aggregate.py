@@ -1,4 +1,4 @@
-"""Decides which numbers describe a sample of episodes, and their exact definitions.
+"""Aggregates of a sample of episodes, and their exact definitions.
 
 Everything is computed from the values themselves, once: never a mean of means, a window or a moving
 average. Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of

@@ -1,4 +1,4 @@
-"""Decides which interval goes with a number, and when there is none.
+"""Confidence intervals of aggregates, and the conditions under which there is none.
 
 Mean returns get a BCa bootstrap interval (Efron 1987) while that is cheap and a Student t interval
 above; success rates get Wilson's score interval (Wilson 1927). Failed episodes have no value: with

@@ -1,4 +1,4 @@
-"""Decides what two policies' returns on the same episodes say about their difference.
+"""Paired comparison of two policies by their returns on the same episodes.
 
 The unit is the pair: the same index, hence the same seed, under either policy. What both share (an
 easy or a hard start) cancels in the difference, which saves episodes by a factor that is measured
@@ -34,7 +34,7 @@ TestKind = Literal["exact", "sampled"]
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """What the differences ``b - a`` say, in the unit of the values."""
+    """Statistics of the differences ``b - a``, in the unit of the values."""
 
     count: int
     """Number of pairs."""

@@ -1,4 +1,4 @@
-"""What every policy owes a runner: the action of a row depends on that row's episode, and on nothing else."""
+"""Contract of a policy: the action of a row depends on that row's episode, and on nothing else."""
 
 from __future__ import annotations
 

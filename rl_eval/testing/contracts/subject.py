@@ -1,4 +1,4 @@
-"""Which policy a configuration means, in the process of a test, with its spaces and its weights."""
+"""Policy of a configuration, built in the process of a test, with its spaces and its weights."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.training.service.journal import Journal, Request
 from rl_eval.training.service.messages import ClientStatus, FinishedEvaluation, ServiceStatus, Ticket, Welcome, pickled
 from rl_eval.training.service.queue import FairQueue
+from rl_eval.training.service.sealed import SealedFile
 from rl_eval.training.service.videos import VideoWriter
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class EvalService:
         name: What clients reach it by.
         namespace: Ray namespace of the name.
         run_dir: Folder of the service; it goes on with what an earlier one has left there.
-        token: Of this service: the same in a process that takes the place of another, so that it knows how to begin.
+        key: Of this service: with it a process that takes the place of another reads what it begins with.
         detached: Whether it outlives the process that started it; for :meth:`status`.
         idle_timeout_s: It ends when for so long there was no sign of life of any client, and nothing to do.
         clock: Seconds, monotonic.
@@ -76,7 +76,7 @@ class EvalService:
         name: str,
         namespace: str,
         run_dir: str,
-        token: str,
+        key: bytes,
         detached: bool,
         idle_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -86,7 +86,7 @@ class EvalService:
         self._name = name
         self._namespace = namespace
         self._folder = Path(run_dir)
-        self._start_file = self._folder / f"service_{token}.pkl"
+        self._start_file = SealedFile(self._folder, key)
         self._detached = detached
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
@@ -108,8 +108,8 @@ class EvalService:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rl_eval service")
         """Starts and concludes evaluations, one after the other."""
         self._videos = VideoWriter(None)
-        if self._start_file.exists():
-            self._begin(self._start_file.read_bytes())
+        if (payload := self._start_file.read()) is not None:
+            self._begin(payload)
         threading.Thread(target=self._end_when_idle, name="rl_eval idle watch", daemon=True).start()
 
     @_in_thread
@@ -125,10 +125,7 @@ class EvalService:
         if self._opened.is_set():
             return  # The call is repeated, since its answer was lost.
         self._begin(payload)
-        for former in self._folder.glob("service_*.pkl"):
-            former.unlink()
-        write_bytes(self._start_file, payload)
-        self._start_file.chmod(0o600)
+        self._start_file.write(payload)
 
     def _begin(self, payload: bytes) -> None:
         import cloudpickle
@@ -136,7 +133,7 @@ class EvalService:
         from rl_eval.execution.group import EvalRunnerGroup
 
         settings, policy, videos, max_queue = cloudpickle.loads(payload)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # Settings may hold secrets.
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._journal = Journal(self._folder / "requests")
         group = EvalRunnerGroup(settings, policy)
         for request in self._journal.unfinished():
@@ -411,14 +408,11 @@ class EvalService:
 
     def _nothing_ran(self, reason: str) -> Any:
         """Return the result of an evaluation that was cancelled while it waited."""
-        from rl_eval.execution.evaluation import Evaluation
+        from rl_eval.execution.outcome import EvalOutcome
 
         try:
             settings = self._open_group().settings
-            evaluation = Evaluation(0, settings, settings.evaluation.plan())
-            evaluation.handle.cancel(reason)
-            evaluation.tick(0.0)
-            return evaluation.handle.exception() or evaluation.handle.result()
+            return EvalOutcome(settings, settings.evaluation.plan()).handle.snapshot(reason)
         except Exception as error:
             return error
 

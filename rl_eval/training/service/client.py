@@ -87,7 +87,7 @@ class ServiceEngine:
         self._thread = threading.Thread(target=self._wait_for_all, name="rl_eval service client", daemon=True)
         self._thread.start()
         # Ray must not be waited for in a thread while it is taken down.
-        atexit.register(_end_thread, weakref.ref(self))
+        atexit.register(_end_thread_of, weakref.ref(self))
 
     def submit(
         self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
@@ -135,9 +135,7 @@ class ServiceEngine:
         if self._done.is_set():
             return
         self._done.set()
-        self._ended.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_DISCONNECT_S)
+        self.end_thread()
         if ray.is_initialized():
             with suppress(EvalError):
                 self._leave()
@@ -148,6 +146,12 @@ class ServiceEngine:
             )
         )
         self._disconnect()
+
+    def end_thread(self) -> None:
+        """Wait for no more answers."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_DISCONNECT_S)
 
     # ------------------------------------------------------------------ plumbing
 
@@ -225,9 +229,9 @@ class ServiceEngine:
             self._fail(handle, error)
             return
         if isinstance(outcome, BaseException):
-            handle._set_error(outcome)
+            handle.set_error(outcome)
         else:
-            handle._set_result(outcome)
+            handle.set_result(outcome)
 
     def _fail_all(self, error: BaseException) -> None:
         """Nothing will be answered any more."""
@@ -239,13 +243,12 @@ class ServiceEngine:
     def _fail(self, handle: EvalHandle, error: BaseException) -> None:
         """End a handle whose result the service has, or will have, for a later client of this name."""
         self._names.pop(handle, None)
-        handle._set_error(error)
+        handle.set_error(error)
 
 
-def _end_thread(engine: weakref.ref[ServiceEngine]) -> None:
+def _end_thread_of(engine: weakref.ref[ServiceEngine]) -> None:
     if (alive := engine()) is not None:
-        alive._ended.set()
-        alive._thread.join(_DISCONNECT_S)
+        alive.end_thread()
 
 
 def _snapshot(weights: Any) -> WeightsSnapshot:

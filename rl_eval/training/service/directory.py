@@ -20,6 +20,7 @@ from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.execution.group import portable_policy
 from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.messages import ServiceStatus
+from rl_eval.training.service.sealed import new_key
 
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
@@ -103,8 +104,7 @@ def start_service(
     try:
         environment = runtime_env_of(runners, inherits=owns_connection)
         folder = str(Path(_session_folder(name) if run_dir is None else run_dir).absolute())
-        token = uuid.uuid4().hex
-        actor = _create(name, namespace, environment, folder, token, detached, idle_timeout_s)
+        actor = _create(name, namespace, environment, folder, detached, idle_timeout_s)
         try:
             ask(actor.open.remote(payload), _OPENING_S, name)
         except BaseException:
@@ -187,8 +187,9 @@ def end_service(name: str, namespace: str) -> bool:
 
 def _session_folder(name: str) -> Path:
     """Return a new folder that lasts as long as the cluster."""
-    session = ray._private.worker._global_node.get_session_dir_path()
-    return Path(session, "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
+    from ray._private.worker import _global_node  # It is nowhere else.
+
+    return Path(_global_node.get_session_dir_path(), "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
 
 
 def _create(
@@ -196,7 +197,6 @@ def _create(
     namespace: str,
     environment: dict[str, Any],
     folder: str,
-    token: str,
     detached: bool,
     idle_timeout_s: float,
 ) -> Any:
@@ -213,7 +213,7 @@ def _create(
             max_concurrency=_CALLS_AT_ONCE,
             runtime_env=environment,
         )
-        return actor_class.remote(name, namespace, folder, token, detached, idle_timeout_s)
+        return actor_class.remote(name, namespace, folder, new_key(), detached, idle_timeout_s)
     except (TypeError, ValueError) as error:
         if (namespace, name) not in _names():
             raise ConfigError(f"runners: Ray does not take this runtime_env: {summarize(error)}") from error

@@ -74,7 +74,7 @@ class Request:
 
     @property
     def finished(self) -> float:
-        """When the answer was written, in seconds since the epoch."""
+        """Time at which the answer was written, in seconds since the epoch."""
         path = self.folder / _ANSWER
         return path.stat().st_mtime if path.exists() else 0.0
 

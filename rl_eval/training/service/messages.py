@@ -64,12 +64,12 @@ class FinishedEvaluation:
 
     @property
     def result(self) -> EvalResult | None:
-        """What was measured; None if it could not be evaluated."""
+        """Result of the evaluation; None if it could not be evaluated."""
         return None if isinstance(self.outcome, BaseException) else self.outcome
 
     @property
     def error(self) -> BaseException | None:
-        """Why it could not be evaluated; None if there is a result."""
+        """Error that kept it from being evaluated; None if there is a result."""
         return self.outcome if isinstance(self.outcome, BaseException) else None
 
 

@@ -1,0 +1,71 @@
+"""``rl-eval ope``: the value of a config's policy, estimated from episodes that another policy ran."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.printing import print_report
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["ope"]
+
+
+def ope(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", show_default=False, help="npz file, folder of a TensorDict, or minari:ID, with log_probs."
+        ),
+    ],
+    config: ConfigPath,
+    section: Section = None,
+    gamma: Annotated[
+        float | None,
+        typer.Option("--gamma", metavar="G", show_default=False, help="Discount; by default evaluation.gamma."),
+    ] = None,
+    simulation: Annotated[
+        bool, typer.Option(help="Run the config's episodes too, and show what they return beside the estimates.")
+    ] = True,
+    fit: Annotated[
+        bool, typer.Option(help="Fit action values to the data, for the doubly robust estimators and fitted Q.")
+    ] = True,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
+    with reported(debug):
+        settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
+        prepare_process()
+        from rl_eval.ope import estimate, load_episodes, target_policy
+
+        episodes = load_episodes(data)
+        policy = target_policy(settings, episodes)
+        simulated = _simulate(settings) if simulation else None
+        estimates = estimate(
+            episodes,
+            policy,
+            gamma=settings.evaluation.gamma,
+            values="fitted" if fit else None,
+            simulation=simulated,
+        )
+        if as_json:
+            typer.echo(json.dumps(estimates.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_report(estimates)
+        if not estimates.identified:
+            raise typer.Exit(ExitCode.USAGE)
+
+
+def _simulate(settings: EvalSettings) -> EvalResult:
+    from rl_eval.execution.group import evaluate
+
+    return evaluate(settings)

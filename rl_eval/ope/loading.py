@@ -1,0 +1,142 @@
+"""Reading of logged episodes: npz files, TensorDicts in TorchRL's layout, Minari datasets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import UsageError
+from rl_eval.ope.data import LoggedEpisodes
+
+__all__ = ["load_episodes"]
+
+Array = npt.NDArray[Any]
+
+_MINARI: Final = "minari:"
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "episode": ("episode", "collector.traj_ids", "traj_ids"),
+    "step": ("step", "collector.step"),
+    "observation": ("observation",),
+    "action": ("action",),
+    "reward": ("next.reward", "reward"),
+    "terminated": ("next.terminated", "terminated"),
+    "truncated": ("next.truncated", "truncated"),
+    "action_log_prob": ("action_log_prob", "sample_log_prob"),
+    "weights_version": ("weights_version", "collector.weights_version"),
+    "behaviour": ("behaviour",),
+    "mask": ("collector.mask", "mask"),
+}
+"""Names that a column may have: ours, and TorchRL's joined with dots. Those under ``next`` come first, since TorchRL's
+other flags are of the step before."""
+
+
+def load_episodes(source: Any) -> LoggedEpisodes:
+    """Read logged episodes, and check them.
+
+    Args:
+        source: A mapping of columns or the path of an npz file that has them (see :meth:`LoggedEpisodes.from_steps`);
+            a TensorDict in TorchRL's layout, or the folder of one on disk; a Minari dataset, or ``"minari:ID"``.
+
+    Raises:
+        UsageError: It cannot be read, or is not what it must be; the message names the episode.
+    """
+    if isinstance(source, str) and source.startswith(_MINARI):
+        source = _minari_dataset(source.removeprefix(_MINARI))
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        source = _memory_mapped(path) if path.is_dir() else _npz(path)
+    if hasattr(source, "iterate_episodes"):
+        source = _minari_columns(source)
+    elif hasattr(source, "batch_size"):  # A TensorDict is a Mapping, too.
+        source = _tensordict_arrays(source)
+    if not isinstance(source, Mapping):
+        raise UsageError(f"logged episodes cannot be read from a {type(source).__name__}: give an npz file")
+    return LoggedEpisodes.from_steps(_steps(source))
+
+
+def _npz(path: Path) -> dict[str, Array]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise UsageError(f"{path} holds one array: give an npz file with one array per column")
+        with loaded:
+            return dict(loaded)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"{path} cannot be read as an npz file of logged episodes ({error}): give an npz file, the folder of a "
+            f"TensorDict, or {_MINARI}ID"
+        ) from error
+
+
+def _memory_mapped(path: Path) -> Any:
+    if not (path / "meta.json").is_file():
+        raise UsageError(f"{path} is a folder, but not that of a TensorDict: it has no meta.json")
+    from tensordict import TensorDict
+
+    return TensorDict.load_memmap(path)
+
+
+def _tensordict_arrays(data: Any) -> dict[str, Array]:
+    """Return the tensors of a TensorDict by their keys joined with dots."""
+    found = data.items(include_nested=True, leaves_only=True)
+    return {key if isinstance(key, str) else ".".join(key): leaf.detach().cpu().numpy() for key, leaf in found}
+
+
+def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """Return one entry per step from arrays of shape (steps, ...), or of (episodes, longest, ...) with a mask."""
+    columns: dict[str, Array] = {
+        name: np.asarray(arrays[key])
+        for name, keys in _NAMES.items()
+        for key in [next((key for key in keys if key in arrays), None)]
+        if key is not None
+    }
+    if (mask := columns.pop("mask", None)) is not None:
+        kept = mask.astype(bool).reshape(mask.shape[: columns.get("episode", mask).ndim])
+        columns = {name: column[kept] for name, column in columns.items()}
+    if "step" not in columns and "episode" in columns:
+        columns["step"] = _positions(columns["episode"])
+    return columns
+
+
+def _positions(episode: Array) -> Array:
+    """Number the steps of each episode in the order in which they stand."""
+    begins = np.append(True, episode[1:] != episode[:-1])
+    rows = np.arange(len(episode))
+    return np.asarray(rows - np.maximum.accumulate(np.where(begins, rows, 0)))
+
+
+def _minari_dataset(name: str) -> Any:
+    try:
+        minari = importlib.import_module("minari")
+    except ImportError as error:
+        raise UsageError(f"{_MINARI}{name} needs Minari: pip install minari") from error
+    try:
+        return minari.load_dataset(name)
+    except Exception as error:
+        raise UsageError(f"the Minari dataset {name!r} cannot be read: {error}") from error
+
+
+def _minari_columns(dataset: Any) -> dict[str, Array]:
+    parts = [dict(_minari_episode(episode)) for episode in dataset.iterate_episodes()]
+    return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+
+def _minari_episode(episode: Any) -> Iterator[tuple[str, Array]]:
+    """Yield the columns of an episode; its infos have an entry for the reset, which is no step."""
+    length = len(episode.rewards)
+    yield "episode", np.full(length, episode.id)
+    yield "step", np.arange(length)
+    yield "observation", np.asarray(episode.observations)[:length]
+    yield "action", np.asarray(episode.actions)
+    yield "reward", np.asarray(episode.rewards)
+    yield "terminated", np.asarray(episode.terminations)
+    yield "truncated", np.asarray(episode.truncations)
+    if (log_probs := (episode.infos or {}).get("action_log_prob")) is not None:
+        yield "action_log_prob", np.asarray(log_probs)[-length:]

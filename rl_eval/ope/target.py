@@ -1,0 +1,113 @@
+"""Target policy: the one whose value is estimated, and its log-probabilities of actions that another one took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import UsageError, summary_of
+from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.ope.data import LoggedEpisodes
+from rl_eval.protocols import ActionLogProb, Policy, Recurrent
+from rl_eval.runners.nested import no_grad
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+
+__all__ = ["check_unchanged_actions", "target_log_probs", "target_policy"]
+
+_BATCH: Final = 4096
+"""Steps in one forward pass."""
+
+
+def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
+    """Build the policy of a configuration in this process, with its weights.
+
+    Args:
+        settings: One environment of it is built for its spaces.
+        episodes: What the policy's value is to be estimated from.
+
+    Raises:
+        ConfigError: Policy or environment cannot be built.
+        UsageError: The actions were changed before they were stored.
+    """
+    runners = settings.runners.model_copy(update={"num_runners": 0, "num_envs_per_runner": 1})
+    with EvalRunnerGroup(settings.model_copy(update={"runners": runners}), threaded=False) as group:
+        policy, action_space = group.foreach_runner(lambda runner: (runner.policy, runner.spaces[1]))[0]
+    check_unchanged_actions(episodes, action_space, settings.policy.actions)
+    return policy
+
+
+def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[Any], handling: str) -> None:
+    """Refuse continuous actions that ``policy.actions`` made fit their space, since their log-probability is unknown.
+
+    Args:
+        episodes: Whose actions are those that the environment was given.
+        action_space: That of the environment.
+        handling: ``policy.actions``, taken to be that of the behaviour policy as well.
+
+    Raises:
+        UsageError: They were.
+    """
+    if not isinstance(action_space, gym.spaces.Box) or handling == "none":
+        return
+    advice = "record episodes, and estimate, with policy.actions=none, and have the environment clip"
+    if handling == "unsquash":
+        raise UsageError(f"policy.actions is unsquash, so stored actions are not those that were drawn: {advice}")
+    bound = (episodes.actions <= action_space.low) | (episodes.actions >= action_space.high)
+    if bound.any():
+        row = int(bound.reshape(len(bound), -1).any(1).argmax())
+        raise UsageError(
+            f"episode {np.repeat(episodes.ids, episodes.lengths)[row]}: its action at step "
+            f"{episodes.step_numbers()[row]} is at the bound of {action_space}, so it was clipped, and its "
+            f"log-probability is that of the action before: {advice}"
+        )
+
+
+def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.float64]:
+    """Return the log-probability of each stored action under a policy, shape (steps,).
+
+    Raises:
+        UsageError: The policy cannot say it, or says it for another number of actions.
+    """
+    if not isinstance(policy, ActionLogProb):
+        raise UsageError(
+            f"the target policy is a {type(policy).__name__} and has no log_prob(observations, actions), so its "
+            "probability of a logged action is unknown: give an nn.Module that returns logits or (mean, log_std), or "
+            "implement rl_eval.protocols.ActionLogProb"
+        )
+    if isinstance(policy, Recurrent):
+        raise UsageError(
+            f"the target policy {type(policy).__name__} has a state, and what its state was at a logged step is "
+            "unknown: off-policy evaluation needs a policy of the observation alone"
+        )
+    return np.concatenate(
+        [
+            _log_probs_of(policy, episodes.observations[rows].copy(), episodes.actions[rows].copy())
+            for rows in (slice(start, start + _BATCH) for start in range(0, len(episodes.rewards), _BATCH))
+        ]
+    )
+
+
+def _log_probs_of(policy: ActionLogProb, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
+    """Ask a policy about arrays of its own, since a tensor must not share memory that cannot be written to."""
+    try:
+        with no_grad():
+            log_probs = np.asarray(policy.log_prob(observations, actions), np.float64)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"log_prob of the target policy {type(policy).__name__} raised at logged steps, whose observations have "
+            f"shape {observations.shape[1:]} and whose actions have shape {actions.shape[1:]}: {summary_of(error)}. "
+            "Are they of this environment?"
+        ) from error
+    if log_probs.shape != (len(actions),):
+        raise UsageError(
+            f"log_prob of {type(policy).__name__} returned shape {log_probs.shape} for {len(actions)} actions: "
+            "return one number per row, summed over the dimensions of an action"
+        )
+    return log_probs

@@ -1,0 +1,195 @@
+"""Base of the suites for runners: runners that are built for a test, the reference loop, and leases run to the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings, FaultToleranceSection, RunnersSection
+from rl_eval.protocols import EnvContext
+from rl_eval.records.episode import EpisodeTable, Fault, Lease, RunReport
+from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.testing.contracts.subject import build_subject
+from rl_eval.testing.faulty_env import faulty
+from rl_eval.weights import WeightsSnapshot
+
+__all__ = ["MAX_ATTEMPTS", "PATIENCE", "Played", "RunnerSuite", "expect", "leases_of", "play"]
+
+MAX_ATTEMPTS: Final = 3
+PATIENCE: Final = 200
+"""Calls in a row that may achieve nothing."""
+_PLENTY_S: Final = 1.0
+"""A budget that is no hurry."""
+
+
+class Played(NamedTuple):
+    """Sum of the reports of a run to the end."""
+
+    rows: npt.NDArray[np.void]
+    faults: tuple[Fault, ...]
+    env_steps: int
+    artifacts: dict[int, Mapping[str, Any]]
+    notes: tuple[str, ...]
+    most_live: int
+    """Episodes that were live at once, at the end of a call."""
+
+
+class RunnerSuite:
+    """Runners for tests, of the class under test and of the reference."""
+
+    runner: str | type[Runner]
+    """The class, or what ``runners.runner`` may be."""
+    config: EvalConfig | None = None
+    """Where environment, policy and evaluation settings come from; by default CartPole with a recurrent policy
+    that samples."""
+    lane_counts: tuple[int, ...] = (1, 3, 8)
+    """Numbers of lanes to try; ``(1,)`` for a runner with a single environment."""
+    num_episodes: int = 10
+
+    @cached_property
+    def settings(self) -> EvalSettings:
+        """Environment, policy and evaluation settings of all runners."""
+        if self.config is not None:
+            return self.config.build()
+        policy = EvalConfig().policy("rl_eval.testing:make_gru", deterministic=False)
+        return policy.environment("CartPole-v1").build()
+
+    @cached_property
+    def reference(self) -> EpisodeTable:
+        """Rows of the reference loop."""
+        leases = leases_of(max(self.lane_counts) + self.num_episodes)
+        table = EpisodeTable(len(leases))
+        with self.make_runner(1, runner=SingleAgentEvalRunner) as runner:
+            table.fill(play(runner, leases).rows)
+        return table
+
+    @cached_property
+    def weights(self) -> WeightsSnapshot | None:
+        """Weights that every runner is given; None for a policy without."""
+        return build_subject(self.settings).snapshot()
+
+    @contextlib.contextmanager
+    def make_runner(
+        self,
+        lanes: int,
+        fault: Mapping[str, Any] | None = None,
+        *,
+        runner: str | type[Runner] | None = None,
+        wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None,
+        timeout_s: float | None = None,
+        observers: Sequence[Callable[[Any], Any]] = (),
+    ) -> Iterator[Runner]:
+        """Build a runner, and stop it in the end.
+
+        Args:
+            lanes: Number of lanes.
+            fault: Arguments of :class:`FaultyEnv`.
+            runner: The class; by default the one under test.
+            wrapper: Put around every environment.
+            timeout_s: Limit of an attempt, instead of the limit of steps.
+            observers: Factories of observers.
+        """
+        selected = runner_class(self.runner if runner is None else runner)
+        section = self.settings.environment
+        env_kwargs = {"env": section.env, "env_kwargs": section.env_kwargs, **(fault or {})}
+        evaluation = self.settings.evaluation.model_copy(update={"observers": tuple(observers)})
+        tolerance = FaultToleranceSection()
+        if timeout_s is not None:
+            evaluation = evaluation.model_copy(update={"max_episode_steps": None})
+            tolerance = FaultToleranceSection(episode_timeout_s=timeout_s)
+        settings = self.settings.model_copy(
+            update={
+                "environment": section.model_copy(update={"env": _factory(wrapper), "env_kwargs": env_kwargs}),
+                "runners": RunnersSection(runner=selected, num_envs_per_runner=lanes),
+                "evaluation": evaluation,
+                "fault_tolerance": tolerance,
+            }
+        )
+        built = selected(settings, 0)
+        try:
+            if self.weights is not None:
+                built.set_weights(self.weights)
+            yield built
+        finally:
+            built.stop()
+
+    def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
+        """Assert that rows are those of the reference loop."""
+        wrong = self.reference.mismatches(rows)
+        if wrong:
+            row = rows[rows["index"] == wrong[0]][0]
+            raise AssertionError(
+                f"{what}: rows {wrong} differ from those of the reference loop; episode {wrong[0]} is {row}, and "
+                f"should be {self.reference.rows[wrong[0]]}, in index, seed, return, length, terminated, truncated "
+                "and success"
+            )
+
+
+def leases_of(count: int) -> list[Lease]:
+    """Return leases of the first episodes of a plan."""
+    return [Lease(index, int(seed), 1, 0) for index, seed in enumerate(EpisodePlan(count).seeds)]
+
+
+def play(
+    runner: Runner,
+    leases: Sequence[Lease],
+    budget_s: float = _PLENTY_S,
+    *,
+    begun: Sequence[RunReport] = (),
+    count: int | None = None,
+    calls: int = 100_000,
+) -> Played:
+    """Run to the end, and once more; what fails runs again as long as it has attempts, and has no row then.
+
+    Args:
+        runner: Runs.
+        leases: Are given with the first call.
+        budget_s: Of every call.
+        begun: Reports of earlier calls, to be counted in.
+        count: Number of episodes that must end; by default as many as leases.
+        calls: At most so many.
+    """
+    count = len(leases) if count is None else count
+    reports = [*begun, runner.run(leases, budget_s)]
+    idle = failed = 0
+    while sum(len(report.rows) for report in reports) + failed < count and idle < PATIENCE and len(reports) < calls:
+        faults = reports[-1].faults
+        again = [Lease(at.index, at.seed, at.attempt + 1, 0) for at in faults if at.attempt < MAX_ATTEMPTS]
+        failed += len(faults) - len(again)
+        reports.append(runner.run(again, budget_s))
+        idle = 0 if reports[-1].env_steps or len(reports[-1].rows) or reports[-1].faults else idle + 1
+    reports.append(runner.run((), 0.0))
+    rows = np.concatenate([report.rows for report in reports])
+    failed = sum(fault.attempt >= MAX_ATTEMPTS for report in reports for fault in report.faults)
+    indices = sorted(rows["index"].tolist())
+    if len(rows) + failed != count or len(set(indices)) != len(rows):
+        raise AssertionError(
+            f"{count} leases must give {count - failed} rows, once each, but after {len(reports)} calls of "
+            f"run(budget_s={budget_s}) there were rows {indices}"
+        )
+    return Played(
+        rows,
+        faults=tuple(fault for report in reports for fault in report.faults),
+        env_steps=sum(report.env_steps for report in reports),
+        artifacts={index: kept for report in reports for index, kept in report.artifacts.items()},
+        notes=tuple(note for report in reports for note in report.notes),
+        most_live=max(len(report.progress) for report in reports),
+    )
+
+
+def expect(got: Any, due: Any, what: str) -> None:
+    """Assert that something is what it should be."""
+    if got != due:
+        raise AssertionError(f"{what}: {got!r}, but should be {due!r}")
+
+
+def _factory(wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None) -> Callable[[EnvContext], Any]:
+    return faulty if wrapper is None else lambda context: wrapper(faulty(context))

@@ -1,0 +1,601 @@
+"""Off-policy estimates against exact values, and the data that are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from benchmarks.off_policy import TabularPolicy, random_world
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError, PolicyError, UsageError
+from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
+from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
+from rl_eval.ope.target import check_unchanged_actions, target_log_probs
+from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
+from tests.unit.cli_world import call, make_folder
+
+WORLDS = 200
+ESTIMATORS = {**MODEL_FREE, **WITH_MODEL}
+UNBIASED = ("trajectory_is", "per_decision_is", "doubly_robust")
+GAMMA = 0.9
+
+
+@cache
+def whole(seed):
+    """Return a world, every episode that can happen in it, and their probabilities."""
+    world = random_world(seed)
+    return world, *world.trajectories()
+
+
+def inputs_of(world, episodes, policy=None, values=None, gamma=GAMMA):
+    policy = TabularPolicy(world.target) if policy is None else policy
+    return make_inputs(episodes, importance_weights(episodes, target_log_probs(policy, episodes)), gamma, values)
+
+
+# Exact values: the mean over every episode that can happen
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_have_the_exact_value_as_their_mean_or_limit(name):
+    """In 200 random worlds, with every possible episode weighted by its probability, and any model's values."""
+    for seed in range(WORLDS):
+        (world, episodes, shares), rng = whole(seed), np.random.default_rng(seed)
+        assert shares.sum() == pytest.approx(1, abs=1e-12)
+        q = rng.normal(size=(world.horizon, *world.rewards.shape))  # Any model will do.
+        at = (episodes.step_numbers(), episodes.observations)
+        values = ActionValues(q[(*at, episodes.actions)], (world.target[at[1]] * q[at]).sum(1))
+        ratios = ESTIMATORS[name](inputs_of(world, episodes, values=values))
+        assert ratios.value(shares) == pytest.approx(world.values(GAMMA)[1], abs=1e-10)
+        if name in UNBIASED:
+            assert shares @ ratios.influences() == pytest.approx(world.values(GAMMA)[1], abs=1e-10)
+
+
+def test_the_exact_mean_weight_is_1_at_every_step():
+    """Also at steps that many episodes do not reach."""
+    for seed in range(WORLDS):
+        world, episodes, shares = whole(seed)
+        weights = inputs_of(world, episodes).weights
+        assert shares @ weights.after == pytest.approx(np.ones(3), abs=1e-12)
+
+
+def test_with_exact_values_doubly_robust_varies_no_more_than_per_decision():
+    """Jiang & Li 2016: the exact variances of one episode's contribution, in 200 random worlds."""
+    ratios = []
+    for seed in range(WORLDS):
+        world, episodes, shares = whole(seed)
+        inputs = inputs_of(world, episodes, values=world.action_values(episodes, GAMMA))
+        robust, plain = (
+            shares @ (ESTIMATORS[name](inputs).influences() - world.values(GAMMA)[1]) ** 2
+            for name in ("doubly_robust", "per_decision_is")
+        )
+        assert robust <= plain * (1 + 1e-9)
+        ratios.append(robust / plain)
+    assert np.median(ratios) < 0.5
+
+
+def test_sampled_episodes_give_unbiased_estimates():
+    """The mean of 200 worlds' errors, each in standard errors, is within three of its own; few exceed three."""
+    scores = {name: [] for name in UNBIASED[:2]}
+    for seed in range(WORLDS):
+        world = random_world(seed, closeness=3.0)
+        episodes = world.sample(300, np.random.default_rng(seed))
+        for name, found in scores.items():
+            contributions = ESTIMATORS[name](inputs_of(world, episodes)).influences()
+            error = contributions.mean() - world.values(GAMMA)[1]
+            found.append(error / contributions.std(ddof=1) * np.sqrt(len(contributions)))
+    for found in scores.values():
+        assert abs(np.mean(found)) < 3 / np.sqrt(WORLDS)
+        assert np.mean(np.abs(found) > 3) < 0.03
+
+
+# Special cases
+
+
+def test_equal_policies_give_the_mean_return():
+    """All weights are 1; with values that do not depend on the action the doubly robust ones too."""
+    for seed in range(8):
+        world = random_world(seed)
+        episodes = world.sample(40, np.random.default_rng(seed))
+        values = np.random.default_rng(seed).normal(size=len(episodes.rewards))
+        found = estimate(episodes, TabularPolicy(world.behaviour), gamma=GAMMA, values=ActionValues(values, values))
+        for one in found:
+            assert one.name == "fitted_q" or one.value == pytest.approx(found["behaviour"].value, abs=1e-12)
+            assert one.weights is None or one.weights.effective_sample_size == pytest.approx(40)
+        for name in ESTIMATORS:
+            assert found[name].interval.low == pytest.approx(found["behaviour"].interval.low, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["weighted_is", "weighted_per_decision_is", "weighted_doubly_robust"])
+def test_weighted_estimators_return_what_every_episode_returns(name):
+    """Division by the mean weight makes them averages; the others have the mean weight's error."""
+    world = random_world(1)
+    moves = world.moves[..., :-1] / world.moves[..., :-1].sum(2, keepdims=True)
+    world = replace(
+        world, moves=np.concatenate([moves, np.zeros((3, 2, 1))], axis=2), rewards=np.ones_like(world.rewards)
+    )
+    episodes = world.sample(50, np.random.default_rng(0))
+    constant = np.full(len(episodes.rewards), 2.0)
+    inputs = inputs_of(world, episodes, values=ActionValues(constant, constant))
+    assert ESTIMATORS[name](inputs).value() == pytest.approx(1 + GAMMA + GAMMA**2, abs=1e-12)
+    assert abs(ESTIMATORS["trajectory_is"](inputs).value() - (1 + GAMMA + GAMMA**2)) > 0.01
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_influence_of_an_episode_is_what_more_of_it_would_change(name):
+    """By differences: intervals rest on it."""
+    world = random_world(1)
+    episodes, step = world.sample(20, np.random.default_rng(0)), 1e-6
+    ratios = ESTIMATORS[name](inputs_of(world, episodes, values=world.action_values(episodes, GAMMA)))
+    assert ratios.influences().mean() == pytest.approx(ratios.value())
+    for index, influence in enumerate(ratios.influences()):
+        more = np.full(20, (1 - step) / 20) + step * (np.arange(20) == index)
+        assert (ratios.value(more) - ratios.value()) / step == pytest.approx(
+            influence - ratios.value(), rel=1e-3, abs=1e-4
+        )
+
+
+def test_the_effective_sample_size_is_that_of_the_weights_in_use():
+    """Of whole episodes, or the least over the steps."""
+    world = random_world(1)
+    episodes = world.sample(300, np.random.default_rng(0))
+    logarithms = inputs_of(world, episodes).weights.logarithms
+    found = estimate(episodes, TabularPolicy(world.target), values=world.action_values(episodes, 1.0))
+    for name in ESTIMATORS:
+        relevant = logarithms[:, -1:] if name in WHOLE_EPISODES else logarithms
+        assert found[name].weights.effective_sample_size == effective_sample_size(relevant)
+    assert effective_sample_size(logarithms) < effective_sample_size(logarithms[:, -1:])
+
+
+def two_lengths(count):
+    """Half of the episodes end at once with nothing; the others go on to a reward of 1, as the target always does."""
+    episode, step, action, reward = [], [], [], []
+    for index in range(count):
+        for number in range(1 + index % 2):
+            episode.append(index)
+            step.append(number)
+            action.append(index % 2)
+            reward.append(float(number))
+    step = np.array(step)
+    last = np.append(np.diff(episode) != 0, True)
+    return {
+        "episode": np.array(episode),
+        "step": step,
+        "observation": step,
+        "action": np.array(action),
+        "reward": np.array(reward),
+        "terminated": last,
+        "truncated": np.zeros(len(step), bool),
+        "action_log_prob": np.where(step == 0, np.log(0.5), 0.0),
+    }
+
+
+ALWAYS_ON = TabularPolicy(np.array([[0.0, 1.0], [0.0, 1.0]]))
+
+
+@pytest.mark.parametrize("name", MODEL_FREE)
+def test_episodes_that_end_early_keep_their_weight(name):
+    """The truth is 1; a mean weight over only those that are still running gives one half."""
+    episodes = LoggedEpisodes.from_steps(two_lengths(40))
+    found = estimate(episodes, ALWAYS_ON, values=None)
+    assert found[name].value == pytest.approx(1.0)
+    inputs = inputs_of(None, episodes, ALWAYS_ON, gamma=1.0)
+    weights, alive = inputs.weights.after, episodes.padded(np.ones(len(episodes.rewards))) > 0
+    over_survivors = (weights * inputs.rewards).mean(0) / [weights[alive[:, step], step].mean() for step in range(2)]
+    assert over_survivors.sum() == pytest.approx(0.5)
+
+
+def test_long_episodes_stay_in_range():
+    """A thousand steps with ratios of 2 and 1/2 have weights of up to 2 to the power of 1000."""
+    rng = np.random.default_rng(0)
+    logs = rng.choice([-1.0, 1.0], (50, 1000)).cumsum(1) * np.log(2)
+    assert 1 <= effective_sample_size(logs) < 50
+    assert effective_sample_size(np.log([[1.0, 1.0], [1.0, 3.0]])) == pytest.approx(16 / 10)  # The least of 2 and 1.6.
+    assert largest_share(np.log([[1.0, 1.0], [1.0, 3.0]])) == pytest.approx(0.75)
+    assert effective_sample_size(logs + 5000) == pytest.approx(effective_sample_size(logs))
+    assert largest_share(logs + 5000) == pytest.approx(largest_share(logs))
+
+
+def test_densities_may_exceed_1():
+    """A continuous action's log-density may be positive."""
+    steps = two_lengths(40)
+    steps["action"] = steps["action"].astype(float)
+    steps["action_log_prob"] += 3.0
+
+    class Same:
+        def log_prob(self, observations, actions):
+            return LoggedEpisodes.from_steps(steps).log_probs
+
+    found = estimate(LoggedEpisodes.from_steps(steps), Same(), values=None)
+    assert found["trajectory_is"].value == found["behaviour"].value == 0.5
+
+
+# Refusals
+
+
+def test_a_small_effective_sample_size_is_no_estimate():
+    """The size is told, the number is not."""
+    found = estimate(LoggedEpisodes.from_steps(two_lengths(18)), ALWAYS_ON, values=None)
+    assert not found.identified
+    for name in MODEL_FREE:
+        assert np.isnan(found[name].value)
+        assert found[name].weights.effective_sample_size == pytest.approx(9)
+        assert found[name].reason == "the effective sample size is 9.0, below 10"
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "not identified" in str(found)
+
+
+def test_missing_support_is_no_estimate():
+    """Where no logged action is the target's; and where the target does what is not in the data half of the time."""
+    steps = two_lengths(400)
+    turned = TabularPolicy(np.array([[0.0, 1.0], [1.0, 0.0]]))  # The data never stop after the first step.
+    longer = estimate(
+        LoggedEpisodes.from_steps({n: v[steps["episode"] % 2 == 1] for n, v in steps.items()}), turned, values=None
+    )
+    assert longer["per_decision_is"].reason.startswith("support is missing: from some step on")
+    steps["action_log_prob"] = np.zeros(len(steps["step"]))
+    half = estimate(LoggedEpisodes.from_steps(steps), TabularPolicy(np.full((2, 2), 0.5)), values=None)
+    assert not half.identified
+    assert "below 1: support is missing" in half["trajectory_is"].reason
+
+
+def test_weights_above_1_are_no_estimate():
+    """The log-probabilities of another policy than the one that acted."""
+    steps = two_lengths(400)
+    steps["action_log_prob"] -= 0.5
+    found = estimate(LoggedEpisodes.from_steps(steps), TabularPolicy(np.array([[0.5, 0.5], [0, 1]])), values=None)
+    assert not found.identified
+    assert "above 1: other log-probabilities were stored" in found["weighted_is"].reason
+
+
+def spoiled(**columns):
+    return {**two_lengths(6), **columns}
+
+
+def changed(name, row, value):
+    column = two_lengths(6)[name].astype(float)
+    column[row] = value
+    return {name: column}
+
+
+SHUFFLED = np.array([0, 2, 1, 3, 4, 5, 6, 7, 8])
+BAD = {
+    "no log-probabilities": ("no column action_log_prob", {"action_log_prob": None}),
+    "no rewards": ("no column reward", {"reward": None}),
+    "NaN log-probability": ("episode 1: step 1 has no log-probability", changed("action_log_prob", 2, np.nan)),
+    "probabilities": ("episode 0: the log-probability at step 0 is 0.5", changed("action_log_prob", 0, 0.5)),
+    "probability 0": ("episode 3: the log-probability at step 0 is -inf", changed("action_log_prob", 4, -np.inf)),
+    "infinite": ("episode 3: the log-probability at step 1 is inf", changed("action_log_prob", 5, np.inf)),
+    "NaN reward": ("episode 3: its reward at step 0 is nan", changed("reward", 4, np.nan)),
+    "infinite reward": ("episode 3: its reward at step 0 is inf", changed("reward", 4, np.inf)),
+    "NaN observation": ("episode 3: its observation at step 0 is nan", changed("observation", 4, np.nan)),
+    "NaN action": ("episode 3: its action at step 0 is nan", changed("action", 4, np.nan)),
+    "shuffled": ("episode 1: step 1 stands where step 0", {name: v[SHUFFLED] for name, v in two_lengths(6).items()}),
+    "missing step": (
+        "episode 1: step 1 stands where step 0",
+        {n: np.delete(v, 1, 0) for n, v in two_lengths(6).items()},
+    ),
+    "scattered": ("episode 0: its steps do not stand together", changed("episode", 8, 0)),
+    "unfinished": ("episode 5: it is unfinished: step 1", changed("terminated", 8, 0)),
+    "goes on": ("episode 1: it goes on after step 0", changed("truncated", 1, 1)),
+    "two weights": (
+        "episode 3: weights_version 2 acted, but weights_version 1",
+        {"weights_version": [1] * 4 + [2] * 5},
+    ),
+    "two policies": ("episode 3: behaviour 2 acted", {"behaviour": [1] * 4 + [2] * 5}),
+    "one number": ("column reward has 2 numbers per step", {"reward": np.zeros((9, 2))}),
+    "lengths": (r"column reward has shape \(8,\)", {"reward": np.zeros(8)}),
+    "words": ("column action has dtype", {"action": np.array(["left"] * 9)}),
+    "nothing": ("no steps", {name: v[:0] for name, v in two_lengths(6).items()}),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_data_are_refused_by_episode(kind):
+    """What is wrong, and with which episode."""
+    message, columns = BAD[kind]
+    with pytest.raises(UsageError, match=message):
+        load_episodes({name: column for name, column in spoiled(**columns).items() if column is not None})
+
+
+def test_logged_episodes_cannot_be_changed():
+    """Neither through the value nor through the arrays that it was made of."""
+    steps = two_lengths(6)
+    episodes = LoggedEpisodes.from_steps(steps)
+    steps["reward"][:] = 7
+    assert episodes.rewards.max() == 1
+    with pytest.raises(ValueError, match="read-only"):
+        episodes.rewards[0] = 1
+
+
+# Reading
+
+
+def npz(tmp_path, columns):
+    np.savez(tmp_path / "data.npz", **columns)
+    return tmp_path / "data.npz"
+
+
+def tensordict_of(columns, torch, TensorDict):
+    names = {
+        "episode": ("collector", "traj_ids"),
+        "step": ("collector", "step"),
+        **{name: ("next", name) for name in ("reward", "terminated", "truncated")},
+    }
+    data = TensorDict({}, batch_size=[len(columns["step"])])
+    for name, column in columns.items():
+        tensor = torch.from_numpy(np.asarray(column))
+        data[names.get(name, name)] = tensor.unsqueeze(-1) if isinstance(names.get(name), tuple) else tensor
+    data["terminated"] = torch.zeros(len(columns["step"]), 1, dtype=torch.bool)  # Of the step before.
+    return data
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_tensordict_reads_as_the_columns_do(tmp_path, padded):
+    """In a row, with or without step numbers; padded with a mask; and from disk."""
+    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
+    columns = two_lengths(6)
+    expected = load_episodes(npz(tmp_path, columns))
+    data = tensordict_of(columns, torch, tensordict.TensorDict)
+    if padded:
+        lengths = expected.lengths.tolist()
+        rows = torch.zeros(6, 2, dtype=torch.long)
+        mask = torch.arange(2) < torch.tensor(lengths)[:, None]
+        rows[mask] = torch.arange(9)
+        data = data[rows]
+        data["collector", "mask"] = mask
+    else:
+        del data["collector", "step"]
+    data.memmap(tmp_path / "folder")
+    for found in (load_episodes(data), load_episodes(str(tmp_path / "folder"))):
+        for name in ("observations", "actions", "rewards", "log_probs", "lengths", "terminated", "ids"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_a_minari_dataset_reads_as_the_columns_do():
+    """One observation more than actions; infos have an entry for the reset."""
+    columns = two_lengths(6)
+    names = {"observations": "observation", "actions": "action", "rewards": "reward"}
+    names |= {"terminations": "terminated", "truncations": "truncated"}
+
+    class Dataset:
+        def iterate_episodes(self):
+            for number in range(6):
+                rows = columns["episode"] == number
+                parts = {theirs: columns[ours][rows] for theirs, ours in names.items()}
+                parts["observations"] = np.append(parts["observations"], 99)
+                infos = {"action_log_prob": np.append(np.nan, columns["action_log_prob"][rows])}
+                yield SimpleNamespace(id=number, infos=infos, **parts)
+
+    found, expected = load_episodes(Dataset()), load_episodes(columns)
+    assert np.array_equal(found.observations, expected.observations)
+    assert np.array_equal(found.log_probs, expected.log_probs)
+
+
+def test_a_file_that_is_none_is_said(tmp_path):
+    """No file, no archive, objects, a folder of anything."""
+    (tmp_path / "text.npz").write_text("hello")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    np.savez(tmp_path / "objects.npz", episode=np.array([{}]))
+    for name in ("none.npz", "text.npz", "one.npy", "objects.npz", "."):
+        with pytest.raises(UsageError, match=r"npz|meta\.json"):
+            load_episodes(tmp_path / name)
+    with pytest.raises(UsageError, match="cannot be read from a int"):
+        load_episodes(3)
+
+
+# The target policy
+
+
+@pytest.mark.parametrize(
+    ("space", "outputs"),
+    [
+        (gym.spaces.Discrete(4, start=2), 4),
+        (gym.spaces.MultiDiscrete([2, 3], start=[1, 0]), 5),
+        (gym.spaces.MultiBinary(3), 3),
+        (gym.spaces.Box(-1, 1, (2,)), (2, 2)),
+    ],
+    ids=["Discrete", "MultiDiscrete", "MultiBinary", "Box"],
+)
+def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
+    """Those of torch's distributions, at actions from anywhere."""
+    torch = pytest.importorskip("torch")
+    from rl_eval.policies.module import ModulePolicy
+
+    torch.manual_seed(0)
+    heads = torch.nn.ModuleList(torch.nn.Linear(3, n) for n in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = heads
+
+        def forward(self, observations):
+            found = tuple(head(observations) for head in self.heads)
+            return found if len(found) > 1 else found[0]
+
+    space.seed(0)
+    observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    actions = np.stack([space.sample() for _ in range(20)])
+    with torch.no_grad():
+        found = ModulePolicy(Heads(), space, deterministic=False).log_prob(observations, actions)
+        parts = [head(torch.from_numpy(observations)) for head in heads]
+    of = torch.distributions
+    if isinstance(space, gym.spaces.Box):
+        expected = of.Normal(parts[0], parts[1].exp()).log_prob(torch.from_numpy(actions)).sum(1)
+    elif isinstance(space, gym.spaces.MultiBinary):
+        expected = of.Bernoulli(logits=parts[0]).log_prob(torch.from_numpy(actions).float()).sum(1)
+    else:
+        shifted = torch.from_numpy((actions - space.start).reshape(20, -1))
+        logits = parts[0].split(getattr(space, "nvec", np.array([4])).tolist(), 1)
+        expected = sum(
+            of.Categorical(logits=part).log_prob(column) for part, column in zip(logits, shifted.T, strict=True)
+        )
+    assert found == pytest.approx(expected.numpy(), abs=1e-5)
+    fixed = ModulePolicy(Heads(), space, deterministic=True)
+    if isinstance(space, gym.spaces.Box):
+        with torch.no_grad(), pytest.raises(ConfigError, match="one action per observation in a continuous space"):
+            fixed.log_prob(observations, actions)
+    else:
+        with torch.no_grad():
+            taken = fixed.act(observations, None, np.ones(20, bool), None)[0]
+            assert (fixed.log_prob(observations, taken) == 0).all()
+            assert set(fixed.log_prob(observations, actions)) == {0.0, -np.inf}
+    with torch.no_grad(), pytest.raises(PolicyError, match="not one-hot"):
+        fixed.log_prob(observations, np.zeros((20, 7)))
+    if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        with torch.no_grad(), pytest.raises(PolicyError, match="action 9 is not in"):
+            fixed.log_prob(observations, np.full_like(actions, 9))
+
+
+def test_a_policy_without_log_probabilities_is_refused():
+    """None can be guessed from what it does; nor from what it does in an unknown state."""
+    episodes = LoggedEpisodes.from_steps(two_lengths(6))
+
+    class WithState(TabularPolicy):
+        def initial_state(self, batch_size):
+            return None
+
+    class Wrong(TabularPolicy):
+        def log_prob(self, observations, actions):
+            return np.full((len(actions), 2), self.table[0, 0])
+
+    for policy, message in (
+        (lambda observations: observations, "has no log_prob"),
+        (WithState(np.zeros((2, 2))), "has a state"),
+        (Wrong(np.zeros((2, 2))), r"returned shape \(9, 2\) for 9 actions"),
+        (Wrong(np.full((2, 2), np.nan)), "returned shape"),
+        (TabularPolicy(np.zeros((1, 2))), "raised at logged steps.*IndexError.*Are they of this environment"),
+        (TabularPolicy(np.full((2, 2), np.nan)), "episode 0: the target policy's log-probability .* at step 0 is nan"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            estimate(episodes, policy, values=None)
+    with pytest.raises(UsageError, match=r"gamma is 1\.5"):
+        estimate(episodes, ALWAYS_ON, gamma=1.5)
+
+
+# Fitted values
+
+
+def test_fitted_values_are_near_the_exact_ones_and_make_estimates_better():
+    """In one world; they are the same each time and leave the global generators alone."""
+    torch = pytest.importorskip("torch")
+    from rl_eval.ope.fitted_q import fitted_action_values
+
+    world, gamma = random_world(3), 0.5
+    episodes, policy = world.sample(400, np.random.default_rng(0)), TabularPolicy(world.target)
+    before = torch.random.get_rng_state()
+    fitted = fitted_action_values(episodes, policy, gamma, updates=400)
+    assert torch.equal(before, torch.random.get_rng_state())
+    twice = [fitted_action_values(episodes, policy, gamma, updates=5).q for _ in range(2)]
+    assert np.array_equal(*twice)
+    exact = world.action_values(episodes, gamma)
+    assert np.corrcoef(fitted.q, exact.q)[0, 1] > 0.98
+    assert np.abs(fitted.q - exact.q).mean() < 0.15 * exact.q.std()
+    found = estimate(episodes, policy, gamma=gamma, values=fitted)
+    assert abs(found["fitted_q"].value - world.values(gamma)[1]) < 0.15
+    width = {name: found[name].interval.high - found[name].interval.low for name in ESTIMATORS}
+    assert width["doubly_robust"] < 0.8 * width["per_decision_is"]
+    assert found["fitted_q"].verdict == "model"
+
+
+def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
+    """Other rewards in half of the episodes change the values of the other half only."""
+    pytest.importorskip("torch")
+    from rl_eval.ope.fitted_q import fitted_action_values
+
+    world = random_world(0)
+    episodes = world.sample(20, np.random.default_rng(0))
+    first = episodes.rows_of(np.arange(20) % 2 == 0)
+    others = replace(episodes, rewards=np.where(first, 10 * episodes.rewards, episodes.rewards))
+    one, two = (fitted_action_values(e, TabularPolicy(world.target), GAMMA, updates=5) for e in (episodes, others))
+    for before, after in zip(one, two, strict=True):
+        assert np.array_equal(before[first], after[first])
+        assert not np.isclose(before[~first], after[~first]).any()
+
+
+# The documentation
+
+
+def test_the_example_of_the_documentation_prints_what_it_shows(capsys):
+    """``docs/off_policy.md``, line by line."""
+    page = (Path(__file__).parents[2] / "docs" / "off_policy.md").read_text()
+    code, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(code, "off_policy.md", "exec"), {})
+    assert capsys.readouterr().out == shown
+
+
+# The command line
+
+
+def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatch):
+    """A behaviour policy that is half random in the toy environment; the target's value is known by running it."""
+    pytest.importorskip("torch")
+    folder = make_folder(tmp_path, monkeypatch)
+    (folder / "cli_heads.py").write_text(HEADS)
+    rng, columns = np.random.default_rng(0), {name: [] for name in two_lengths(2)}
+    for episode in range(300):
+        length = int(rng.integers(10, 20))
+        for step in range(length):
+            action = int(rng.random() < 0.5)
+            row = (episode, step, [step], action, action, step + 1 == length, False, np.log(0.5))
+            for name, value in zip(columns, row, strict=True):
+                columns[name].append(value)
+    columns["observation"] = np.array(columns["observation"], np.float32)
+    np.savez(folder / "data.npz", **columns)
+    args = ("toy.yaml", "--set", "policy.policy=cli_heads:tilted", "--set", "policy.deterministic=false")
+    outcome = call("ope", "data.npz", *args, "--no-fit", "--gamma", "0.9", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    found = {one["name"]: one for one in json.loads(outcome.stdout)["estimates"]}
+    assert list(found) == ["behaviour", *MODEL_FREE, "simulation"]
+    for name in MODEL_FREE:
+        assert found[name]["verdict"] == "identified"
+        assert found[name]["interval"]["low"] < found["simulation"]["value"] < found[name]["interval"]["high"]
+    shown = call("ope", "data.npz", *args, "--no-fit", "--no-simulation").stdout
+    assert "weighted per-decision IS" in shown
+    assert "simulation " not in shown.replace("- simulation", "")
+    few = {name: np.asarray(column)[: columns["episode"].index(5)] for name, column in columns.items()}
+    np.savez(folder / "few.npz", **few)
+    outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "below 10" in " ".join(outcome.stdout.split())
+
+
+def test_actions_that_were_changed_before_they_were_stored_are_refused():
+    """The stored log-probability is that of the action as drawn."""
+    steps = two_lengths(6)
+    episodes = LoggedEpisodes.from_steps({**steps, "action": steps["action"].astype(np.float32)[:, None]})
+    space = gym.spaces.Box(-1.0, 1.0, (1,))
+    with pytest.raises(UsageError, match="episode 1: its action at step 0 is at the bound"):
+        check_unchanged_actions(episodes, space, "clip")
+    with pytest.raises(UsageError, match="unsquash"):
+        check_unchanged_actions(episodes, space, "unsquash")
+    for unharmed, handling in (
+        (space, "none"),
+        (gym.spaces.Box(-2, 2, (1,)), "clip"),
+        (gym.spaces.Discrete(2), "clip"),
+    ):
+        check_unchanged_actions(episodes, unharmed, handling)
+
+
+HEADS = '''
+import torch
+
+
+class Tilted(torch.nn.Module):
+    """Takes action 1 with probability 0.6."""
+
+    def forward(self, observations):
+        return torch.log(torch.tensor([0.4, 0.6])).expand(len(observations), 2)
+
+
+def tilted():
+    return Tilted()
+'''
