@@ -8,9 +8,10 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.adapters import integration_for
@@ -24,11 +25,14 @@ from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.recorded import Recorded
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
+from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.trajectories.recorder import TrajectoryRecorder
 from rl_eval.weights import (
     HeldWeights,
     WeightsSnapshot,
@@ -87,6 +91,7 @@ class EvalRunnerGroup:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
         learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
+        self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
         """Held while jobs that belong together are posted, so that no others come between them."""
@@ -180,6 +185,71 @@ class EvalRunnerGroup:
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
         return self.submit(num_episodes, seed, run_dir, first_index, accept_code_change=accept_code_change).result()
+
+    # ------------------------------------------------------------------ sampling
+
+    def sample(self, num_episodes: int | None = None, *, num_env_steps: int | None = None, **options: Any) -> Any:
+        """Run the next episodes of the plan, and return all their steps.
+
+        The next call goes on with the episodes that follow. Nothing is recorded in evaluations.
+
+        Args:
+            num_episodes: Whole episodes to return.
+            num_env_steps: Steps to return, instead of a number of episodes.
+            **options: Other fields of :class:`~rl_eval.execution.sampling.SampleRequest`: ``mode``, ``order``,
+                ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
+
+        Returns:
+            A ``TensorDict`` in the layout of :mod:`rl_eval.trajectories.batch`, or a dict of arrays.
+
+        Raises:
+            ConfigError: An option is out of range.
+            EvalError: An episode failed on all attempts, or runners were lost; what came in waits for the next call.
+        """
+        return self.sampler.sample(SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options))
+
+    def iter_samples(
+        self,
+        num_episodes: int | None = None,
+        *,
+        num_env_steps: int | None = None,
+        num_batches: int | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Return an iterator of batches as of :meth:`sample`; the next is prepared while one is looked at, no more.
+
+        Args:
+            num_episodes: Whole episodes of each batch.
+            num_env_steps: Steps of each batch, instead.
+            num_batches: How many batches; by default without end.
+            **options: As for :meth:`sample`.
+        """
+        request = SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options)
+        return self.sampler.iterate(request, num_batches)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Where :meth:`sample` is in the plan, and the way to send it elsewhere: ``restart``, ``load_state_dict``."""
+        evaluation = self.settings.evaluation
+        return Sampler(
+            self._record,
+            lambda: self.weights_version,
+            lambda: max(1, self._pool.expected()) * self.settings.runners.lanes,
+            evaluation.seed,
+            evaluation.first_index,
+            works_ahead=self._threaded,
+        )
+
+    def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
+        """Start to run episodes that leave trajectories."""
+        changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
+        evaluation = self.settings.evaluation.model_copy(update=changes)
+        settings = self.settings.model_copy(update={"evaluation": evaluation})
+        recorder = partial(TrajectoryRecorder, info_keys=evaluation.info_keys, compress_images=compress_images)
+        outcome = EvalOutcome(settings, settings.plan())
+        with self._post_lock:
+            self._loop.post(Recorded(Opening(outcome), recorder))
+        return outcome.handle
 
     # ------------------------------------------------------------------ weights
 

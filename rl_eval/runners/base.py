@@ -12,7 +12,7 @@ import abc
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -34,13 +34,13 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
-    record_of,
+    record_of_values,
 )
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.observers import ObservedSlot, observer_factories
+from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -104,6 +104,7 @@ class EvalRunner(abc.ABC):
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = self.make_policy(policy)
         self._inference = self.make_inference()
+        self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
@@ -180,6 +181,22 @@ class EvalRunner(abc.ABC):
     def weights_version(self) -> int:
         """Version of the weights that the policy has; 0 before any were set."""
         return self._weights_version
+
+    def observe(self, factories: Mapping[str, Factory]) -> None:
+        """Have observers see the episodes that begin from now on, beside those of ``evaluation.observers``.
+
+        Args:
+            factories: What builds them for an environment, by the names of their artifacts; none to go back.
+
+        Raises:
+            EvalError: An episode is live.
+        """
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError("observers cannot change while an episode is live: drain or abort the evaluation first")
+        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
+        self._inference.keeps_outputs = bool(self._observers)
+        for lane in self._lanes:
+            lane.watch(self._observe if self._observers else None)
 
     def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
@@ -436,7 +453,7 @@ class EvalRunner(abc.ABC):
         """Keep what observers return for a completed episode."""
         assert lane.observed is not None
         info = dict(zip(self._info_keys, lane.info, strict=True))
-        record = record_of(np.array([row], ROW)[0], info)
+        record = record_of_values(row, info)
         if artifacts := lane.observed.end(record):
             self._artifacts[record.index] = artifacts
 

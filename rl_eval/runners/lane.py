@@ -84,6 +84,11 @@ class Lane:
         self.begin_episode = episode_hook(env)
         self.observed = self.observe and self.observe(self.index, env)
 
+    def watch(self, observe: Callable[[int, Any], ObservedSlot] | None) -> None:
+        """Have other observers from now on, or none."""
+        self.observe = observe
+        self.observed = observe(self.index, self.env) if observe is not None and self.env is not None else None
+
     def set_aside(self) -> None:
         """Keep the environment for later: some can be built once only, or take long to build."""
         self.spare = self.detach()

@@ -116,6 +116,7 @@ class AgentsInference:
         self, build: Callable[[str], PolicyInference], names: Sequence[str], agents: Mapping[Any, str], lanes: int
     ) -> None:
         self._build = build
+        self._keeps_outputs = False
         self._policies = {name: [self._listening(build(name))] for name in names}
         """Inference of each policy, and further ones where that had no free row."""
         self._agents = dict(agents)
@@ -166,6 +167,17 @@ class AgentsInference:
                     lane, agent = inference.holders[row]
                     errors.setdefault(lane, _of_agent(agent, error))
         return [{agent: at.chosen[row] for agent, at, row in acting} for acting in self._acting], errors
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether what the policies compute besides actions is kept, for observers."""
+        return self._keeps_outputs
+
+    @keeps_outputs.setter
+    def keeps_outputs(self, wanted: bool) -> None:
+        self._keeps_outputs = wanted
+        for inference in self._inferences():
+            inference.keeps_outputs = wanted
 
     def outputs(self, lane: int) -> dict[Any, Any]:
         """Return what policies computed besides actions, by agent."""
@@ -283,6 +295,7 @@ class AgentsInference:
             self.note(lane, f"{what} (agent {agent!r})", shown)
 
         page.observations.note = note
+        page.keeps_outputs = self._keeps_outputs
         return page
 
     def _inferences(self) -> list[PolicyInference]:
