@@ -49,6 +49,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "beside": table.beside,
     "environments": table.environments,
     "ope": table.off_policy,
+    "multi_agent": table.multi_agent,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -129,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = add("policies", "policies of every kind in three layouts: right, refused or labelled", repeat=1)
     kinds.add_argument("--only", default="", metavar="REGEX", help="evaluate the policies whose name matches")
+    many = add("multi_agent", "steps per second with several agents, against RLlib's runner", repeat=1)
+    many.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
+    many.add_argument("--episodes", type=_positive, default=32, help="episodes per round (%(default)s)")
+    many.add_argument("--only", default="", metavar="REGEX", help="run the cells whose label matches")
     log = add("log", "an evaluation log written, continued and summarised", repeat=1)
     log.add_argument("--episodes", type=_positive, default=1_000_000, help="rows (%(default)s)")
     safe = add("safety", "cost of log, recorder and deadlines when nothing happens", repeat=9)
@@ -164,6 +169,8 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         cells = matrix.throughput(sizes, args.episode_steps)
     elif args.name == "correctness":
         cells = matrix.correctness(args.runners, args.episodes, 4 if args.quick else args.evaluations)
+    elif args.name == "multi_agent":
+        cells = matrix.multi_agent(16 if args.quick else args.episodes)
     else:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.runner import Cell
 
-__all__ = ["Sizes", "broadcast", "correctness", "throughput"]
+__all__ = ["Sizes", "broadcast", "correctness", "multi_agent", "throughput"]
 
 _LANES: Final = (1, 8, 16, 32, 64, 128)
 _SHORT_LANES: Final = (16, 64, 128)
@@ -132,6 +132,12 @@ def correctness(runners: int, episodes: int, evaluations: int) -> list[Cell]:
         for label, contender, peers in contenders
         for column, setting in settings
     ]
+
+
+def multi_agent(episodes: int) -> list[Cell]:
+    """Both runners of several agents in turn, in one process: 16 environments of 4 agents."""
+    params = {"scenario": "throughput", "slots": 16, "agents": 4, "episodes": episodes, "rounds": 3}
+    return [Cell("several agents", "multi_agent", params, peers=True, timeout_s=600.0)]
 
 
 def broadcast(runners: int, num_params: int, rounds: int, object_store_gb: float) -> list[Cell]:

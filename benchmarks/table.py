@@ -26,6 +26,7 @@ __all__ = [
     "faults",
     "honesty",
     "log",
+    "multi_agent",
     "planning",
     "policies",
     "safety",
@@ -203,6 +204,19 @@ def planning(rows: Sequence[Row]) -> list[Table]:
         micros, size = row["micros_per_episode"], row["bytes_per_episode"]
         table.add_row(row["label"], f"{micros:.1f}" if micros else "-", f"{size:.0f}" if size else "-")
     return [table]
+
+
+def multi_agent(rows: Sequence[Row]) -> list[Table]:
+    """Environment steps per CPU second of two runners of several agents, and their ratio."""
+    found = _table("several agents: 16 environments of 4", "runner", "env steps per CPU second")
+    for row in rows:
+        if row["status"] != "ok":
+            found.add_row(row["status"], row.get("error", ""))
+            continue
+        for name, rate in row["rates"].items():
+            found.add_row(name, f"{rate:,.0f}")
+        found.add_row("ratio", f"{row['ratio']:.1f}")
+    return [found]
 
 
 def slots(rows: Sequence[Row]) -> list[Table]:

@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,11 @@ __all__ = [
     "HeldWeights",
     "TensorEntry",
     "WeightsSnapshot",
+    "add_missing",
     "apply_weights",
     "load_weights_file",
+    "module_of",
+    "policies_of",
     "save_weights_file",
     "snapshot_weights",
     "weights_of",
@@ -428,10 +431,51 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
 
 def weights_of(policy: Any) -> WeightsSnapshot | None:
-    """Snapshot the weights of a live policy, so that results carry their digest."""
+    """Snapshot the weights of a live policy, or of several by id, so that results carry their digest."""
+    if isinstance(policy, Mapping):
+        modules = {name: module for name, one in policy.items() if (module := module_of(one)) is not None}
+        return snapshot_weights(modules, 0) if modules else None
+    module = module_of(policy)
+    return None if module is None else snapshot_weights(module, 0)
+
+
+def module_of(policy: Any) -> Any:
+    """Return the ``nn.Module`` that has the weights of a policy; None if it has none."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     # A module is its own, also one with a part called `module`, such as tensordict's.
     module = policy if isinstance(policy, torch.nn.Module) else getattr(policy, "module", policy)
-    return snapshot_weights(module, 0) if isinstance(module, torch.nn.Module) else None
+    return module if isinstance(module, torch.nn.Module) else None
+
+
+def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
+    """Return the policies, of those named, that a snapshot of several has weights of.
+
+    Raises:
+        WeightsError: It has weights of none of them as well.
+    """
+    held = [entry.name for entry in snapshot.entries] + list(pickle.loads(snapshot.extra_state))
+    owners = {name: owner for name in held for owner in names if name.startswith(f"{owner}.")}
+    if strangers := [name for name in held if name not in owners]:
+        raise WeightsError(
+            f"weights have {_some(strangers)}, which belong to none of the policies {_some(sorted(names))}: give a "
+            "mapping from the ids of policies to their weights"
+        )
+    return set(owners.values())
+
+
+def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot, names: Iterable[str]) -> WeightsSnapshot:
+    """Return a snapshot of several policies with the former weights of those that it has none of."""
+    given = policies_of(snapshot, names)
+    kept = {name: value for name, value in _contents_of(former).items() if not _belongs(name, given)}
+    return snapshot_weights({**kept, **_contents_of(snapshot)}, snapshot.version)
+
+
+def _belongs(name: str, owners: set[str]) -> bool:
+    return any(name.startswith(f"{owner}.") for owner in owners)
+
+
+def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:
+    tensors = {entry.name: _view(snapshot.buffer, entry) for entry in snapshot.entries}
+    return {**tensors, **pickle.loads(snapshot.extra_state)}

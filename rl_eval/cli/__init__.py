@@ -11,9 +11,10 @@ from typing import Annotated, Final
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, doctor, export, ope, replay, run, service, show, video, watch
+from rl_eval.cli import compare, crossplay, doctor, export, ope, replay, run, service, show, video, watch
 from rl_eval.cli.exits import (
     COMPARE_CODES,
+    CROSSPLAY_CODES,
     DOCTOR_CODES,
     OPE_CODES,
     READ_CODES,
@@ -41,6 +42,9 @@ app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)
+app.command(epilog=CROSSPLAY_CODES, short_help="Play several policies against each other, and rate them.")(
+    crossplay.crossplay
+)
 app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
 app.add_typer(service.app)
 

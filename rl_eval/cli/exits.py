@@ -21,6 +21,7 @@ from rl_eval.redaction import redact_text
 
 __all__ = [
     "COMPARE_CODES",
+    "CROSSPLAY_CODES",
     "DOCTOR_CODES",
     "OPE_CODES",
     "READ_CODES",
@@ -123,6 +124,20 @@ Exit codes:
 2    the data identify none, or are refused; or a usage error
 3    the environment or the policy cannot be built
 4    cluster error in the simulation
+"""
+
+CROSSPLAY_CODES: Final = """\
+\b
+Exit codes:
+0    complete: every game was played to its end
+1    partial: some games failed or did not run; the numbers are those of the
+     seeds that were played under all of their seatings
+2    usage error: config, matchups, policies, weights, output folder
+3    failed: too many games failed, or environment or a policy cannot work
+4    cluster error: no runner came up, the address cannot be reached, or the
+     evaluation log cannot be written or was taken over
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+70   unexpected error, shown with its traceback
 """
 
 DOCTOR_CODES: Final = """\

@@ -1,8 +1,9 @@
-"""``rl-eval export``: the finished episodes of a run as a file that other tools read."""
+"""``rl-eval export``: the finished episodes of a run, or all their steps, as files that other tools read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +13,13 @@ from typing_extensions import assert_never
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.show import Results
+from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Format", "export"]
+__all__ = ["Format", "Target", "export", "parse_indices"]
 
 
 class Format(str, Enum):
@@ -28,33 +30,108 @@ class Format(str, Enum):
     JSON = "json"
 
 
+class Target(str, Enum):
+    """What trajectories can be written as."""
+
+    MINARI = "minari"
+    NPZ = "npz"
+    TENSORDICT = "tensordict"
+
+
 def export(
     path: Results,
     format: Annotated[  # noqa: A002 - The name of the option.
-        Format, typer.Option("--format", show_default=False, help="JSON has one object per line.")
-    ],
+        Format | None, typer.Option("--format", show_default=False, help="JSON has one object per line.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", show_default=False, help="By default the name of DIR in the current folder, and the format."
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="By default the name of DIR in the current folder, and the format. With --to minari, the id of the "
+            "data set.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="Run the episodes again, and write all their steps.")
+    ] = False,
+    to: Annotated[
+        Target | None, typer.Option("--to", show_default=False, help="What trajectories are written as.")
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option("--index", metavar="I,J-K", show_default=False, help="Which trajectories; by default all."),
+    ] = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Write one row per finished episode, with its faults."""
+    """Write one row per finished episode, with its faults; or, with --trajectories, every step of them."""
     with reported(debug):
-        from rl_eval.results.loading import load
+        if trajectories:
+            _check_given("--trajectories", needed={"--to": to, "--output": output}, useless={"--format": format})
+            _check_given("--trajectories", useless={"--force": force or None})
+            assert to is not None
+            _export_trajectories(path, to, str(output), index, trust=trust)
+            return
+        without = {"--to": to, "--index": index, "--trust": trust or None}
+        _check_given("export without --trajectories", needed={"--format": format}, useless=without)
+        assert format is not None
+        _export_rows(path, format, output, force=force)
 
-        target = _default_file(path, format) if output is None else output
-        if target.exists() and not force:
-            raise ConfigError(f"{target} exists: choose another file with --output, or overwrite it with --force")
-        result = load(path)
-        try:
-            _write(result, format, target)
-        except OSError as error:
-            raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{len(result.episodes):,} of {len(result.plan):,} episodes in {target}")
+
+def _check_given(
+    what: str, *, needed: Mapping[str, object] | None = None, useless: Mapping[str, object] | None = None
+) -> None:
+    """Make sure that options fit together.
+
+    Raises:
+        ConfigError: One is missing, or would be of no use.
+    """
+    if missing := [name for name, value in (needed or {}).items() if value is None]:
+        raise ConfigError(f"{what} needs {' and '.join(missing)}")
+    if given := [name for name, value in (useless or {}).items() if value is not None]:
+        raise ConfigError(f"{what} has no use for {' and '.join(given)}: leave it out")
+
+
+def _export_trajectories(path: str, to: Target, output: str, index: str | None, *, trust: bool) -> None:
+    indices = None if index is None else parse_indices(index)
+    result = load_to_run(path, trust)
+    from rl_eval.trajectories.export import export_trajectories
+
+    done = export_trajectories(result, to.value, output, indices, trust=True)
+    typer.echo(f"{done.episodes:,} of {len(result.plan):,} episodes, {done.frames:,} steps, in {done.path}")
+
+
+def parse_indices(text: str) -> list[int]:
+    """Return the numbers of a text such as ``3,7-9``.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    indices: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"--index is {text!r}: give indices and ranges, such as 3,7-9")
+        indices += range(int(first), int(last or first) + 1)
+    return indices
+
+
+def _export_rows(path: str, format: Format, output: Path | None, *, force: bool) -> None:  # noqa: A002
+    from rl_eval.results.loading import load
+
+    target = _default_file(path, format) if output is None else output
+    if target.exists() and not force:
+        raise ConfigError(f"{target} exists: choose another file with --output, or overwrite it with --force")
+    result = load(path)
+    try:
+        _write(result, format, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
+    typer.echo(f"{len(result.episodes):,} of {len(result.plan):,} episodes in {target}")
 
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["run"]
+__all__ = ["exit_code_of", "look_up", "run", "run_evaluation"]
 
 _REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 
@@ -156,15 +156,15 @@ def run(
             raise ConfigError(
                 "--accept-code-change continues the run in --run-dir: give --run-dir, or leave --accept-code-change out"
             )
-        run_dir, result = _look_up(run_dir, fresh, settings, say)
+        run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_folder(output, run_dir, config or _name_of(settings), section, force=force) as folder:
                 deliver = partial(_deliver, folder=folder, quiet=quiet)
-                result = _evaluate(settings, run_dir, accept_code_change, interruption, monitor, deliver)
+                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, deliver)
         else:
             monitor.close()
             _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
-        if code := _exit_code(result, interruption) or _unmet(requirement, result):
+        if code := exit_code_of(result, interruption) or _unmet(requirement, result):
             raise typer.Exit(code)
 
 
@@ -240,7 +240,7 @@ def _name_of(settings: EvalSettings) -> Path:
     return Path(re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run")
 
 
-def _look_up(
+def look_up(
     run_dir: str | None, fresh: bool, settings: EvalSettings, say: Callable[[str], None]
 ) -> tuple[str | None, EvalResult | None]:
     """Return where the log goes, and the result of a run that is complete there already."""
@@ -266,7 +266,7 @@ def _mute(line: str) -> None:
     pass
 
 
-def _evaluate(
+def run_evaluation(
     settings: EvalSettings,
     run_dir: str | None,
     accept_code_change: bool,
@@ -302,7 +302,7 @@ def _evaluate(
         deliver(result)
         if run_dir is not None and interruption.number is not None and result.stopped_early:
             _say("what had finished is in the log: the same command continues there")
-        interruption.conclude(_exit_code(result, interruption))
+        interruption.conclude(exit_code_of(result, interruption))
     return result
 
 
@@ -357,7 +357,8 @@ def _summary(result: EvalResult) -> str:
     return f"{result.status}: {'; '.join(filter(None, said))}"
 
 
-def _exit_code(result: EvalResult, interruption: Interruption) -> int:
+def exit_code_of(result: EvalResult, interruption: Interruption) -> int:
+    """Return the exit code of a command that made a result."""
     if interruption.number is not None and result.stopped_early:
         return 128 + interruption.number
     return {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}[result.status]

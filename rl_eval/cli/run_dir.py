@@ -86,7 +86,7 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
     weights = configured_weights(settings.policy)
-    ours, theirs = manifest_of(settings, settings.evaluation.plan(), weights), contents.manifest
+    ours, theirs = manifest_of(settings, settings.plan(), weights), contents.manifest
     return bool(theirs.differences(ours) or code_differences(newest_code(theirs, contents.amendments), ours.code))
 
 

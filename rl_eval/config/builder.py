@@ -72,6 +72,8 @@ class EvalConfig:
         env_kwargs: Mapping[str, Any] = _UNSET,
         wrappers: Sequence[Any] = _UNSET,
         env_reuse: Literal["lane", "episode"] = _UNSET,
+        agents: tuple[str, ...] | list[str] = _UNSET,
+        action_masks: bool = _UNSET,
     ) -> EvalConfig:
         """Set the environment."""
         return self._update("environment", locals())
@@ -91,6 +93,8 @@ class EvalConfig:
         observation_filter: Literal["NoFilter", "MeanStdFilter"] = _UNSET,
         filters: str | Path | None = _UNSET,
         allow_nondeterministic: bool = _UNSET,
+        policies: Mapping[str, Any] = _UNSET,
+        policy_mapping_fn: str | Callable[[Any, Any], str] | None = _UNSET,
     ) -> EvalConfig:
         """Set the policy."""
         return self._update("policy", locals())
@@ -121,6 +125,8 @@ class EvalConfig:
         num_episodes: int = _UNSET,
         seed: int = _UNSET,
         first_index: int = _UNSET,
+        matchups: Any = _UNSET,
+        symmetric: bool = _UNSET,
         max_episode_steps: int | None = _UNSET,
         gamma: float = _UNSET,
         info_keys: tuple[str, ...] | list[str] = _UNSET,
@@ -178,7 +184,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        A relative ``policy.weights`` or ``policy.filters`` is taken relative to the file.
+        Relative paths of weights and filters are taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -192,9 +198,14 @@ class EvalConfig:
             values = values[part]
         config = cls.from_dict(values)
         policy = config.to_dict().get("policy", {})
-        for key in ("weights", "filters"):
-            if isinstance(file := policy.get(key), str) and not Path(file).is_absolute():
-                config.set(f"policy.{key}", str((path.parent / file).resolve()))
+        policies = policy.get("policies")
+        for holder in (policy, *(policies.values() if isinstance(policies, Mapping) else ())):
+            for key in ("weights", "filters"):
+                file = holder.get(key) if isinstance(holder, dict) else None
+                if isinstance(file, str) and not Path(file).is_absolute():
+                    holder[key] = str((path.parent / file).resolve())
+        for key in {"weights", "filters", "policies"} & policy.keys():
+            config.set(f"policy.{key}", policy[key])
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

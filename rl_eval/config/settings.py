@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert
 from rl_eval.redaction import digest_secrets, learn, redact
+from rl_eval.scheduling.matchups import Matchups, make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
 
 __all__ = [
@@ -56,7 +57,8 @@ class EnvironmentSection(_Section):
     """The environment, and how long each instance of it is used."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``."""
+    """A gymnasium id, ``"module:attr"``, or a callable that takes an ``EnvContext``; for several agents also
+    PettingZoo's ids, such as ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     wrappers: tuple[Any, ...] = ()
@@ -65,6 +67,12 @@ class EnvironmentSection(_Section):
     "gymnasium.wrappers:FrameStackObservation", "stack_size": 4}``."""
     env_reuse: Literal["lane", "episode"] = "lane"
     """Whether an environment serves all episodes of its lane, or is built anew for each."""
+    agents: tuple[str, ...] = ()
+    """Agents of a multi-agent environment in the order of their seats. By default its ``possible_agents``, for which
+    it is built once where the evaluation is started."""
+    action_masks: bool = False
+    """Hand an agent's ``info["action_mask"]`` to its policy, whose observations become dicts of ``observation`` and
+    ``action_mask``; for multi-agent environments that do not have the mask in the observation."""
 
 
 class PolicySection(_Section):
@@ -95,6 +103,32 @@ class PolicySection(_Section):
     """A JSON file of a filter's statistics, written by ``rl_eval.policies.filters.save_filters``."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
+    policies: dict[str, PolicySection] = {}
+    """Policies of a multi-agent environment by id, each with keys of this section, whose ``deterministic``,
+    ``actions``, ``device``, ``inference`` and ``allow_nondeterministic`` are their defaults."""
+    policy_mapping_fn: Any = None
+    """A callable ``(agent_id, spec)`` that returns the id of the agent's policy in an episode, or ``"module:attr"``.
+    By default the only policy, the one that ``evaluation.matchups`` seats, or the one with the agent's id."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, values: Any) -> Any:
+        """Give policies what they share, and let a bare policy stand for its section."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("policies"), Mapping):
+            return values
+        shared = {key: values[key] for key in _SHARED if key in values}
+        policies = {name: _policy_values(given, shared) for name, given in values["policies"].items()}
+        return {**values, "policies": policies}
+
+
+_SHARED: Final = ("deterministic", "actions", "device", "inference", "allow_nondeterministic")
+"""Keys of the policy section that its ``policies`` have in common unless they say otherwise."""
+
+
+def _policy_values(given: Any, shared: Mapping[str, Any]) -> Any:
+    if isinstance(given, PolicySection):
+        return given
+    return {**shared, **(given if isinstance(given, Mapping) else {"policy": given})}
 
 
 class RunnersSection(_Section):
@@ -105,8 +139,8 @@ class RunnersSection(_Section):
     num_envs_per_runner: PositiveInt | None = None
     """Environments in each runner; by default 8, 1 for ``single_agent``, and for others what their class says."""
     runner: str | type = "vector"
-    """``vector``, ``single_agent``, ``subprocess`` (a process for each environment), or the ``"module:Class"`` of a
-    runner."""
+    """``vector``, ``single_agent``, ``multi_agent``, ``subprocess`` (a process for each environment), or the
+    ``"module:Class"`` of a runner. With ``policy.policies`` the default is ``multi_agent``."""
     num_cpus_per_runner: Fraction = 1.0
     """CPUs that Ray reserves for each runner."""
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
@@ -152,6 +186,14 @@ class EvaluationSection(_Section):
     first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
     """Where the plan begins: episodes ``first_index`` to ``first_index + num_episodes - 1`` of this root seed. Plans
     over ranges that do not overlap share no episode."""
+    matchups: Any = None
+    """Who sits where, of several policies: ``self`` (one policy in all seats), ``round_robin`` (different policies, in
+    every order), ``{focal: [a], background: [b, c]}`` (each of one list with each of the other, in the first seat or in
+    those of ``focal_seats: [0, 1]``), or a list of seatings, such as ``[[a, b], [b, a]]``, and of the former. The seats
+    are those of ``environment.agents``, else of the seatings, else two."""
+    symmetric: bool = False
+    """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that what a seat is worth
+    cancels. Needs ``evaluation.matchups``."""
     max_episode_steps: PositiveInt | None = None
     """Cut episodes after this many steps and mark them truncated by us."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -166,14 +208,6 @@ class EvaluationSection(_Section):
     determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Share of the episodes that are run once more in fresh environments, and compared with their records. ``auto``
     is four episodes, or as many as take no longer than two seconds or 2 % of the run; 0 is none."""
-
-    def plan(self) -> EpisodePlan:
-        """Return the episodes to run.
-
-        Raises:
-            ConfigError: There are not so many from ``first_index`` on.
-        """
-        return EpisodePlan(self.num_episodes, self.seed, self.first_index)
 
 
 class FaultToleranceSection(_Section):
@@ -207,8 +241,32 @@ class EvalSettings(_Section):
     evaluation: EvaluationSection = EvaluationSection()
     fault_tolerance: FaultToleranceSection = FaultToleranceSection()
 
+    def plan(self) -> EpisodePlan:
+        """Return the episodes to run.
+
+        Raises:
+            ConfigError: There are not so many from ``evaluation.first_index`` on, or ``evaluation.matchups`` is none.
+        """
+        return EpisodePlan(
+            self.evaluation.num_episodes, self.evaluation.seed, self.evaluation.first_index, self._matchups()
+        )
+
+    def _matchups(self) -> Matchups | None:
+        design, symmetric = self.evaluation.matchups, self.evaluation.symmetric
+        if design is None and symmetric:
+            raise ConfigError(
+                "evaluation.symmetric is true, but there are no seats to permute: set evaluation.matchups"
+            )
+        if design is None:
+            return None
+        seats = len(self.environment.agents) or None
+        return make_matchups(design, tuple(self.policy.policies), symmetric=symmetric, seats=seats)
+
     def identity(self) -> dict[str, Any]:
         """Settings that a result may depend on besides plan, weights and numerics: no layout, digests of secrets."""
+        return self._single_identity() | self._agents_identity()
+
+    def _single_identity(self) -> dict[str, Any]:
         return {
             "environment": {
                 "env": describe_object(self.environment.env),
@@ -223,6 +281,25 @@ class EvalSettings(_Section):
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
         } | _filtering(self.policy.observation_filter)
+
+    def _agents_identity(self) -> dict[str, Any]:
+        """What several agents add; nothing for one."""
+        policies = {
+            name: {
+                "policy": describe_object(section.policy),
+                "policy_kwargs": _identified(section.policy_kwargs, "policy", "policies", name, "policy_kwargs"),
+                "deterministic": section.deterministic,
+                "actions": section.actions,
+            }
+            for name, section in self.policy.policies.items()
+        }
+        added = {
+            "policies": policies,
+            "policy_mapping_fn": describe_object(self.policy.policy_mapping_fn),
+            "agents": list(self.environment.agents),
+            "action_masks": self.environment.action_masks,
+        }
+        return {key: value for key, value in added.items() if value}
 
     def described(self) -> dict[str, Any]:
         """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
@@ -263,8 +340,17 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         settings = EvalSettings.model_validate(copy_containers(values))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    settings = _for_agents(settings)
     _check_together(settings)
     return settings
+
+
+def _for_agents(settings: EvalSettings) -> EvalSettings:
+    """Select the runner of several policies, unless one was selected."""
+    runners = settings.runners
+    if not settings.policy.policies or "runner" in runners.model_fields_set:
+        return settings
+    return settings.model_copy(update={"runners": runners.model_copy(update={"runner": "multi_agent"})})
 
 
 def copy_containers(value: Any) -> Any:
@@ -353,17 +439,63 @@ def _check_together(settings: EvalSettings) -> None:
             f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
             f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
-    settings.evaluation.plan()
+    _check_policies(settings.policy, runners)
+    if runners.runner == "multi_agent":
+        _check_for_one_agent(settings)
+    settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
         raise ConfigError(f"evaluation.return_bounds is {bounds}: give two finite numbers, the lesser one first")
     if not runners.num_runners:
         _check_in_process(settings)
-    elif settings.policy.device != "cpu" and not runners.num_gpus_per_runner:
+    elif not runners.num_gpus_per_runner:
+        _check_devices(settings.policy)
+
+
+def _check_devices(section: PolicySection, key: str = "policy") -> None:
+    """Refuse a device that no runner would see."""
+    if section.device != "cpu":
         raise ConfigError(
-            f"policy.device is {settings.policy.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
+            f"{key}.device is {section.device!r}, but runners.num_gpus_per_runner is 0, so no runner "
             "would see a GPU: give each runner a GPU, or a fraction of one"
         )
+    for name, policy in section.policies.items():
+        _check_devices(policy, f"{key}.policies.{name}")
+
+
+def _check_policies(section: PolicySection, runners: RunnersSection) -> None:
+    """Check the policies of several agents against the rest of their section."""
+    if section.policies and runners.runner in {"vector", "single_agent", "subprocess"}:
+        raise ConfigError(
+            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies names "
+            f'{len(section.policies)}: set it to "multi_agent", or leave it out'
+        )
+    for name, policy in section.policies.items():
+        if policy.policies or policy.policy_mapping_fn is not None:
+            raise ConfigError(f"policy.policies.{name} has policies of its own: give one policy for each id")
+    mapping = section.policy_mapping_fn
+    if not (mapping is None or callable(mapping) or (isinstance(mapping, str) and ":" in mapping)):
+        raise ConfigError(
+            f"policy.policy_mapping_fn is {mapping!r}: give a callable (agent_id, spec) that returns the id of a "
+            'policy, or "module:attr"'
+        )
+
+
+def _check_for_one_agent(settings: EvalSettings) -> None:
+    """Refuse what only environments of one agent have."""
+    if settings.environment.wrappers:
+        raise ConfigError(
+            "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
+            "the function of environment.env"
+        )
+    section = settings.policy
+    for name, policy in {"": section, **section.policies}.items():
+        if policy.observation_filter != "NoFilter" or policy.filters is not None:
+            key = f"policies.{name}." if name else ""
+            raise ConfigError(
+                f"policy.{key}observation_filter is {policy.observation_filter!r}, but filters are for one agent: put "
+                "the normalization into the policy"
+            )
 
 
 def _check_in_process(settings: EvalSettings) -> None:

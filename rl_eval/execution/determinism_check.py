@@ -106,7 +106,8 @@ class DeterminismCheck(Phase):
         reruns, runner = self._reruns, member.incarnation
         if reruns is None or member.calls[self.tag] >= CALLS_IN_FLIGHT:
             return
-        leases = reruns.take(runner, member.index, self._outcome.settings.runners.lanes, positions)
+        taken = reruns.take(runner, member.index, self._outcome.settings.runners.lanes, positions)
+        leases = tuple(lease._replace(seating=self._outcome.plan.seating(lease.index)) for lease in taken)
         while member.calls[self.tag] < CALLS_IN_FLIGHT and reruns.holds(runner):
             self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
             leases = ()

@@ -8,15 +8,16 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
+from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.execution.handle import EvalHandle
@@ -24,14 +25,17 @@ from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.recorded import Recorded
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
+from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
+from rl_eval.trajectories.recorder import TrajectoryRecorder
+from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -82,13 +86,15 @@ class EvalRunnerGroup(WorkerCalls):
                 "a thread: leave threaded=True, or use runners.num_runners=0"
             )
         check_runner(settings.runners)
-        live = policy if policy is not None else settings.policy.policy
+        if policy is not None:
+            settings = with_live(settings, policy)
+        check_policies(settings.policy)
+        live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
-        if policy is not None:
-            settings = _with_policy(settings, policy)
         learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
+        self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
         """Held while jobs that belong together are posted, so that no others come between them."""
@@ -99,13 +105,12 @@ class EvalRunnerGroup(WorkerCalls):
         if isinstance(live, str):
             self._backend = _make_backend(settings, None)
         else:
-            self._backend = _make_backend(_with_policy(settings, None), live)
+            self._backend = _make_backend(without_live(settings), live)
         self._pool = RunnerPool(self._backend, settings)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
         self._last_version = 0
-        """Of the weights that were posted last."""
         if weights is not None:
             self._pool.weights = PublishedWeights(*self._backend.publish(weights))
         self._posted = self._pool.weights
@@ -166,7 +171,7 @@ class EvalRunnerGroup(WorkerCalls):
             changes["first_index"] = first_index
         evaluation = self.settings.evaluation.model_copy(update=changes)
         settings = self.settings.model_copy(update={"evaluation": evaluation})
-        plan = evaluation.plan()
+        plan = settings.plan()
         log = _open_log(run_dir, accept_code_change)
         try:
             return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
@@ -186,6 +191,71 @@ class EvalRunnerGroup(WorkerCalls):
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
         return self.submit(num_episodes, seed, run_dir, first_index, accept_code_change=accept_code_change).result()
+
+    # ------------------------------------------------------------------ sampling
+
+    def sample(self, num_episodes: int | None = None, *, num_env_steps: int | None = None, **options: Any) -> Any:
+        """Run the next episodes of the plan, and return all their steps.
+
+        The next call goes on with the episodes that follow. Nothing is recorded in evaluations.
+
+        Args:
+            num_episodes: Whole episodes to return.
+            num_env_steps: Steps to return, instead of a number of episodes.
+            **options: Other fields of :class:`~rl_eval.execution.sampling.SampleRequest`: ``mode``, ``order``,
+                ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
+
+        Returns:
+            A ``TensorDict`` in the layout of :mod:`rl_eval.trajectories.batch`, or a dict of arrays.
+
+        Raises:
+            ConfigError: An option is out of range.
+            EvalError: An episode failed on all attempts, or runners were lost; what came in waits for the next call.
+        """
+        return self.sampler.sample(SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options))
+
+    def iter_samples(
+        self,
+        num_episodes: int | None = None,
+        *,
+        num_env_steps: int | None = None,
+        num_batches: int | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Return an iterator of batches as of :meth:`sample`; the next is prepared while one is looked at, no more.
+
+        Args:
+            num_episodes: Whole episodes of each batch.
+            num_env_steps: Steps of each batch, instead.
+            num_batches: How many batches; by default without end.
+            **options: As for :meth:`sample`.
+        """
+        request = SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options)
+        return self.sampler.iterate(request, num_batches)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Where :meth:`sample` is in the plan, and the way to send it elsewhere: ``restart``, ``load_state_dict``."""
+        evaluation = self.settings.evaluation
+        return Sampler(
+            self._record,
+            lambda: self.weights_version,
+            lambda: max(1, self._pool.expected()) * self.settings.runners.lanes,
+            evaluation.seed,
+            evaluation.first_index,
+            works_ahead=self._threaded,
+        )
+
+    def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
+        """Start to run episodes that leave trajectories."""
+        changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
+        evaluation = self.settings.evaluation.model_copy(update=changes)
+        settings = self.settings.model_copy(update={"evaluation": evaluation})
+        recorder = partial(TrajectoryRecorder, info_keys=evaluation.info_keys, compress_images=compress_images)
+        outcome = EvalOutcome(settings, settings.plan())
+        with self._post_lock:
+            self._loop.post(Recorded(Opening(outcome), recorder))
+        return outcome.handle
 
     # ------------------------------------------------------------------ weights
 
@@ -221,6 +291,9 @@ class EvalRunnerGroup(WorkerCalls):
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
         if self._filters and not filters_of(snapshot):
             snapshot = with_filters(snapshot, self._filters, version)
+        if self.settings.policy.policies and self._posted is not None:
+            # A runner that starts later gets these alone, so those of the other policies must be among them.
+            snapshot = add_missing(snapshot, self._posted.snapshot, self.settings.policy.policies)
         return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
 
     @property
@@ -340,7 +413,7 @@ class EvalRunnerGroup(WorkerCalls):
         return handle
 
     def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
-        plan = settings.evaluation.plan()
+        plan = settings.plan()
         return self._post_evaluation(settings, plan, None, None, None, None, None, None, warm_up=True).result()
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
@@ -405,6 +478,8 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
     Raises:
         ConfigError: They cannot be read.
     """
+    if section.policies:
+        return weights_of_each(section, live)
     if section.weights is None and section.weights_key is not None:
         raise ConfigError(
             f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
@@ -433,15 +508,10 @@ def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
     return RayBackend(settings, policy)
 
 
-def _with_policy(settings: EvalSettings, policy: Any) -> EvalSettings:
-    section = settings.policy.model_copy(
-        update={"policy": policy, "policy_kwargs": {}, "weights": None, "weights_key": None}
-    )
-    return settings.model_copy(update={"policy": section})
-
-
 def portable_policy(policy: Any) -> Any:
-    """Return a policy that a process without its device, and without its trainer, can unpickle."""
+    """Return a policy, or several by id, that a process without its device, and without its trainer, can unpickle."""
+    if type(policy) is dict:
+        return {name: portable_policy(one) for name, one in policy.items()}
     if (detach := integration_for(policy, "portable")) is not None:
         policy = detach(policy)
     torch = sys.modules.get("torch")

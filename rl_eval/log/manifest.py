@@ -25,8 +25,8 @@ FORMAT: Final = 1
 
 MANIFEST_FILE: Final = "manifest.json"
 
-_COMPARED: Final = ("num_episodes", "seed", "first_index", "plan_fingerprint", "identity", "weights", "info_keys")
-_PLAN: Final = ("num_episodes", "seed", "first_index")
+_PLAN: Final = ("num_episodes", "seed", "first_index", "matchups")
+_COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Manifest:
     provenance: dict[str, Any]
     first_index: int = 0
     """Where the plan begins; logs from before there was a choice begin at 0."""
+    matchups: list[Any] | None = None
+    """Seatings of each matchup, in the order of their turns; None where nobody is seated."""
     code: dict[str, Any] = field(default_factory=dict)
     """Digests of source files and versions of packages; empty in logs from before they were kept."""
 

@@ -62,6 +62,19 @@ class ModulePolicy:
         self._deterministic = deterministic
         self._device = torch.device(device)
         self._dtype = _observation_dtype(module)
+        self._last: tuple[Array, Array | None, Array] | None = None
+        """What the module computed for the last batch, and the actions that were drawn from it."""
+
+    @property
+    def outputs(self) -> dict[str, Array] | None:
+        """Log-probability (or density) of each action of the last batch, ``action_log_prob`` of shape (batch,).
+
+        It is that of the action as drawn, before ``policy.actions`` makes it fit its space. None where actions are not
+        drawn.
+        """
+        if self._last is None:
+            return None
+        return {"action_log_prob": log_probability(self._space, *self._last)}
 
     def probe_outputs(self, observations: Any) -> list[Array]:
         """Return what the module computes, before any action is read from it."""
@@ -96,7 +109,11 @@ class ModulePolicy:
         if absent.any() and absent[live].any():
             row = int(np.flatnonzero(live & absent.reshape(len(output), -1).any(1))[0])
             raise PolicyError(f"the module's output is NaN: {output[row]}")
-        return self._read(output, log_std, live, None if self._deterministic else noise), None
+        if self._deterministic or noise is None:
+            return self._read(output, log_std, live, None), None
+        actions = self._read(output, log_std, live, noise)
+        self._last = output, log_std, actions
+        return actions, None
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
         flat = type(observations) is np.ndarray

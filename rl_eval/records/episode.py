@@ -39,6 +39,7 @@ __all__ = [
     "failed_row",
     "first_seen",
     "record_of",
+    "record_of_values",
     "row_of",
     "without_place",
 ]
@@ -72,6 +73,8 @@ class EpisodeSpec(NamedTuple):
 
     index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
     seed: int
+    seating: tuple[str, ...] | None = None
+    """Policy of each seat, in the order of the environment's possible agents; None where nothing is seated."""
 
 
 class Lease(NamedTuple):
@@ -79,7 +82,8 @@ class Lease(NamedTuple):
 
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
-    environment that has served no other episode, ``traced`` for a trace in the report.
+    environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` is that of the
+    episode's spec.
     """
 
     index: int  # type: ignore[assignment]
@@ -88,6 +92,7 @@ class Lease(NamedTuple):
     runner: int
     fresh: bool = False
     traced: bool = False
+    seating: tuple[str, ...] | None = None
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
@@ -216,6 +221,11 @@ COLUMNS: Final[Mapping[str, Column]] = {
 ROW: Final = np.dtype([(name, column.dtype) for name, column in COLUMNS.items()])
 """One episode as a fixed-width row."""
 
+_MEANINGS: Final = {
+    name: {code: value for value, code in column.codes.items()}
+    for name, column in COLUMNS.items()
+    if column.codes is not None
+}
 _OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
 _FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
 _FAILED: Final = {name: column.failed for name, column in COLUMNS.items()}
@@ -396,6 +406,14 @@ def record_of(row: np.void, info: dict[str, float], faults: Sequence[Fault] = ()
     """Build the record of one row, a scalar of :data:`ROW`."""
     values = {name: column.value(row[name]) for name, column in COLUMNS.items()}
     return EpisodeRecord(**values, faults=tuple(faults), info=info)
+
+
+def record_of_values(row: tuple[Any, ...], info: dict[str, float]) -> EpisodeRecord:
+    """Build the record of one row as :func:`row_of` returns it; seconds have not been rounded."""
+    values = dict(zip(COLUMNS, row, strict=True))
+    for name, meanings in _MEANINGS.items():
+        values[name] = meanings[int(values[name])]
+    return EpisodeRecord(**values, faults=(), info=info)
 
 
 def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

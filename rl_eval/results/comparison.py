@@ -158,11 +158,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 def _check_plans(a: EvalResult, b: EvalResult) -> None:
     if a.plan_fingerprint == b.plan_fingerprint:
         return
-    ours, theirs = (
-        {"num_episodes": len(side.plan), "seed": side.plan.seed, "first_index": side.plan.first_index}
-        for side in (a, b)
-    )
-    found = list(_differences(ours, theirs, "plan"))
+    found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
     raise ComparisonError(
         "the results are not about the same episodes: "
         + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")

@@ -58,7 +58,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
     """
     manifest, config = contents.manifest, contents.manifest.config
-    plan = EpisodePlan(manifest.num_episodes, manifest.seed, manifest.first_index)
+    plan = EpisodePlan.from_dict(vars(manifest))
     check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.rows, contents.infos, contents.faults)

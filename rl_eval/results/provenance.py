@@ -48,9 +48,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
     """Describe one evaluation for its log."""
     described = provenance(settings, weights, {})
     return Manifest(
-        num_episodes=len(plan),
-        seed=plan.seed,
-        first_index=plan.first_index,
+        **plan.to_dict(),
         plan_fingerprint=plan.fingerprint,
         identity=described.pop("identity"),
         weights=described.pop("weights"),

@@ -18,6 +18,7 @@ import numpy as np
 
 from rl_eval.backends import pickled
 from rl_eval.config.builder import EvalConfig
+from rl_eval.config.live import live_policies, weights_of_each, with_live
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.policies.filters import configured_weights
@@ -86,7 +87,8 @@ def replay(
     result = source if isinstance(source, EvalResult) else load(source)
     recorded = _record(result, index)
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        report = run_lease(runner, Lease(recorded.index, recorded.seed, recorded.attempts, 0))
+        lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+        report = run_lease(runner, lease)
     return _compare(result, index, report)
 
 
@@ -109,8 +111,7 @@ def rebuilt_runner(
         ConfigError: The recorded config cannot be used again.
     """
     settings = _settings(result.provenance, config, policy, trust)
-    live = settings.policy.policy if policy is None else policy
-    live = None if isinstance(live, str) else live
+    settings, live = _with_live(settings, policy)
     weights = _weights(result.provenance["weights"], settings, live)
     try:
         copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
@@ -125,6 +126,15 @@ def rebuilt_runner(
         yield runner
     finally:
         runner.stop()
+
+
+def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
+    """Return the settings, and the live policy or policies, of which those that were passed replace the configured."""
+    if not settings.policy.policies:
+        live = settings.policy.policy if policy is None else policy
+        return settings, None if isinstance(live, str) else live
+    settings = settings if policy is None else with_live(settings, policy)
+    return settings, live_policies(settings.policy)
 
 
 def run_lease(runner: Runner, lease: Lease) -> RunReport:
@@ -180,7 +190,7 @@ def _settings(
         return make_settings(usable)
     settings = config.build() if isinstance(config, EvalConfig) else config
     theirs, ours = provenance["identity"], plain(settings.identity())
-    passed = set() if policy is None else {"policy", "policy_kwargs"}
+    passed = set() if policy is None else {"policy", "policy_kwargs", "policies"}
     if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
         raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
     return make_settings(_without_ray({name: dict(section) for name, section in settings}))
@@ -221,7 +231,10 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
         return None
     section = settings.policy
     path = section.weights or section.filters
-    if live is not None:
+    if section.policies:
+        found = weights_of_each(section, live)
+        source = "the mapping of policies"
+    elif live is not None:
         without = section.model_copy(update={"weights": None, "weights_key": None})
         source, found = "the policy", configured_weights(without, live)
     elif path is not None:

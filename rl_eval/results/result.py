@@ -22,9 +22,11 @@ import numpy.typing as npt
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError, nearest
+from rl_eval.records.agents import agent_rows
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.records.plain import plain
+from rl_eval.results.agents import policy_names
 from rl_eval.results.report.files import (
     EPISODES_FILE,
     RESULT_FILE,
@@ -239,6 +241,17 @@ class EvalResult:
         """Every finished episode, failed ones included, in index order."""
         return EpisodeSequence(self.table, np.flatnonzero(self.table.filled))
 
+    @cached_property
+    def agents(self) -> npt.NDArray[np.void]:
+        """One row per completed episode and agent that appeared in it; empty where episodes have a single agent.
+
+        A structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``return``, ``length`` (actions
+        of the agent), ``terminated``, ``truncated`` and ``outcome``: 1 for a win, 0 for a draw, -1 for a loss, as the
+        returns of the episode say.
+        """
+        table, names = self.table, policy_names(self.provenance)
+        return agent_rows(table.rows["index"][table.completed], table.infos[table.completed], table.info_keys, names)
+
     # Numbers
 
     @cached_property
@@ -400,9 +413,7 @@ class EvalResult:
         """
         check_format(data)
         try:
-            described = data["plan"]
-            # Results from before there was a choice begin at 0.
-            plan = EpisodePlan(described["num_episodes"], described["seed"], described.get("first_index", 0))
+            plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
             bounds = data["return_bounds"]

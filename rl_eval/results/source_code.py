@@ -69,6 +69,10 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
     yield from _live(settings.environment.wrappers)
     yield settings.policy.policy
     yield from _live(settings.policy.policy_kwargs)
+    for policy in settings.policy.policies.values():
+        yield policy.policy
+        yield from _live(policy.policy_kwargs)
+    yield settings.policy.policy_mapping_fn
     yield runner
     yield settings.runners.init_fn
 

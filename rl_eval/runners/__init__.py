@@ -13,6 +13,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
+from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
 from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
@@ -21,6 +22,7 @@ from rl_eval.runners.vector import VectorEvalRunner
 __all__ = [
     "EpisodeObserver",
     "EvalRunner",
+    "MultiAgentEvalRunner",
     "Runner",
     "SingleAgentEvalRunner",
     "SubprocessEvalRunner",
@@ -31,6 +33,7 @@ __all__ = [
 _BUILT_IN: Final[dict[str, type[EvalRunner]]] = {
     "vector": VectorEvalRunner,
     "single_agent": SingleAgentEvalRunner,
+    "multi_agent": MultiAgentEvalRunner,
     "subprocess": SubprocessEvalRunner,
 }
 _MEMBERS: Final = (

@@ -12,7 +12,7 @@ import abc
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -35,13 +35,13 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
-    record_of,
+    record_of_values,
 )
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.observers import ObservedSlot, observer_factories
+from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
@@ -106,16 +106,8 @@ class EvalRunner(WorkerInterface):
         self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = filtered(self.make_policy(policy), settings.policy.observation_filter)
-        self._inference = Inference(
-            self._policy,
-            self._observation_space,
-            self._action_space,
-            len(self._lanes),
-            deterministic=settings.policy.deterministic,
-            actions=settings.policy.actions,
-            allow_nondeterministic=settings.policy.allow_nondeterministic,
-            mode=settings.policy.inference,
-        )
+        self._inference = self.make_inference()
+        self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
         self._collect_moments()
@@ -149,6 +141,24 @@ class EvalRunner(WorkerInterface):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
+    def make_inference(self) -> Any:
+        """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
+        section = self.settings.policy
+        return Inference(
+            self._policy,
+            self._observation_space,
+            self._action_space,
+            len(self._lanes),
+            deterministic=section.deterministic,
+            actions=section.actions,
+            allow_nondeterministic=section.allow_nondeterministic,
+            mode=section.inference,
+        )
+
+    def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
+        """Return the module that weights are for."""
+        return getattr(self._policy, "module", self._policy)
+
     # ------------------------------------------------------------------ control
 
     def set_weights(self, snapshot: WeightsSnapshot) -> int:
@@ -176,7 +186,7 @@ class EvalRunner(WorkerInterface):
         self._inference.numerics = {}
 
     def _load(self, snapshot: WeightsSnapshot) -> None:
-        module: Any = getattr(self._policy, "module", self._policy)
+        module = self.weighted_module(snapshot)
         if not hasattr(module, "named_parameters"):
             raise WeightsError(
                 f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
@@ -189,6 +199,22 @@ class EvalRunner(WorkerInterface):
         """Version of the weights that the policy has; 0 before any were set."""
         return self._weights_version
 
+    def observe(self, factories: Mapping[str, Factory]) -> None:
+        """Have observers see the episodes that begin from now on, beside those of ``evaluation.observers``.
+
+        Args:
+            factories: What builds them for an environment, by the names of their artifacts; none to go back.
+
+        Raises:
+            EvalError: An episode is live.
+        """
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError("observers cannot change while an episode is live: drain or abort the evaluation first")
+        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
+        self._inference.keeps_outputs = bool(self._observers)
+        for lane in self._lanes:
+            lane.watch(self._observe if self._observers else None)
+
     def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
         return dict(self._lifetime)
@@ -199,8 +225,8 @@ class EvalRunner(WorkerInterface):
         return self._observation_space, self._action_space
 
     @property
-    def inference(self) -> Inference:
-        """Inference of the policy for all live lanes."""
+    def inference(self) -> Any:
+        """Inference for all live lanes, as :meth:`make_inference` built it."""
         return self._inference
 
     @property
@@ -444,7 +470,7 @@ class EvalRunner(WorkerInterface):
         """Keep what observers return for a completed episode."""
         assert lane.observed is not None
         info = dict(zip(self._info_keys, lane.info, strict=True))
-        record = record_of(np.array([row], ROW)[0], info)
+        record = record_of_values(row, info)
         if artifacts := lane.observed.end(record):
             self._artifacts[record.index] = artifacts
 

@@ -17,9 +17,11 @@ from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_c
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 
-__all__ = ["construct_env", "import_env"]
+__all__ = ["build_env", "construct_env", "import_env"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
+
+_KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
@@ -38,24 +40,41 @@ def import_env(section: EnvironmentSection) -> None:
 def construct_env(
     section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int, remote: bool = False
 ) -> gym.Env[Any, Any]:
-    """Build one environment, with its wrappers.
-
-    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them, or
-    without an argument if it takes none.
+    """Build one environment of one agent, with its wrappers; see :func:`build_env`.
 
     Raises:
-        ConfigError: The id is unknown, a path cannot be imported, or a wrapper is none.
+        ConfigError: The id is unknown, a path cannot be imported, a wrapper is none, or it is no such environment.
         Exception: Whatever a constructor raises.
     """
-    context = EnvContext(copy_containers(section.env_kwargs), runner_index, lane_index, num_runners, remote)
-    env = _construct_bare(section, context)
+    env: gym.Env[Any, Any] = build_env(section, runner_index, lane_index, num_runners, remote)
+    if not isinstance(env, gym.Env) and (adapt := integration_for(env, "as_env")) is not None:
+        env = adapt(env)
+    if hasattr(env, "possible_agents"):
+        raise ConfigError(
+            f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several "
+            'agents: name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of '
+            "all"
+        )
+    _check_members(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
     return env
 
 
-def _construct_bare(section: EnvironmentSection, context: EnvContext) -> gym.Env[Any, Any]:
+def build_env(
+    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int, remote: bool = False
+) -> Any:
+    """Build one environment, whatever it is, without wrappers.
+
+    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them,
+    unless it takes keywords alone, or nothing.
+
+    Raises:
+        ConfigError: The id is unknown, or the path cannot be imported.
+        Exception: Whatever the environment's constructor raises.
+    """
+    context = EnvContext(copy_containers(section.env_kwargs), runner_index, lane_index, num_runners, remote)
     env, kwargs = section.env, dict(context)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
@@ -70,11 +89,7 @@ def _construct_bare(section: EnvironmentSection, context: EnvContext) -> gym.Env
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
         )
-    built: gym.Env[Any, Any] = _call(factory, kwargs, context)
-    if not isinstance(built, gym.Env) and (adapt := integration_for(built, "as_env")) is not None:
-        built = adapt(built)
-    _check_members(built, f"environment.env {env!r}")
-    return built
+    return _call(factory, kwargs, context)
 
 
 def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
@@ -106,9 +121,12 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     if _is_env_class(factory):
         return factory(**kwargs)
     try:
-        takes_none = not inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # Some callables hide their signature.
-        takes_none = False
+        return factory(context)
+    takes_none = not parameters
+    if not takes_none and all(parameter.kind in _KEYWORDS for parameter in parameters):
+        return factory(**kwargs)
     if takes_none and kwargs:
         raise ConfigError(
             f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "
@@ -118,7 +136,10 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
 
 
 def _is_env_class(factory: Any) -> bool:
-    return inspect.isclass(factory) and issubclass(factory, gym.Env)
+    # Environments of several agents have a method where others have an attribute.
+    return inspect.isclass(factory) and (
+        issubclass(factory, gym.Env) or callable(getattr(factory, "observation_space", None))
+    )
 
 
 def _without_period(error: Exception) -> str:

@@ -76,6 +76,10 @@ class Inference:
         self._chunk = self._rows
         self._batched = mode == "batched"
         self._overwrites = False
+        self.keeps_outputs = False
+        """Whether :meth:`outputs` will be asked for what the policy computes."""
+        self._outputs: dict[int, Any] = {}
+        """Of the last :meth:`act`: what the policy computed besides actions, by lane."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self.notes: tuple[str, ...] = ()
@@ -106,6 +110,7 @@ class Inference:
         Returns:
             Actions indexable by lane, and the error of each lane whose row the policy failed on.
         """
+        self._outputs = {}
         with no_grad():
             try:
                 actions = self._act_batched() if self._batched else self._act_by_chunks(self._chunk)
@@ -140,9 +145,19 @@ class Inference:
         return None if self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
-        """Return the row of what the policy's last ``act`` computed besides actions; None if it was more than one."""
+        """Return the row of what the policy's last ``act`` computed besides actions, None if it does not tell."""
+        return self._outputs.get(lane)
+
+    def _keep_outputs(self, rows: Any) -> None:
         computed = getattr(self._policy, "outputs", None)
-        return None if computed is None or self._batched or self._chunk != self._rows else take_rows(computed, lane)
+        if computed is None:
+            return
+        lanes = np.arange(self._rows)[rows].tolist()
+        if type(computed) is dict and all(type(leaf) is np.ndarray for leaf in computed.values()):
+            told = (dict(zip(computed, row, strict=True)) for row in zip(*computed.values(), strict=True))
+            self._outputs |= zip(lanes, told, strict=False)
+        else:
+            self._outputs |= {lane: take_rows(computed, row) for row, lane in enumerate(lanes) if self.live[lane]}
 
     def _act_batched(self) -> Any:
         """One forward pass over the live rows, whatever their number."""
@@ -215,6 +230,8 @@ class Inference:
         state = None if self._state is None else copy_batch(take_rows(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
+        if self.keeps_outputs:
+            self._keep_outputs(rows)
         return self._reader.read(actions, live), state
 
     # ------------------------------------------------------------------ recurrent state

@@ -13,7 +13,7 @@ from rl_eval.records.trace import TraceRecorder
 from rl_eval.runners.observers import ObservedSlot
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "episode_hook"]
 
 
 class Lane:
@@ -81,8 +81,13 @@ class Lane:
     def attach(self, env: gym.Env[Any, Any]) -> None:
         """Take an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
-        self.begin_episode = _episode_hook(env)
+        self.begin_episode = episode_hook(env)
         self.observed = self.observe and self.observe(self.index, env)
+
+    def watch(self, observe: Callable[[int, Any], ObservedSlot] | None) -> None:
+        """Have other observers from now on, or none."""
+        self.observe = observe
+        self.observed = observe(self.index, self.env) if observe is not None and self.env is not None else None
 
     def set_aside(self) -> None:
         """Keep the environment for later: some can be built once only, or take long to build."""
@@ -102,7 +107,7 @@ class Lane:
         """Let the observers see the attempt that was reset, unless it only runs to be compared."""
         assert self.lease is not None
         if self.observed is not None and not self.lease.fresh:
-            spec = EpisodeSpec(self.lease.index, self.lease.seed)
+            spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
             self.step = self.observed.begin(self.step, spec, self.attempt, observation)
 
     def unwrap(self) -> None:
@@ -170,7 +175,7 @@ def _no_env(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the lane has no environment")
 
 
-def _episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
+def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
     """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
     if isinstance(env, gym.Env):
         return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, final, runtime_checkable
+
+import numpy as np
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 
-__all__ = ["EpisodeObserver", "ObservedSlot", "observer_factories"]
+__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "StepRecorder", "observer_factories"]
 
 
 @runtime_checkable
@@ -38,17 +42,32 @@ class EpisodeObserver(Protocol):
 
         Args:
             observation: The one after the action.
-            action: The environment may have changed it in place.
+            action: As the environment was given it.
             reward: As it was returned.
             terminated: As it was returned.
             truncated: As it was returned.
             info: As it was returned.
             policy_outputs: Row of the policy's ``outputs``, the nested batch of what its last ``act`` computed besides
-                actions; None for a policy that has none.
+                actions, a new one at each call; None for a policy that has none.
         """
 
     def on_episode_end(self, record: EpisodeRecord) -> Any:
         """Return what is to be kept of a completed episode, something that can be pickled; None for nothing."""
+
+
+class StepRecorder(Protocol):
+    """An observer that stands between runner and environment itself: its part of a step costs less than a call."""
+
+    def recording(
+        self, step: Callable[[Any], Any], outputs: Callable[[], Any], failed: Callable[[Exception], None]
+    ) -> Callable[[Any], Any] | None:
+        """Return what to call instead of ``step`` in the attempt that has begun; None to be told by ``on_step``.
+
+        Args:
+            step: Its result and what it raises are passed on.
+            outputs: Returns the policy's outputs for the slot.
+            failed: Takes what the observer raises itself.
+        """
 
 
 Part = TypeVar("Part")
@@ -101,6 +120,8 @@ class ObservedSlot:
         self._index = self._steps = 0
         self._broken: set[str] = set()
         """Names of those that have raised in this episode."""
+        self._steppers: dict[str, Callable[..., None]] = {}
+        """What sees the steps of this episode, by name: those that have not raised in it."""
         self._observers: dict[str, EpisodeObserver] = {}
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
@@ -115,25 +136,47 @@ class ObservedSlot:
         self._index, self._steps = spec.index, 0
         self._broken = set()
         self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
+        self._steppers = {name: one.on_step for name, one in self._observers.items() if name not in self._broken}
+
+        for name, observer in self._observers.items():
+            step = self._recording(name, observer, step)
+        if not self._steppers:
+            return step
 
         def observed(action: Any) -> Any:
+            given = _kept(action)
             result = step(action)
             self._steps += 1
             if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
-                self._observe_step(action, *result)
+                self._observe_step(given, result)
             return result
 
         return observed
 
-    def _observe_step(
-        self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> None:
-        self._call(
-            "on_step",
-            lambda observer: observer.on_step(
-                observation, action, reward, terminated, truncated, info, self._outputs()
-            ),
-        )
+    def _recording(self, name: str, observer: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let an observer stand before a step, if it is one that does; return what to call."""
+        if name not in self._steppers or not hasattr(observer, "recording"):
+            return step
+        recorded = observer.recording(step, self._outputs, partial(self._attribute_once, name))
+        if recorded is None:
+            return step
+        del self._steppers[name]
+        return cast("Callable[[Any], Any]", recorded)
+
+    def _attribute_once(self, name: str, error: Exception) -> None:
+        if name not in self._broken:
+            self._attribute(name, "a step", error)
+
+    def _observe_step(self, action: Any, result: tuple[Any, ...]) -> None:
+        self._idle()
+        observation, reward, terminated, truncated, info = result
+        outputs = self._outputs()
+        for name, on_step in self._steppers.items():
+            try:
+                on_step(observation, action, reward, terminated, truncated, info, outputs)
+            except Exception as error:  # noqa: PERF203 - each for itself
+                self._attribute(name, "on_step", error)
+                self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
     def end(self, record: EpisodeRecord) -> dict[str, Any]:
         """Return the artifacts of a completed episode, by the names of their observers."""
@@ -158,3 +201,10 @@ class ObservedSlot:
         self._broken.add(name)
         text = f"observer {name} raised in {where}, so it keeps nothing of the episode, whose record is unaffected"
         self._note(first_seen(text, self._index, self._steps, summary_of(error)))
+
+
+def _kept(action: Any) -> Any:
+    """Return an action that stays as it is when the environment changes what it was given."""
+    if isinstance(action, np.ndarray):
+        return action.copy()
+    return action if isinstance(action, (np.generic, int, float)) else copy.deepcopy(action)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
@@ -15,7 +15,6 @@ from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 __all__ = ["VectorEvalRunner"]
 
 
-@final
 class VectorEvalRunner(EvalRunner):
     """Steps k lanes with batched inference. Each lane runs its own episode and is reset on its own.
 

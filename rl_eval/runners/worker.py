@@ -59,15 +59,21 @@ class WorkerInterface(abc.ABC):
         """
         return [function(lane.env) for lane in self._lanes if lane.env is not None]
 
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """Policies by id, without their filters."""
+        return {DEFAULT_POLICY: self._policy.policy if isinstance(self._policy, FilteredPolicy) else self._policy}
+
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
         """Return a policy, without its filter.
 
         Raises:
             EvalError: None has this name.
         """
-        if policy_id != DEFAULT_POLICY:
-            raise EvalError(f"no policy is called {policy_id!r}: {nearest(policy_id, [DEFAULT_POLICY])}")
-        return self._policy.policy if isinstance(self._policy, FilteredPolicy) else self._policy
+        policies = self.policies
+        if policy_id not in policies:
+            raise EvalError(f"no policy is called {policy_id!r}: {nearest(policy_id, policies)}")
+        return policies[policy_id]
 
     def for_policy(self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY) -> Result:
         """Call a function with a policy; return the result."""
@@ -75,7 +81,7 @@ class WorkerInterface(abc.ABC):
 
     def foreach_policy(self, function: Callable[[Policy, str], Result]) -> list[Result]:
         """Call a function with each policy and its name; return the results."""
-        return [function(self.get_policy(), DEFAULT_POLICY)]
+        return [function(policy, name) for name, policy in self.policies.items()]
 
     # ------------------------------------------------------------------ filters
 
@@ -138,7 +144,9 @@ class WorkerInterface(abc.ABC):
         snapshot, leases = unpack_state(state)
         if snapshot.entries:
             self.set_weights(snapshot)
-        self._queue = deque(Lease(*lease) for lease in leases)
+        self._queue = deque(
+            Lease(*(tuple(value) if isinstance(value, list) else value for value in lease)) for lease in leases
+        )
 
     # ------------------------------------------------------------------ where it runs
 

@@ -10,15 +10,18 @@ environment that squeezes its seed into an int32.
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
 from rl_eval.records.episode import EpisodeSpec
+from rl_eval.scheduling.matchups import Matchups, Seating
 from rl_eval.scheduling.splitmix64 import GAMMA, mix
 
 __all__ = ["MAX_EPISODES", "EpisodePlan", "episode_seeds"]
@@ -70,12 +73,16 @@ class EpisodePlan:
         first_index: Where it begins in the permutation of its root seed. Episode i of the plan has the seed that
             episode ``first_index + i`` of the plan from 0 on has, so plans over ranges that do not overlap have no
             seed in common: some for choosing a policy, others, held out, for saying how good the chosen one is.
+        matchups: Who sits where, by the place from 0 on that an episode has in the permutation; None where nobody is
+            seated. Seatings of one turn share a seed, so a plan takes whole turns.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
     """
 
-    def __init__(self, num_episodes: int, seed: int = 0, first_index: int = 0) -> None:
+    def __init__(
+        self, num_episodes: int, seed: int = 0, first_index: int = 0, matchups: Matchups | None = None
+    ) -> None:
         num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
             raise ConfigError(
@@ -91,17 +98,42 @@ class EpisodePlan:
         self.num_episodes = num_episodes
         self.seed = seed
         self.first_index = first_index
+        self.matchups = matchups
+        if matchups is not None:
+            _check_turns(num_episodes, first_index, matchups)
+
+    @classmethod
+    def from_dict(cls, described: Mapping[str, Any]) -> EpisodePlan:
+        """Return the plan of :meth:`to_dict`; one that was described before a key was there has its default."""
+        turns = described.get("matchups")
+        return cls(
+            described["num_episodes"],
+            described["seed"],
+            described.get("first_index", 0),
+            None if turns is None else Matchups.from_lists(turns),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the plan was made of as plain JSON values."""
+        seated = {} if self.matchups is None else {"matchups": self.matchups.to_lists()}
+        return {"num_episodes": len(self), "seed": self.seed, "first_index": self.first_index, **seated}
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.int64]:
         """Seed of every episode, shape (num_episodes,)."""
-        return episode_seeds(self.seed, np.arange(self.first_index, self.first_index + self.num_episodes))
+        positions = np.arange(self.first_index, self.first_index + self.num_episodes)
+        if self.matchups is not None:
+            positions = self.matchups.seed_positions(positions)
+        return episode_seeds(self.seed, positions)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over indices and seeds: equal for equal plans only."""
+        """SHA-256 over indices, seeds and seatings: equal for equal plans only."""
         digest = hashlib.sha256(b"rl_eval plan 1")
         digest.update(np.ascontiguousarray(self.seeds, dtype="<i8").tobytes())
+        if self.matchups is not None:
+            place = self.first_index % len(self.matchups.round)
+            digest.update(json.dumps([place, self.matchups.to_lists()]).encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -110,8 +142,30 @@ class EpisodePlan:
     def __getitem__(self, index: int) -> EpisodeSpec:
         if not 0 <= index < self.num_episodes:
             raise IndexError(f"episode {index} is outside a plan of {self.num_episodes}")
-        return EpisodeSpec(index, int(self.seeds[index]))
+        return EpisodeSpec(index, int(self.seeds[index]), self.seating(index))
+
+    def seating(self, index: int) -> Seating | None:
+        """Return who sits where in an episode, without a look at its seed; None where nobody is seated."""
+        return None if self.matchups is None else self.matchups.seating(self.first_index + index)
 
     def __repr__(self) -> str:
         start = f", first_index={self.first_index}" if self.first_index else ""
-        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start})"
+        seated = f", {len(self.matchups.turns)} matchups" if self.matchups else ""
+        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start}{seated})"
+
+
+def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> None:
+    if num_episodes < len(matchups.round):
+        raise ConfigError(
+            f"evaluation.num_episodes is {num_episodes}, but one of each seating are {len(matchups.round)} episodes: "
+            f"give at least {len(matchups.round)}"
+        )
+    for key, start, position in (
+        ("first_index", 0, first_index),
+        ("num_episodes", first_index, first_index + num_episodes),
+    ):
+        if (whole := matchups.next_turn(position)) != position:
+            raise ConfigError(
+                f"evaluation.{key} is {position - start}, which splits the episodes that share a seed under all orders "
+                f"of their seats: give {whole - start}"
+            )

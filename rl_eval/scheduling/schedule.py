@@ -383,8 +383,8 @@ class Schedule:
         for index in indices:
             self._holder[index] = runner
             state.held[index] = None
-            seed = int(self._plan.seeds[index])
-            leases.append(Lease(index, seed, self._attempts.get(index, 0) + 1, runner))
+            seed, attempt = int(self._plan.seeds[index]), self._attempts.get(index, 0) + 1
+            leases.append(Lease(index, seed, attempt, runner, seating=self._plan.seating(index)))
         self._runners.note(runner)
         return Grant(runner, tuple(leases))
 

@@ -84,6 +84,7 @@ def record_episode(
     runner: Runner,
     recorded: npt.NDArray[np.void],
     *,
+    seating: tuple[str, ...] | None = None,
     fps: float | None = None,
     max_frames: int = 10_000,
     timeout_s: float = 600.0,
@@ -93,6 +94,7 @@ def record_episode(
     Args:
         runner: Whose policy acts; between two of its calls.
         recorded: The episode's record, array of ``ROW``, shape (1,).
+        seating: Who sits where in it, as in its spec.
         fps: Frames per second; by default those of the environment's metadata, else 30.
         max_frames: Most frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
@@ -116,7 +118,7 @@ def record_episode(
         with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
             file = Path(folder, "video.mp4")
             rate = fps or camera.fps
-            lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0)
+            lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0, seating=seating)
             with camera.recording(Encoder(file, rate)) as encoder:
                 again = run_lease(sibling, lease).rows
             return _video(recorded, again, encoder, camera.cut, rate, file.read_bytes())

@@ -148,15 +148,13 @@ def record_videos(
     if not indices:
         raise UsageError(f"no episode of the result is selected by {settings.select!r}: there is nothing to record")
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        return [_recording(settings, _row(result, index))(runner).save(settings.folder) for index in indices]
+        return [_recording(settings, result, index)(runner).save(settings.folder) for index in indices]
 
 
 def _tasks(result: EvalResult, settings: VideoSettings) -> list[Task]:
     """Return what makes the videos of a result when it is called with a runner."""
     indices = select_episodes(result, settings.select, settings.max_videos)
-    return [
-        _refusal(index) if _lethal(result, index) else _recording(settings, _row(result, index)) for index in indices
-    ]
+    return [_refusal(index) if _lethal(result, index) else _recording(settings, result, index) for index in indices]
 
 
 def _lethal(result: EvalResult, index: int) -> bool:
@@ -174,10 +172,11 @@ def _refuse(runner: Runner, index: int) -> Video:
     )
 
 
-def _recording(settings: VideoSettings, row: npt.NDArray[np.void]) -> Task:
+def _recording(settings: VideoSettings, result: EvalResult, index: int) -> Task:
     return partial(
         record_episode,
-        recorded=row,
+        recorded=_row(result, index),
+        seating=result.plan.seating(index),
         fps=settings.fps,
         max_frames=settings.max_frames,
         timeout_s=settings.timeout_s,

@@ -47,12 +47,9 @@ def check_key(key: str) -> str:
 def task_of(settings: EvalSettings, key: str, num_held_out: int) -> dict[str, Any]:
     """Return what the points of one curve have in common, by dotted key, and the digests of its ``code``."""
     settings = with_checkpoint(settings, key, None)
-    identity, episodes = settings.identity(), settings.evaluation
     return {
-        **dict(_flat(identity, "")),
-        "num_episodes": episodes.num_episodes,
-        "seed": episodes.seed,
-        "first_index": episodes.first_index,
+        **dict(_flat(settings.identity(), "")),
+        **settings.plan().to_dict(),
         "held_out": num_held_out,
         "as": key,
         "code": code_of(settings),

@@ -316,7 +316,7 @@ class Watcher:
         selection = self._settings.evaluation
         first_index = selection.first_index + selection.num_episodes
         held_out = selection.model_copy(update={"num_episodes": self._num_held_out, "first_index": first_index})
-        held_out.plan()
+        self._settings.model_copy(update={"evaluation": held_out}).plan()
         return held_out
 
     def _keep(self, candidate: Entry, snapshot: Snapshot) -> None:

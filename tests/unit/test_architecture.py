@@ -32,6 +32,7 @@ LAYERS = (
     "backends",
     "testing",
     "results",
+    "trajectories",
     "execution",
     "ope",
     "video",

@@ -26,6 +26,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "env_kwargs": {"size": 3, "name": "no", "deep": {"list": [1, 2.5, None, True], "empty": {}}},
         "wrappers": ["my_pkg:Wrapper", {"wrapper": "my_pkg:Other", "size": 2}],
         "env_reuse": "episode",
+        "agents": ["a", "b"],
+        "action_masks": True,
     },
     "policy": {
         "policy": "my_pkg.policies:make",
@@ -39,6 +41,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "observation_filter": "MeanStdFilter",
         "filters": "/data/filters.json",
         "allow_nondeterministic": True,
+        "policies": {"a": {"policy": "my_pkg.policies:make", "weights": "/data/a.safetensors"}},
+        "policy_mapping_fn": "my_pkg.policies:mapping",
     },
     "runners": {
         "num_runners": 3,
@@ -79,6 +83,9 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 KEYS = [(section, key) for section, keys in EVERYTHING.items() for key in keys]
 
+SEATED = {("evaluation", "matchups"), ("evaluation", "symmetric")}
+"""Keys that several policies are needed for: ``test_matchups.py`` sets them."""
+
 
 def minimal() -> EvalConfig:
     return EvalConfig().environment("CartPole-v1")
@@ -100,7 +107,7 @@ def test_the_sections_chain_and_set_every_key() -> None:
         assert getattr(config, name)(**values) is config
     assert config.to_dict() == EVERYTHING
     assert EvalConfig.from_dict(EVERYTHING) == config
-    assert {(section, key) for section, model in EvalSettings() for key in type(model).model_fields} == set(KEYS)
+    assert {(section, key) for section, model in EvalSettings() for key in type(model).model_fields} == {*KEYS, *SEATED}
 
 
 def test_what_is_given_counts() -> None:

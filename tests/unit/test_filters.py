@@ -102,7 +102,7 @@ def test_a_filter_normalizes_by_mean_and_sample_deviation() -> None:
 def reference(first: int, count: int) -> Moments:
     """All observations that were acted upon, in a single pass of a plain loop."""
     env, seen = Drift(), []
-    plan = EvalConfig().environment(Drift).evaluation(num_episodes=count, first_index=first).build().evaluation.plan()
+    plan = EvalConfig().environment(Drift).evaluation(num_episodes=count, first_index=first).build().plan()
     for index in range(first, first + count):
         observation, _ = env.reset(seed=int(plan.seeds[index - first]))
         ended = False

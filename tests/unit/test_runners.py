@@ -1384,7 +1384,7 @@ def test_a_users_own_runner_has_the_same_table(kind: Any) -> None:
     ("selected", "message"),
     [
         ("vectr", "runners.runner is 'vectr': did you mean 'vector'?"),
-        ("x", "known: single_agent, subprocess, vector"),
+        ("x", "known: multi_agent, single_agent, subprocess, vector"),
         ("no_such_module:Runner", "runners.runner is 'no_such_module:Runner', which cannot be imported"),
         (f"{__name__}:NoSuchRunner", "which cannot be imported"),
         (f"{__name__}:Unfinished", "which is not a concrete subclass of rl_eval.EvalRunner"),

@@ -27,8 +27,8 @@ def lean(observations: Any) -> Any:
 
 
 def leases(count: int) -> list[Lease]:
-    plan = config().build().evaluation.plan()
-    return [Lease(*plan[index], 1, 0) for index in range(count)]
+    plan = config().build().plan()
+    return [Lease(index, plan[index].seed, 1, 0) for index in range(count)]
 
 
 # ------------------------------------------------------------------------------ environments and policies

@@ -15,6 +15,7 @@ from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warni
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
+from rl_eval.runners.multi_agent.construction import build_team
 from rl_eval.runners.policy_memory import remembered
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -27,7 +28,10 @@ _ENDLESS_STEPS: Final = 1_000
 
 
 def check_environment(settings: EvalSettings) -> Iterator[Finding]:
-    """Build the environment a few times and play whole episodes in it."""
+    """Build the environment a few times and play whole episodes in it; only build one of several agents."""
+    if settings.runners.runner == "multi_agent":
+        yield _check_agents(settings)
+        return
     try:
         player = Player(for_player(settings))
     except Exception as error:
@@ -44,6 +48,16 @@ def check_environment(settings: EvalSettings) -> Iterator[Finding]:
     yield from _Examination(settings).findings()
 
 
+def _check_agents(settings: EvalSettings) -> Finding:
+    """Build an environment of several agents; episodes of it need the policies, which are checked after it."""
+    try:
+        team = build_team(settings, 0, 0)
+        team.close()
+    except Exception as error:
+        return raised("the constructor", error)
+    return ok(f"constructs; agents {', '.join(map(str, team.agents))}")
+
+
 @final
 class _Examination:
     """Compares episodes of several environments of the same kind."""
@@ -52,7 +66,7 @@ class _Examination:
         self._settings = settings
         self._players: list[Player] = []
         plan = EpisodePlan(1 + _FORMER, settings.evaluation.seed)
-        self._leases = [Lease(*plan[index], 1, 0) for index in range(len(plan))]
+        self._leases = [Lease(index, plan[index].seed, 1, 0) for index in range(len(plan))]
         self._faults: list[str] = []
         self._touched: dict[str, list[str]] = {}
 

@@ -14,6 +14,7 @@ from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.weights import load_weights_file, snapshot_weights
 
 __all__ = ["check_policy"]
 
@@ -42,10 +43,11 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             return
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
-        yield _describe_inference(runner)
         yield from (warning(text) for text in runner.inference.notes)
-        yield _try_other_mode(settings, runner)
-        yield _time(runner)
+        if isinstance(runner.inference, Inference):  # Else there are several, each with a form of its own.
+            yield _describe_inference(runner)
+            yield _try_other_mode(settings, runner)
+            yield _time(runner)
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -54,6 +56,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
+    if settings.policy.policies:
+        return _check_weights_of_each(settings, runner)
     snapshot = configured_weights(settings.policy)
     if snapshot is not None:
         runner.set_weights(snapshot)
@@ -68,10 +72,23 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
+def _check_weights_of_each(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Set the configured weights of several policies."""
+    files = {
+        name: load_weights_file(one.weights, one.weights_key)
+        for name, one in settings.policy.policies.items()
+        if one.weights is not None
+    }
+    if not files:
+        return note("no policy has a file of weights: each is evaluated with those that its factory gives it")
+    runner.set_weights(snapshot_weights(files, 0))
+    return ok(f"weights fit: those of {', '.join(files)}")
+
+
 def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
     """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
-    leases = [Lease(*plan[index], 1, 0) for index in range(_EPISODES)]
+    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
     faults: list[Fault] = []
     for _ in range(_CALLS):
         found = runner.run(leases, _CALL_S).faults

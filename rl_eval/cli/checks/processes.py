@@ -28,8 +28,10 @@ _HASH_SEEDS: Final = ("1", "2")
 
 
 def check_processes(settings: EvalSettings) -> Iterator[Finding]:
-    """Let two processes with different ``PYTHONHASHSEED`` play the first episode."""
-    lease = Lease(*EpisodePlan(1, settings.evaluation.seed)[0], 1, 0)
+    """Let two processes with different ``PYTHONHASHSEED`` play the first episode of a single agent."""
+    if settings.runners.runner == "multi_agent":
+        return
+    lease = Lease(0, EpisodePlan(1, settings.evaluation.seed)[0].seed, 1, 0)
     try:
         asked = cloudpickle.dumps((for_player(settings), lease))
         with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Most of their time goes into imports.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_eval.integrations.rllib.agents import as_agents_env
 from rl_eval.integrations.rllib.algorithm import as_policy, as_weights, portable, versioned_weights
 from rl_eval.integrations.rllib.checkpoint import load_policy
 from rl_eval.integrations.rllib.config import eval_config_of
@@ -13,6 +14,7 @@ __all__ = [
     "EvaluationFunction",
     "EvaluationSession",
     "RLModulePolicy",
+    "as_agents_env",
     "as_policy",
     "as_weights",
     "eval_config_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -161,16 +161,29 @@ def _numbers(point: EvalPoint) -> dict[str, Any]:
         "fingerprint": point.result.fingerprint,
         "weights_seq_no": point.weights_version,
         "evaluated_at_env_steps": point.step,
-        # RLlib spells these in two ways, depending on the number of agents.
-        "agent_episode_return_mean": {DEFAULT_AGENT_ID: mean},
-        "agent_episode_returns_mean": {DEFAULT_AGENT_ID: mean},
-        "module_episode_return_mean": {DEFAULT_MODULE_ID: mean},
-        "module_episode_returns_mean": {DEFAULT_MODULE_ID: mean},
+        **_returns_by_part(metrics, mean),
         "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
         "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
         "num_env_step_failures": metrics["num_faults"],
         "sample": timing.wall_seconds,
     }
+
+
+def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
+    """Return mean returns by agent and by module, in each of RLlib's spellings, which depend on API and number."""
+    agents = _parts(metrics, "agent_episode_returns_mean") or {DEFAULT_AGENT_ID: mean}
+    modules = _parts(metrics, "module_episode_returns_mean") or {DEFAULT_MODULE_ID: mean}
+    return {
+        "agent_episode_return_mean": agents,
+        "agent_episode_returns_mean": agents,
+        "module_episode_return_mean": modules,
+        "module_episode_returns_mean": modules,
+        "policy_reward_mean": modules,
+    }
+
+
+def _parts(metrics: Mapping[str, float], name: str) -> dict[str, float]:
+    return {key.removeprefix(f"{name}/"): value for key, value in metrics.items() if key.startswith(f"{name}/")}
 
 
 def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ TorchRL                               here
 ``EnvBase``                           :func:`as_env` (called for you): a :class:`gymnasium.Env`
 ``torchrl.collectors.Evaluator``      :class:`Evaluator`, with the same arguments and result keys
 ``RayEvalWorker``                     :class:`RayEvalWorker`, likewise
+``RayCollector``                      :class:`RayCollector`, likewise, with batches in the same layout
 ====================================  ======================================================================
 
 A plain ``TensorDictModule`` needs tensordict only; the rest needs torchrl.
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from rl_eval.integrations.torchrl.env import as_env
     from rl_eval.integrations.torchrl.evaluator import Evaluator
     from rl_eval.integrations.torchrl.policy import as_policy, portable
+    from rl_eval.integrations.torchrl.ray_collector import RayCollector
     from rl_eval.integrations.torchrl.ray_eval_worker import RayEvalWorker
 
-__all__ = ["Evaluator", "RayEvalWorker", "as_env", "as_policy", "portable"]
+__all__ = ["Evaluator", "RayCollector", "RayEvalWorker", "as_env", "as_policy", "portable"]
 
 _HOMES: Final = {
     "Evaluator": "evaluator",
+    "RayCollector": "ray_collector",
     "RayEvalWorker": "ray_eval_worker",
     "as_env": "env",
     "as_policy": "policy",

@@ -20,6 +20,7 @@ from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import as_env, peel
 from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
+from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
 
 __all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
@@ -96,13 +97,20 @@ class ScopedPolicy:
         device: str,
     ) -> None:
         self._scope, self._mode = scope, mode
-        self._build: Callable[[str], TensorDictPolicy] = lambda how: TensorDictPolicy(
-            policy, observation_space, action_space, how, device=device
+        self._build: Callable[[str], TensorDictPolicy | UniformPolicy] = lambda how: (
+            UniformPolicy(action_space)
+            if how == UNIFORM
+            else TensorDictPolicy(policy, observation_space, action_space, how, device=device)
         )
         self._inner = self._build(mode)
         self.module = _Received(
             policy if isinstance(policy, torch.nn.Module) else None, self._obey, lambda: scope.rules
         )
+
+    @property
+    def outputs(self) -> Any:
+        """What the policy wrote for the last batch."""
+        return self._inner.outputs
 
     def initial_state(self, batch_size: int) -> Any:
         """Return the state of fresh episodes."""

@@ -121,6 +121,17 @@ class TensorDictPolicy:
         self._inputs = self._read_by(observation_space, known=bool(inputs))
         self._action_keys = _action_keys(outputs, action_space, action_key)
         self._dtype = _floating_dtype(policy)
+        self._last: TensorDictBase | None = None
+        """What the policy wrote for the last batch."""
+
+    @property
+    def outputs(self) -> dict[str, Array] | None:
+        """What the policy wrote for the last batch, by dotted key: its own form of the action, values."""
+        if self._last is None:
+            return None
+        given = {_path(key) for key, _ in self._inputs} | {_path(key) for key in (*self._state_keys, _IS_INIT)}
+        written = ((_path(key), tensor) for key, tensor in self._last.items(include_nested=True, leaves_only=True))
+        return {".".join(path): _array(tensor) for path, tensor in written if path not in given and path[0] != "next"}
 
     def initial_state(self, batch_size: int) -> dict[str, torch.Tensor] | None:
         """Return the state of fresh episodes, by dotted key; None for a policy without memory."""
@@ -138,7 +149,7 @@ class TensorDictPolicy:
         return [
             _array(tensor)
             for key, tensor in output.items(include_nested=True, leaves_only=True)
-            if _path(key) not in given or tensor is not batch.get(key)
+            if (_path(key) not in given or tensor is not batch.get(key)) and not _path(key)[-1].endswith("log_prob")
         ]
 
     def act(
@@ -147,7 +158,7 @@ class TensorDictPolicy:
         """Choose actions; see :class:`rl_eval.Policy`."""
         if self._normalized:
             check_initialized(self.module, "the policy")
-        output = self._run(self._batch(observations, state), noise)
+        self._last = output = self._run(self._batch(observations, state), noise)
         actions = self._read(output, live)
         if state is None:
             return actions, None

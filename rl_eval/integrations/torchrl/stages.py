@@ -125,6 +125,8 @@ def _value_of(
             raise ConfigError("the policy samples its actions, but policy.deterministic is True: set it to False")
         else:
             value = draw(distribution, noise)
+        if module.return_log_prob and mode == "random" and isinstance(value, torch.Tensor):
+            batch.set(module.log_prob_keys[0], distribution.log_prob(value))
         if isinstance(value, TensorDictBase):
             return batch.update(value)
         if isinstance(value, dict):

@@ -63,12 +63,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "status": result.status,
         "reason": result.reason,
         "fingerprint": result.fingerprint,
-        "plan": {
-            "num_episodes": len(result.plan),
-            "seed": result.plan.seed,
-            "first_index": result.plan.first_index,
-            "fingerprint": result.plan_fingerprint,
-        },
+        "plan": {**result.plan.to_dict(), "fingerprint": result.plan_fingerprint},
         "notes": result.notes,
         "metrics": result.metrics,
         "confidence": result.confidence,

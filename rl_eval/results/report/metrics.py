@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.records.agents import agent_columns, agents_in
+from rl_eval.results.agents import agent_metrics, policy_names
 from rl_eval.results.stats.aggregate import aggregate, exact_mean
 
 if TYPE_CHECKING:
@@ -23,7 +25,12 @@ __all__ = ["episode_seconds", "flat_metrics", "notes", "success_counts"]
 
 def flat_metrics(result: EvalResult) -> dict[str, float]:
     """Return every number under its name; all keys are always there, NaN where undefined."""
-    return {**_return_metrics(result), **_episode_metrics(result.counted_rows), **_run_metrics(result)}
+    return {
+        **_return_metrics(result),
+        **_episode_metrics(result.counted_rows),
+        **_run_metrics(result),
+        **_agent_metrics(result),
+    }
 
 
 def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
@@ -59,14 +66,24 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     silent = len(result.counted_rows) - reporting
     if reporting and silent:
         yield f"completed without reporting success, counted as not successful: {silent}"
+    agents = agents_in(result.table.info_keys)
     for key in _unreported_info_keys(result):
-        yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
+        agent = key.removeprefix("return/")
+        if agent in agents:
+            yield f"agent {agent!r} appeared in no completed episode"
+        elif key not in agent_columns(agents):
+            yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
     if result.audit_mismatches:
         shown = ", ".join(map(str, result.audit_mismatches[:5])) + (", ..." if len(result.audit_mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if result.determinism.passed is False:
         advice = f"; {result.determinism.advice}" if result.determinism.advice else ""
         yield f"{result.determinism}, so the numbers depend on the layout{advice}"
+
+
+def _agent_metrics(result: EvalResult) -> dict[str, float]:
+    counted = result.agents[np.isin(result.agents["index"], result.counted_rows["index"])]
+    return agent_metrics(counted, result.table.info_keys, policy_names(result.provenance))
 
 
 def _unreported_info_keys(result: EvalResult) -> list[str]:

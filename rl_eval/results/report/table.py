@@ -26,7 +26,12 @@ __all__ = ["Line", "Page", "comparison_page", "result_page", "rich_page", "text_
 WIDTH: Final = 80
 _LABEL: Final = 13
 _GAP: Final = "   "
-_METHODS: Final = {"bca": "BCa bootstrap", "student_t": "Student t", "wilson": "Wilson"}
+_METHODS: Final = {
+    "bca": "BCa bootstrap",
+    "percentile": "percentile bootstrap",
+    "student_t": "Student t",
+    "wilson": "Wilson",
+}
 _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
@@ -116,6 +121,7 @@ def result_page(result: EvalResult) -> Page:
     """Lay out a result."""
     sections = [
         [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
+        *([_agent_lines(result)] if len(result.agents) else []),
         [*_episode_lines(result), *_time_lines(result)],
         _identity_lines(result),
     ]
@@ -170,6 +176,21 @@ def _success_lines(result: EvalResult) -> list[Line]:
     if once != result.success_rate:
         lines.append(Line("", "", f"at any step {percent(once)}"))
     return lines
+
+
+def _agent_lines(result: EvalResult) -> list[Line]:
+    """Lay out what each policy got per agent and episode."""
+    from rl_eval.results.agents import policy_names
+
+    names = policy_names(result.provenance)
+    means = [result.metrics[f"module_episode_returns_mean/{name}"] for name in names]
+    places = max(decimals(abs(mean) / 10, mean) for mean in means)
+    rows = [
+        {"": name, "return": number(mean, places)}
+        | {word: percent(result.metrics[f"{word}_rate/{name}"]) for word in ("win", "draw", "loss")}
+        for name, mean in zip(names, means, strict=True)
+    ]
+    return [Line("" if place else "per agent", "", text.strip()) for place, text in enumerate(columns(rows))]
 
 
 def _episode_lines(result: EvalResult) -> list[Line]:

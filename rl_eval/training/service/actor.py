@@ -412,7 +412,7 @@ class EvalService:
 
         try:
             settings = self._open_group().settings
-            return EvalOutcome(settings, settings.evaluation.plan()).handle.snapshot(reason)
+            return EvalOutcome(settings, settings.plan()).handle.snapshot(reason)
         except Exception as error:
             return error
 

@@ -1,0 +1,159 @@
+"""``rl-eval crossplay``: several policies against each other, from a config file to a matrix and ratings."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from rl_eval.atomic_write import write_text
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.output import claimed_folder, unsaved_folder
+from rl_eval.cli.printing import print_report
+from rl_eval.cli.run import exit_code_of, look_up, run_evaluation
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.signals import Interruption
+from rl_eval.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.results.crossplay import CrossPlay
+    from rl_eval.results.games import Games
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["crossplay"]
+
+CROSSPLAY_FILE: Final = "crossplay.json"
+OPENSKILL_FILE: Final = "openskill.json"
+ALPHARANK_FILE: Final = "alpharank.npz"
+
+
+def crossplay(
+    config: ConfigPath,
+    section: Section = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            show_default=False,
+            help="Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default a new one in "
+            "out/ with the name of the config file.",
+        ),
+    ] = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Play the matchups of a config, print who did what against whom with ratings, and save it."""
+    from rl_eval.cli.progress import make_monitor
+
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=as_json)) as monitor:
+        monitor.say(f"reading {config.name}")
+        settings = read_settings(config, section, assignments)
+        _check(settings)
+        prepare_process()
+        say = partial(typer.echo, err=True)
+        run_dir, result = look_up(run_dir, False, settings, say)
+        if result is None:
+            with claimed_folder(output, run_dir, config, section, force=force) as folder:
+                deliver = partial(_deliver, folder=folder, as_json=as_json)
+                result = run_evaluation(settings, run_dir, False, interruption, monitor, deliver)
+        else:
+            monitor.close()
+            _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), as_json=as_json)
+        if code := exit_code_of(result, interruption):
+            raise typer.Exit(code)
+
+
+def _check(settings: EvalSettings) -> None:
+    """Refuse a config that has nobody to play, before anything runs."""
+    policies = settings.policy.policies
+    if len(policies) < 2:
+        raise ConfigError(
+            f"policy.policies has {', '.join(policies) or 'nothing'}: cross-play is between at least two policies"
+        )
+    if settings.evaluation.matchups is None:
+        raise ConfigError(
+            "evaluation.matchups is missing: say who plays whom, such as round_robin, with symmetric: true to play "
+            "each seed in all orders of the seats"
+        )
+
+
+def _deliver(result: EvalResult, folder: Path | None, *, as_json: bool) -> str:
+    """Save and print; what cannot be saved is printed all the same. Return where the result is.
+
+    Raises:
+        ConfigError: It cannot be saved.
+        UsageError: A game has a seat without a return; the result is saved.
+    """
+    from rl_eval.results.crossplay import crossplay as play
+    from rl_eval.results.games import games_of, whole_games
+
+    failure: OSError | None = None
+    try:
+        if folder is not None:
+            result.save(folder)
+    except OSError as error:
+        folder, failure = None, error
+    games = games_of(result) if whole_games(result).size else None
+    played = None if games is None else play(games, result.confidence)
+    _print(result, played, as_json=as_json)
+    if failure is not None:
+        raise ConfigError(f"the result cannot be saved: {failure.filename}: {failure.strerror}") from failure
+    if folder is None:
+        return "the numbers are printed"
+    if games is not None:
+        _save(folder, _text(result, played), games)
+    typer.echo(f"saved in {folder}", err=as_json)
+    return f"what had finished is saved in {folder}"
+
+
+def _save(folder: Path, text: str, games: Games) -> None:
+    from rl_eval.results.game_files import write_openskill, write_payoffs
+
+    try:
+        write_text(folder / CROSSPLAY_FILE, text + "\n")
+        write_openskill(folder / OPENSKILL_FILE, games)
+        write_payoffs(folder / ALPHARANK_FILE, games)
+    except OSError as error:
+        raise ConfigError(f"the numbers cannot be saved in {folder}: {error.strerror}") from error
+    except UsageError as error:
+        typer.echo(f"{ALPHARANK_FILE} is not written: {error}", err=True)
+
+
+def _print(result: EvalResult, played: CrossPlay | None, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(_text(result, played))
+        return
+    if played is None or result.status != "complete":
+        print_report(result)
+    if played is not None:
+        console = Console(highlight=False)
+        console.print(played)
+        for note in result.notes:
+            console.print(f"note: {note}", markup=False)
+
+
+def _text(result: EvalResult, played: CrossPlay | None) -> str:
+    from rl_eval.records.plain import plain
+
+    of_result = {"status": result.status, "reason": result.reason, "fingerprint": result.fingerprint}
+    numbers = {} if played is None else played.to_dict()
+    described = plain({**of_result, "plan": result.plan.to_dict(), "notes": result.notes, **numbers})
+    return json.dumps(described, indent=2, allow_nan=False)

@@ -1,0 +1,97 @@
+"""Evaluation whose episodes leave trajectories: its jobs, and an observer in every runner that takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, final
+
+from rl_eval.backends import requests
+from rl_eval.errors import ConfigError
+from rl_eval.execution.jobs import Apply, Job
+from rl_eval.execution.opening import Opening
+from rl_eval.execution.runner_pool import Member
+from rl_eval.records.episode import RunReport
+from rl_eval.runners import EvalRunner
+from rl_eval.supervision.flight_recorder import CrashReport
+
+__all__ = ["TRAJECTORY", "Recorded"]
+
+TRAJECTORY: Final = "trajectory"
+"""Name of the artifact."""
+
+
+@final
+class Recorded(Job):
+    """Job of an evaluation, with runners that record while it and those that follow it run, and only then.
+
+    A runner's calls run in order, so it records from the first episode on, also one that comes up later.
+
+    Args:
+        job: The job.
+        recorder: Builds the observer of an environment; picklable.
+    """
+
+    exclusive = True
+
+    def __init__(self, job: Job, recorder: Callable[[Any], Any]) -> None:
+        self._job = job
+        self._recorder = recorder
+        self._begin = requests.Apply(partial(_observe, factories={TRAJECTORY: recorder}))
+
+    def start(self, now: float) -> None:
+        """See :class:`Job`."""
+        self._job.pool, self._job.tag, self._job.started = self.pool, self.tag, True
+        if not isinstance(self._job, Opening):
+            for member in self.pool.ready():
+                self.pool.call(member, self._begin, tag=self.tag, now=now)
+        self._job.start(now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """See :class:`Job`."""
+        self.pool.call(member, self._begin, tag=self.tag, now=now)
+        self._job.joined(member, now)
+
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        """See :class:`Job`."""
+        return self._job.lost(member, crash_report, now)
+
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        """See :class:`Job`."""
+        if isinstance(value, RunReport):
+            self._job.replied(member, value, now)
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        self._job.tick(now)
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        self._job.fail(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self._job.done
+
+    def successors(self) -> list[Job]:
+        """Record what follows as well, and nothing more after the last job."""
+        if following := self._job.successors():
+            return [Recorded(job, self._recorder) for job in following]
+        if not self.started or not self.pool.ready():
+            return []
+        return [Apply(partial(_observe, factories={}))]
+
+
+def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
+    """Have a runner's environments seen by observers, beside those that are configured.
+
+    Raises:
+        ConfigError: It is a runner that has none.
+    """
+    if not isinstance(runner, EvalRunner):
+        raise ConfigError(
+            f"episodes of {type(runner).__name__} leave no trajectories, as it is no rl_eval.EvalRunner: derive it "
+            "from that class"
+        )
+    runner.observe(factories)

@@ -1,0 +1,87 @@
+"""RLlib's ``MultiAgentEnv`` as turns: agents that have an observation act next, and ``__all__`` ends the episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import gymnasium as gym
+
+from rl_eval.errors import EnvError
+from rl_eval.runners.multi_agent.turns import Turn
+
+__all__ = ["RLlibAgents", "as_agents_env"]
+
+_ALL: Final = "__all__"
+
+
+@final
+class RLlibAgents:
+    """A ``ray.rllib.env.multi_agent_env.MultiAgentEnv``.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.possible_agents = _seats(env)
+
+    def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        return self.env.get_observation_space(agent), self.env.get_action_space(agent)
+
+    def reset(self, seed: int) -> Turn:
+        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        observations, infos = self.env.reset(seed=seed)
+        return Turn(observations, tuple(observations), {}, {}, {}, infos, over=not observations)
+
+    def step(self, actions: Mapping[Any, Any]) -> Turn:
+        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        result = self.env.step(actions)
+        if not isinstance(result, tuple) or len(result) != 5:
+            due = "(observations, rewards, terminateds, truncateds, infos)"
+            raise EnvError(f"step() did not return five values: RLlib's contract is {due}, each a dict by agent")
+        observations, rewards, terminateds, truncateds, infos = result
+        if _ALL not in terminateds or _ALL not in truncateds:
+            raise EnvError(
+                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib"
+            )
+        ending = terminateds[_ALL], truncateds[_ALL]
+        terminated, truncated = _without_all(terminateds), _without_all(truncateds)
+        acting = [agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))]
+        over = bool(ending[0] or ending[1])
+        return Turn(
+            observations,
+            () if over else tuple(acting),
+            rewards,
+            terminated,
+            truncated,
+            infos,
+            over,
+            ending if over else None,
+        )
+
+    def unread_rewards(self) -> Mapping[Any, Any]:
+        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        return {}
+
+    def close(self) -> None:
+        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        self.env.close()
+
+
+def as_agents_env(value: Any) -> RLlibAgents | None:
+    """Return an RLlib environment of several agents as a runner steps it; None for anything else of RLlib's."""
+    return RLlibAgents(value) if hasattr(value, "get_observation_space") else None
+
+
+def _seats(env: Any) -> tuple[Any, ...]:
+    """Return the possible agents; by name where RLlib has them from a set, whose order is the process's."""
+    possible = list(env.possible_agents) or list(env.observation_spaces or ())
+    unordered = getattr(env, "_agent_ids", None)
+    return tuple(sorted(possible, key=str) if isinstance(unordered, set) and possible == list(unordered) else possible)
+
+
+def _without_all(flags: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {agent: flag for agent, flag in flags.items() if agent != _ALL}

@@ -1,0 +1,72 @@
+"""Columns that a record has for each agent of its episode, and the rows that are read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["AGENT_COLUMNS", "agent_columns", "agent_rows", "agents_in"]
+
+AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
+"""What is recorded of an agent, each as a column ``<name>/<agent>``; NaN for an agent that did not appear."""
+
+
+def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
+    """Return the names of the columns of agents, those of one agent after those of another."""
+    return tuple(f"{name}/{agent}" for agent in agents for name in AGENT_COLUMNS)
+
+
+def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the agents that columns are about, in the order of their seats; none for episodes of a single agent."""
+    named = [column.removeprefix("return/") for column in columns if column.startswith("return/")]
+    return tuple(agent for agent in named if set(agent_columns([agent])) <= set(columns))
+
+
+def agent_rows(
+    indices: npt.NDArray[np.int64], infos: npt.NDArray[np.float64], columns: Sequence[str], policies: Sequence[str]
+) -> npt.NDArray[np.void]:
+    """Return one row per episode and agent that appeared, by index and seat.
+
+    Args:
+        indices: Indices of episodes, shape (n,).
+        infos: Their columns, shape (n, len(columns)).
+        columns: Names of the columns.
+        policies: Ids that the numbers in the columns ``policy/<agent>`` stand for.
+
+    Returns:
+        Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``return``, ``length``,
+        ``terminated`` and ``truncated``, and ``outcome``: 1 for the greatest return of the episode, -1 for a lesser one
+        than that, and 0 where several agents have the greatest, or no other agent appeared.
+    """
+    agents = agents_in(columns)
+    places = [columns.index(name) for name in agent_columns(agents)]
+    values = infos[:, places].reshape(len(indices), len(agents), len(AGENT_COLUMNS))
+    returns = values[:, :, 0]
+    present = ~np.isnan(returns)
+    episode, seat = np.nonzero(present)
+    numbers = values[:, :, -1][present].astype(np.int64)
+    known = len(policies) > max(numbers, default=0)
+    names = np.array([*(policies if known else map(str, range(max(numbers) + 1)))] or [""])
+    text = [f"U{max([1, *map(len, given)])}" for given in (agents, names)]
+    kinds = [("index", "<i8"), ("seat", "<i4"), ("agent", text[0]), ("policy", text[1]), ("return", "<f8")]
+    kinds += [("length", "<i8"), ("terminated", "?"), ("truncated", "?"), ("outcome", "i1")]
+    rows = np.zeros(len(seat), np.dtype(kinds))
+    rows["index"], rows["seat"], rows["agent"] = indices[episode], seat, np.array(agents or [""])[seat]
+    for number, name in enumerate(AGENT_COLUMNS[:-1]):
+        rows[name] = values[episode, seat, number]
+    rows["policy"] = names[numbers]
+    rows["outcome"] = _outcomes(returns, present)[episode, seat]
+    return rows
+
+
+def _outcomes(returns: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+    """Return 1 for a win, 0 for a draw and -1 for a loss, shape (episodes, agents)."""
+    if not returns.size:
+        return np.zeros(returns.shape, np.int8)
+    best = np.where(present, returns, -np.inf) == np.where(present, returns, -np.inf).max(1, keepdims=True)
+    shared = best.sum(1, keepdims=True) > 1
+    alone = present.sum(1, keepdims=True) < 2
+    return np.where(alone, 0, np.where(~best, -1, np.where(shared, 0, 1))).astype(np.int8)

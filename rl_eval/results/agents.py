@@ -1,0 +1,56 @@
+"""Numbers about agents and their policies: mean returns, per-capita returns, wins, draws and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.records.agents import agents_in
+from rl_eval.results.stats.aggregate import exact_mean
+
+__all__ = ["agent_metrics", "policy_names"]
+
+_OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
+
+
+def policy_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ids of the policies of an evaluation, in the order in which records number them."""
+    policy = (provenance.get("config") or {}).get("policy") or {}
+    return tuple(sorted(policy.get("policies") or ["default_policy"]))
+
+
+def agent_metrics(rows: npt.NDArray[np.void], columns: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
+    """Return the numbers by agent and by policy; the same keys whatever the rows are.
+
+    Args:
+        rows: What :func:`rl_eval.records.agents.agent_rows` returned.
+        columns: Columns of the records, which tell the agents; no numbers if there are none.
+        policies: Ids of the policies.
+    """
+    agents = agents_in(columns)
+    numbers = {}
+    for agent in agents:
+        own = rows[rows["agent"] == agent]
+        numbers[f"agent_episode_returns_mean/{agent}"] = exact_mean(own["return"])
+        numbers[f"agent_episode_len_mean/{agent}"] = exact_mean(own["length"])
+    for policy in policies if agents else ():
+        numbers |= _policy_numbers(policy, rows[rows["policy"] == policy])
+    return numbers
+
+
+def _policy_numbers(policy: str, own: npt.NDArray[np.void]) -> dict[str, float]:
+    mean = exact_mean(own["return"])
+    _, episode, counts = np.unique(own["index"], return_inverse=True, return_counts=True)
+    sums = np.bincount(episode, own["return"], len(counts))
+    numbers = {
+        # RLlib's two spellings, of its new and its old API: the mean over episodes and agents.
+        f"module_episode_returns_mean/{policy}": mean,
+        f"policy_reward_mean/{policy}": mean,
+        f"policy_team_return_mean/{policy}": exact_mean(sums),
+        f"policy_per_capita_return_mean/{policy}": exact_mean(sums / counts),
+    }
+    rates = {f"{name}_rate/{policy}": exact_mean(own["outcome"] == value) for name, value in _OUTCOMES.items()}
+    return numbers | rates

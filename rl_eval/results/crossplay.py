@@ -1,0 +1,287 @@
+"""Cross-play: what the games of several policies say about each against each, and about the seats.
+
+A seed is one observation, with all the games that were played on it: every number is the mean over seeds of the mean
+over a seed's games, and every interval is one over seeds. Where each seed was played in all orders of its seats, what a
+seat is worth cancels within the observation. A seat wins against another when its return is greater; equal returns are
+a draw, and stay one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import UsageError
+from rl_eval.results.games import Games
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.stats.interval import Interval, mean_interval
+from rl_eval.results.stats.ratings import Rating, rate
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Cell", "CrossPlay", "Estimate", "LineUp", "Outcomes", "Seat", "Standing", "crossplay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds, and its interval."""
+
+    mean: float
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Shares of games that ended in each way; they add up to 1."""
+
+    wins: float
+    draws: float
+    losses: float
+
+    @property
+    def score(self) -> float:
+        """Wins, and half the draws."""
+        return self.wins + self.draws / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy against another, or against itself."""
+
+    row: str
+    column: str
+    num_games: int
+    num_seeds: int
+    outcomes: Outcomes
+    """Of the row's seats against the column's."""
+    score: Estimate
+    """Wins of the row, and half the draws, as a share of the games."""
+    mean_return: Estimate
+    """Return of the row's seat."""
+    difference: Estimate
+    """Return of the row's seat minus that of the column's, in the same games."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One policy against all others."""
+
+    policy: str
+    rating: Rating
+    outcomes: Outcomes
+    """Of its seats against those of other policies; NaN when it met none."""
+    mean_return: Estimate
+    """Return per capita in all of its games: the mean over its seats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One seat, whoever sat there."""
+
+    seat: str
+    outcomes: Outcomes
+    """A win is a return above those of all other seats; a draw is to share the greatest."""
+    mean_return: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Some policies together in a game, in whatever order of seats."""
+
+    policies: tuple[str, ...]
+    """One for each seat, sorted."""
+    num_games: int
+    num_seeds: int
+    team: Estimate
+    """Return of a game: the sum over its seats."""
+    per_capita: dict[str, Estimate]
+    """Return of each policy: the mean over its seats."""
+
+
+@dataclass(frozen=True)
+class CrossPlay:
+    """Everything that the games of several policies say."""
+
+    policies: tuple[str, ...]
+    num_games: int
+    num_seeds: int
+    num_missing: int
+    """Games of the plan that do not count: they failed or did not run, or another game of their seed did."""
+    confidence: float
+    cells: tuple[Cell, ...]
+    """Of all policies that met, row by row."""
+    seats: tuple[Seat, ...]
+    line_ups: tuple[LineUp, ...]
+    standings: tuple[Standing, ...]
+    """In the order of the policies."""
+
+    def cell(self, row: str, column: str) -> Cell | None:
+        """Return what one policy did against another; None if they never met."""
+        return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
+
+    def matrix(self, number: str = "score") -> npt.NDArray[np.float64]:
+        """Return one number of all cells, shape (policies, policies); NaN where two never met.
+
+        Args:
+            number: ``"score"``, ``"mean_return"`` or ``"difference"``.
+        """
+        values = np.full((len(self.policies),) * 2, np.nan)
+        for cell in self.cells:
+            values[self.policies.index(cell.row), self.policies.index(cell.column)] = getattr(cell, number).mean
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    def __rich__(self) -> RenderableType:
+        from rl_eval.results.report.crossplay import crossplay_report
+
+        return crossplay_report(self)
+
+
+def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
+    """Compute the numbers of cross-play.
+
+    Args:
+        games: Of at least two policies. Their order does not matter.
+        confidence: Nominal coverage of the intervals.
+
+    Raises:
+        UsageError: There are fewer than two policies, or no games.
+    """
+    if len(games.policies) < 2:
+        raise UsageError(f"cross-play is between policies, and there is only {', '.join(games.policies)}: give two")
+    if not len(games):
+        raise UsageError("no game was completed, so there is nothing to compare")
+    games = games.sorted()
+    return CrossPlay(
+        policies=games.policies,
+        num_games=len(games),
+        num_seeds=len(np.unique(games.seeds)),
+        num_missing=games.num_missing,
+        confidence=confidence,
+        cells=tuple(_cells(games, confidence)),
+        seats=tuple(_seats(games, confidence)),
+        line_ups=tuple(_line_ups(games, confidence)),
+        standings=tuple(_standings(games, confidence)),
+    )
+
+
+class _Meetings(NamedTuple):
+    """Every seat of every game against every other seat of it, one row each."""
+
+    games: npt.NDArray[np.int64]
+    seeds: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    ours: npt.NDArray[np.float64]
+    theirs: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, games: Games) -> _Meetings:
+        pairs = list(games.pairs())
+        ones, others = [one for one, _ in pairs], [other for _, other in pairs]
+        return cls(
+            np.repeat(np.arange(len(games)), len(pairs)),
+            np.repeat(games.seeds, len(pairs)),
+            games.seatings[:, ones].ravel(),
+            games.seatings[:, others].ravel(),
+            games.returns[:, ones].ravel(),
+            games.returns[:, others].ravel(),
+        )
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> _Meetings:
+        return _Meetings._make(values[chosen] for values in self)
+
+    @property
+    def points(self) -> npt.NDArray[np.float64]:
+        return (1 + np.sign(self.ours - self.theirs)) / 2
+
+
+def _standings(games: Games, confidence: float) -> Iterator[Standing]:
+    meetings = _Meetings.of(games)
+    for number, rating in enumerate(rate(games.policies, _points(games), confidence)):
+        met = meetings.where((meetings.rows == number) & (meetings.columns != number))
+        seated = games.seatings == number
+        plays = seated.any(axis=1)
+        returns = _mean_where(games.returns[plays], seated[plays])
+        mean_return = _estimate(games.seeds[plays], returns, confidence)
+        yield Standing(rating.policy, rating, _outcomes(met.seeds, met.points), mean_return)
+
+
+def _cells(games: Games, confidence: float) -> Iterator[Cell]:
+    meetings = _Meetings.of(games)
+    for row, ours in enumerate(games.policies):
+        for column, theirs in enumerate(games.policies):
+            met = meetings.where((meetings.rows == row) & (meetings.columns == column))
+            if met.seeds.size:
+                yield _cell(ours, theirs, met, confidence)
+
+
+def _cell(row: str, column: str, met: _Meetings, confidence: float) -> Cell:
+    return Cell(
+        row=row,
+        column=column,
+        num_games=len(np.unique(met.games)),
+        num_seeds=len(np.unique(met.seeds)),
+        outcomes=_outcomes(met.seeds, met.points),
+        score=_estimate(met.seeds, met.points, confidence),
+        mean_return=_estimate(met.seeds, met.ours, confidence),
+        difference=_estimate(met.seeds, met.ours - met.theirs, confidence),
+    )
+
+
+def _seats(games: Games, confidence: float) -> Iterator[Seat]:
+    best = games.returns == games.returns.max(axis=1, keepdims=True)
+    shared = best.sum(axis=1) > 1
+    for number, seat in enumerate(games.seats):
+        points = np.where(best[:, number], np.where(shared, 0.5, 1.0), 0.0)
+        yield Seat(seat, _outcomes(games.seeds, points), _estimate(games.seeds, games.returns[:, number], confidence))
+
+
+def _line_ups(games: Games, confidence: float) -> Iterator[LineUp]:
+    present, which = np.unique(np.sort(games.seatings, axis=1), axis=0, return_inverse=True)
+    for number, seated in enumerate(present):
+        chosen = which.reshape(-1) == number
+        seeds, seatings, returns = games.seeds[chosen], games.seatings[chosen], games.returns[chosen]
+        per_capita = {
+            games.policies[policy]: _estimate(seeds, _mean_where(returns, seatings == policy), confidence)
+            for policy in np.unique(seated).tolist()
+        }
+        names = tuple(games.policies[policy] for policy in seated.tolist())
+        team = _estimate(seeds, returns.sum(axis=1), confidence)
+        yield LineUp(names, int(chosen.sum()), len(np.unique(seeds)), team, per_capita)
+
+
+def _points(games: Games) -> npt.NDArray[np.float64]:
+    """Return the points of each policy against each other on every seed, shape (seeds, policies, policies)."""
+    meetings, size = _Meetings.of(games), len(games.policies)
+    seeds, which = np.unique(meetings.seeds, return_inverse=True)
+    points = np.zeros((len(seeds), size, size))
+    np.add.at(points, (which, meetings.rows, meetings.columns), meetings.points)
+    return points
+
+
+def _mean_where(values: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.where(chosen, values, 0.0).sum(axis=1) / chosen.sum(axis=1))
+
+
+def _by_seed(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean value of each seed, in the order of the seeds."""
+    _, which, counts = np.unique(seeds, return_inverse=True, return_counts=True)
+    return np.asarray(np.bincount(which, values) / counts)
+
+
+def _estimate(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Estimate:
+    means = _by_seed(seeds, values)
+    return Estimate(exact_mean(means), mean_interval(means, confidence))
+
+
+def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> Outcomes:
+    return Outcomes(*(exact_mean(_by_seed(seeds, (points == worth).astype(float))) for worth in (1.0, 0.5, 0.0)))

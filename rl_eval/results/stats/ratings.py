@@ -1,0 +1,181 @@
+"""Bradley-Terry ratings: one number for each policy that explains who beats whom, whatever the order of the games.
+
+The model gives each policy a strength, and ``P(i beats j) = 1 / (1 + exp(s_j - s_i))`` (Bradley & Terry 1952); a draw
+is half a win for either. The strengths are those that make the games most likely, so unlike with ratings that are
+updated game by game (Elo, TrueSkill) the order in which they were played does not enter. One drawn game is added to
+each pairing that met, which keeps strengths finite where somebody won all games, and hardly matters otherwise.
+
+Intervals come from resampling whole seeds within each matchup (percentile bootstrap): the games of one seed, its seats
+permuted, are one observation, and how often games are drawn need not fit a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.results.stats.interval import FEW, Interval, check_confidence, no_interval
+
+__all__ = ["ELO", "Rating", "rate", "strengths"]
+
+ELO: Final = 400 / math.log(10)
+"""Elo points of one unit of strength: 400 points are odds of ten to one."""
+
+_ADDED: Final = 0.5
+"""Points of either side in the drawn game that is added to a pairing."""
+
+_RESAMPLES: Final = 2_000
+_SEED: Final = 0x5EED
+_MAX_STEPS: Final = 500
+_LONGEST_STEP: Final = 1.0
+"""Newton's method may overshoot where one side won nearly all games; steps of this length never do harm."""
+_TOLERANCE: Final = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """Rating of one policy, in Elo points; the mean over all policies is 0."""
+
+    policy: str
+    value: float
+    """NaN when the policies fall into groups that never met."""
+    interval: Interval
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: float = 0.95) -> tuple[Rating, ...]:
+    """Rate policies by games against each other.
+
+    Args:
+        policies: Their names, k of them.
+        points: Points of i against j in the games of each seed, shape (seeds, k, k): 1 for each win, 1/2 for each draw.
+            The diagonal is not looked at. The order of the seeds does not matter.
+        confidence: Nominal coverage of the intervals.
+
+    Returns:
+        One rating for each policy, in the order of the names.
+    """
+    check_confidence(confidence)
+    points = points * ~np.eye(len(policies), dtype=bool)
+    total = points.sum(axis=0)
+    if apart := _never_met(policies, total):
+        return tuple(Rating(name, math.nan, no_interval(confidence, apart)) for name in policies)
+    values = ELO * strengths(total)
+    intervals = _intervals(policies, points, total, confidence)
+    return tuple(Rating(*each) for each in zip(policies, values.tolist(), intervals, strict=True))
+
+
+def strengths(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the strengths that make games most likely, by Newton's method.
+
+    The log-likelihood is concave (Hunter 2004), and with the added games its maximum is unique but for a constant,
+    which is chosen so that the mean is 0.
+
+    Args:
+        points: Points of i against j over all games, shape (..., k, k). Everybody met everybody, directly or through
+            others.
+
+    Returns:
+        Strengths, shape (..., k).
+    """
+    met = (points + np.swapaxes(points, -1, -2)) > 0
+    points = points + _ADDED * met
+    games = points + np.swapaxes(points, -1, -2)
+    found = np.zeros(points.shape[:-1])
+    for _ in range(_MAX_STEPS):
+        step = _newton_step(points, games, found)
+        longest = np.abs(step).max(axis=-1, keepdims=True)
+        found += step * np.minimum(1.0, _LONGEST_STEP / np.maximum(longest, _TOLERANCE))
+        if longest.max() <= _TOLERANCE:
+            break
+    return np.asarray(found - found.mean(axis=-1, keepdims=True))
+
+
+def _newton_step(
+    points: npt.NDArray[np.float64], games: npt.NDArray[np.float64], at: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    expected = 1 / (1 + np.exp(at[..., None, :] - at[..., :, None]))
+    gradient = (points - games * expected).sum(axis=-1)
+    weights = games * expected * (1 - expected)
+    degrees = weights.sum(axis=-1)
+    curvature = degrees[..., None] * np.eye(at.shape[-1]) - weights
+    # Strengths that all grow alike change nothing; this makes the matrix regular and leaves the step as it is.
+    curvature += degrees.mean(axis=-1)[..., None, None] / at.shape[-1]
+    return np.asarray(np.linalg.solve(curvature, gradient[..., None])[..., 0])
+
+
+def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
+    """Say which policies have met nobody of the others, directly or through others; empty if there are none."""
+    connected = _closure(total + total.T > 0)[0]
+    if connected.all():
+        return ""
+    ours, theirs = (_listed(policies, side) for side in (connected, ~connected))
+    return f"{ours} never met {theirs}, directly or through others: no number compares them"
+
+
+def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
+    """Say who won every game against the rest, so that no finite strength fits (Ford 1957); empty if nobody did."""
+    beats = _closure(total > 0)
+    # Those that nobody outside has a point against: the ones that reach the most.
+    top = int(np.argmax(beats.sum(axis=1)))
+    if beats[:, top].all():
+        return ""
+    above = beats[top] & beats[:, top]
+    return (
+        f"{_listed(policies, above)} won every game against {_listed(policies, ~above)}, so the gap between them has "
+        "no upper limit; it is shown as if one game of each pairing more had been drawn"
+    )
+
+
+def _closure(edges: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return who is reached from whom along edges, in any number of steps, none included."""
+    reached = edges | np.eye(len(edges), dtype=bool)
+    for _ in range(len(edges).bit_length()):
+        reached = reached @ reached
+    return reached
+
+
+def _listed(policies: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
+    return " and ".join(repr(name) for name, is_chosen in zip(policies, chosen, strict=True) if is_chosen)
+
+
+def _intervals(
+    policies: Sequence[str], points: npt.NDArray[np.float64], total: npt.NDArray[np.float64], confidence: float
+) -> list[Interval]:
+    if why := _one_sided(policies, total):
+        return [no_interval(confidence, why)] * len(policies)
+    fewest, resampled = _resampled(points)
+    if fewest < 2:
+        return [no_interval(confidence, "a matchup was played on one seed only")] * len(policies)
+    ends = np.quantile(ELO * strengths(resampled), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    if (ends[0] == ends[1]).all():
+        note = "all equal"
+    else:
+        note = f"fewer than {FEW} seeds for a matchup: likely too narrow" if fewest < FEW else ""
+    return [Interval(float(low), float(high), confidence, "percentile", note) for low, high in ends.T]
+
+
+def _resampled(points: npt.NDArray[np.float64]) -> tuple[int, npt.NDArray[np.float64]]:
+    """Draw seeds with replacement, as many for each matchup as it has.
+
+    Seeds that went alike are drawn together, so that neither their number nor their order matters.
+
+    Returns:
+        The seeds of the matchup that has the fewest, and points of i against j, shape (resamples, k, k).
+    """
+    rng, size = np.random.default_rng(_SEED), points.shape[-1]
+    games = (points + np.swapaxes(points, -1, -2)).reshape(len(points), -1)
+    _, matchups, seeds = np.unique(games, axis=0, return_inverse=True, return_counts=True)
+    totals = np.zeros((_RESAMPLES, size * size))
+    for matchup, count in enumerate(seeds):
+        ways, times = np.unique(points.reshape(len(points), -1)[matchups == matchup], axis=0, return_counts=True)
+        totals += rng.multinomial(count, times / count, _RESAMPLES) @ ways
+    return int(seeds.min()), totals.reshape(-1, size, size)

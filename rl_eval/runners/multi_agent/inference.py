@@ -1,0 +1,329 @@
+"""Inference for agents of many episodes: one batched forward pass per policy over all slots.
+
+Every agent has a row in its policy's batch for as long as its episode lasts. What makes a row exact, whatever rows are
+beside it, is the business of :class:`~rl_eval.runners.inference.Inference`, of which there is one per policy; its lanes
+are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the layout either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.config.settings import PolicySection
+from rl_eval.errors import EnvError, PolicyError, UsageError
+from rl_eval.protocols import Policy
+from rl_eval.runners.inference import Inference
+from rl_eval.runners.nested import assign_rows
+from rl_eval.scheduling.splitmix64 import GAMMA, mix
+
+__all__ = ["AgentsInference", "PolicyInference", "seat_seeds"]
+
+_SEAT: Final = np.uint64(0xA0761D6478BD642F)
+
+
+def seat_seeds(seed: int, seats: int) -> list[int]:
+    """Return the seeds of the noise of each seat in an episode: distinct, and 63 bits wide."""
+    keys = mix(np.full(seats, seed, np.uint64) + _SEAT)
+    own = mix(keys + np.arange(1, seats + 1, dtype=np.uint64) * GAMMA)
+    return [int(value) for value in own >> np.uint64(1)]
+
+
+@final
+class PolicyInference(Inference):
+    """One policy, applied to its agents in all slots.
+
+    Args:
+        policy: Maps batches to batches.
+        spaces: Observation space and action space of its agents.
+        rows: Most agents that it can have at a time.
+        section: How it acts.
+    """
+
+    def __init__(
+        self, policy: Policy, spaces: tuple[gym.Space[Any], gym.Space[Any]], rows: int, section: PolicySection
+    ) -> None:
+        super().__init__(
+            policy,
+            *spaces,
+            rows,
+            deterministic=section.deterministic,
+            actions=section.actions,
+            allow_nondeterministic=section.allow_nondeterministic,
+            mode=section.inference,
+        )
+        self.free = list(range(rows))[::-1]
+        """Rows without an agent, the last one to be taken first."""
+        self.holders: dict[int, tuple[int, Any]] = {}
+        """Lane and agent of the rows that have one."""
+        self.chosen: Sequence[Any] = ()
+        """Actions that were chosen last, by row."""
+        self._masks = _masks_of(spaces, self.observations.arrays)
+
+    def choose(self) -> dict[int, Exception]:
+        """Choose actions for the rows that act; return the errors of those that have none."""
+        self.chosen, errors = self.act()
+        if self._masks is not None:
+            self._refuse_illegal(errors)
+        return errors
+
+    def _refuse_illegal(self, errors: dict[int, Exception]) -> None:
+        assert self._masks is not None
+        masks, start = self._masks
+        rows = np.flatnonzero(self.live)
+        moves = np.asarray(self.chosen)[rows] - start
+        for row, move in zip(rows[masks[rows, moves] == 0], moves[masks[rows, moves] == 0], strict=True):
+            errors.setdefault(
+                int(row),
+                PolicyError(
+                    f"the action {int(move) + start} is not among those that the action mask allows, "
+                    f"{(np.flatnonzero(masks[row]) + start).tolist()}: have the policy read "
+                    "observation['action_mask'], or take the mask out of the observation to let the environment judge"
+                ),
+            )
+
+    def _keep_state(self, start: int, stop: int, state: Any) -> None:
+        """Keep the state of rows that have acted: that of an agent that waits for its turn stays as it is."""
+        if self._state is not None:
+            acted = np.flatnonzero(self.live[start:stop])
+            tree.map_structure(lambda ours, new: assign_rows(ours, start + acted, new[acted]), self._state, state)
+
+
+class _Place(NamedTuple):
+    """Row of an agent."""
+
+    inference: PolicyInference
+    row: int
+
+
+@final
+class AgentsInference:
+    """Policies of all agents in all slots; to a runner, what :class:`Inference` is for one agent per slot.
+
+    Args:
+        build: Builds the inference of a policy by its id, again if that has no free row.
+        names: Ids of the policies.
+        agents: Agents in the order of seats, each with the id of a policy that plays it at some time.
+        lanes: Number of slots.
+    """
+
+    def __init__(
+        self, build: Callable[[str], PolicyInference], names: Sequence[str], agents: Mapping[Any, str], lanes: int
+    ) -> None:
+        self._build = build
+        self._keeps_outputs = False
+        self._policies = {name: [self._listening(build(name))] for name in names}
+        """Inference of each policy, and further ones where that had no free row."""
+        self._agents = dict(agents)
+        self._seats: list[dict[Any, tuple[str, int]]] = [{} for _ in range(lanes)]
+        """Policy and noise seed of each agent, by lane."""
+        self._places: list[dict[Any, _Place]] = [{} for _ in range(lanes)]
+        """Rows of the agents that have appeared, by lane."""
+        self._acting: list[list[tuple[Any, PolicyInference, int]]] = [[] for _ in range(lanes)]
+        """Agents that are to act, with their rows, by lane."""
+        self.live = np.zeros(lanes, bool)
+        self.observations = self
+        self.note: Callable[[int, str, str], None] = _say_nothing
+        """Takes the lane, what is odd about an observation, and what was seen."""
+        self.numerics: dict[str, Any] = {}
+        """The numerics key; empty until :meth:`probe`."""
+
+    # ------------------------------------------------------------------ episodes
+
+    def seat(self, lane: int, seed: int, policies: Sequence[str]) -> None:
+        """Say which policy plays each seat of the episode that a lane is about to begin."""
+        seeds = seat_seeds(seed, len(policies))
+        self._seats[lane] = dict(zip(self._agents, zip(policies, seeds, strict=True), strict=True))
+
+    def begin(self, lane: int, seed: int) -> None:
+        """Start an episode, whose agents have been seated and observed."""
+        self.live[lane] = True
+
+    def end(self, lane: int) -> None:
+        """Free the lane and the rows of its agents."""
+        self.live[lane] = False
+        self._acting[lane] = []
+        for inference, row in self._places[lane].values():
+            inference.end(row)
+            del inference.holders[row]
+            inference.free.append(row)
+        self._places[lane] = {}
+
+    def act(self) -> tuple[list[dict[Any, Any]], dict[int, Exception]]:
+        """Choose an action for every agent that is to act.
+
+        Returns:
+            Actions by lane and agent, and the error of each lane one of whose agents the policy failed on.
+        """
+        errors: dict[int, Exception] = {}
+        for inference in self._inferences():
+            if inference.live.any():
+                for row, error in inference.choose().items():
+                    lane, agent = inference.holders[row]
+                    errors.setdefault(lane, _of_agent(agent, error))
+        return [{agent: at.chosen[row] for agent, at, row in acting} for acting in self._acting], errors
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether what the policies compute besides actions is kept, for observers."""
+        return self._keeps_outputs
+
+    @keeps_outputs.setter
+    def keeps_outputs(self, wanted: bool) -> None:
+        """Keep it from now on, or no longer."""
+        self._keeps_outputs = wanted
+        for inference in self._inferences():
+            inference.keeps_outputs = wanted
+
+    def outputs(self, lane: int) -> dict[Any, Any]:
+        """Return what policies computed besides actions, by agent."""
+        return {agent: inference.outputs(row) for agent, inference, row in self._acting[lane]}
+
+    # ------------------------------------------------------------------ observations
+
+    def write(self, lane: int, observations: Mapping[Any, Any]) -> None:
+        """Take the observations of the agents that are to act next; no others act.
+
+        Raises:
+            EnvError: One does not fit its space.
+        """
+        for _, inference, row in self._acting[lane]:
+            inference.live[row] = False
+        places = self._places[lane]
+        self._acting[lane] = acting = []
+        for agent, observation in observations.items():
+            inference, row = places.get(agent) or self._join(lane, agent)
+            try:
+                inference.observations.write(row, observation)
+            except EnvError as error:
+                raise EnvError(f"agent {agent!r}: {error}") from error
+            inference.live[row] = True
+            acting.append((agent, inference, row))
+
+    def content(self, observations: Mapping[Any, Any]) -> bytes:
+        """Return what policies are given of observations, for a trace."""
+        parts = [
+            str(agent).encode() + self._policies[self._agents[agent]][0].observations.content(observation)
+            for agent, observation in observations.items()
+        ]
+        return b"".join(parts)
+
+    def clear(self, lane: int) -> None:
+        """Zero the rows of a lane whose observations must not be seen."""
+        for _, inference, row in self._acting[lane]:
+            inference.observations.clear(row)
+
+    def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the lanes that have an agent whose observation holds a NaN or an infinity."""
+        found = {
+            inference.holders[row][0]
+            for inference in self._inferences()
+            for row in inference.observations.nonfinite_rows(inference.live)
+        }
+        return sorted(found)
+
+    def describe_nonfinite(self, lane: int) -> str:
+        """Say which part of which agent's observation is NaN or infinite."""
+        for agent, inference, row in self._acting[lane]:
+            if row in inference.observations.nonfinite_rows(inference.live):
+                return f"agent {agent!r}: {inference.observations.describe_nonfinite(row)}"
+        raise AssertionError(lane)
+
+    def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
+        """Note observations outside of their spaces."""
+        for inference in self._inferences():
+            inference.observations.look_outside(inference.live)
+
+    def forget_notes(self) -> None:
+        """Note again what was noted before."""
+        for inference in self._inferences():
+            inference.observations.forget_notes()
+
+    # ------------------------------------------------------------------ the probe
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result needs to know about how each policy is computed."""
+        if len(self._policies) == 1:
+            return next(iter(self._policies.values()))[0].notes
+        return tuple(f"policy {name!r}: {note}" for name, pages in self._policies.items() for note in pages[0].notes)
+
+    def probe(self) -> None:
+        """Probe every policy, and write the numerics key.
+
+        Raises:
+            ConfigError: A policy cannot act as configured, or gives other results each time it is asked.
+            PolicyError: A policy's actions do not fit its agents' action space.
+        """
+        for name, pages in self._policies.items():
+            for page in pages:
+                _probe(name, page)
+        # One policy for all has the key that it would have for one agent.
+        only = len(self._policies) == 1
+        self.numerics = {
+            key if only else f"{name}/{key}": value
+            for name, pages in self._policies.items()
+            for key, value in pages[0].numerics.items()
+        }
+
+    # ------------------------------------------------------------------ rows
+
+    def _join(self, lane: int, agent: Any) -> _Place:
+        """Give an agent that appears a row of its policy."""
+        name, seed = self._seats[lane][agent]
+        inference = next((page for page in self._policies[name] if page.free), None) or self._add_page(name)
+        row = inference.free.pop()
+        inference.begin(row, seed)
+        inference.holders[row] = lane, agent
+        self._places[lane][agent] = place = _Place(inference, row)
+        return place
+
+    def _add_page(self, name: str) -> PolicyInference:
+        """Make more rows for a policy that plays more agents than in the first episodes of the plan."""
+        page = self._listening(self._build(name))
+        page.probe()
+        self._policies[name].append(page)
+        return page
+
+    def _listening(self, page: PolicyInference) -> PolicyInference:
+        def note(row: int, what: str, shown: str) -> None:
+            lane, agent = page.holders[row]
+            self.note(lane, f"{what} (agent {agent!r})", shown)
+
+        page.observations.note = note
+        page.keeps_outputs = self._keeps_outputs
+        return page
+
+    def _inferences(self) -> list[PolicyInference]:
+        return [page for pages in self._policies.values() for page in pages]
+
+
+def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tuple[npt.NDArray[Any], int] | None:
+    """Return the rows' masks of actions and the action that the first entry is about; None without."""
+    observations, actions = spaces
+    if not isinstance(actions, gym.spaces.Discrete) or not isinstance(observations, gym.spaces.Dict):
+        return None
+    masks = arrays.get("action_mask")
+    fits = isinstance(masks, np.ndarray) and masks.shape[1:] == (int(actions.n),)
+    return (masks, int(actions.start)) if fits else None
+
+
+def _of_agent(agent: Any, error: Exception) -> Exception:
+    return PolicyError(f"agent {agent!r}: {error}") if isinstance(error, PolicyError) else error
+
+
+def _probe(name: str, page: PolicyInference) -> None:
+    """Probe a policy, and say which one an error is about."""
+    try:
+        page.probe()
+    except (PolicyError, UsageError) as error:
+        raise type(error)(f"policy {name!r}: {error}") from error
+
+
+def _say_nothing(lane: int, what: str, shown: str) -> None:
+    """Do nothing with a note."""

@@ -1,0 +1,224 @@
+"""Matchups: which policy sits in which seat of an episode, as a pure function of the episode's index.
+
+A *seating* names the policy of each seat. A *matchup* is what is asked for: one seating, or with ``symmetric`` all
+orders of one, which are played on one seed, so that what a seat is worth cancels. The matchups take turns: any stretch
+of a plan that is as long as all of them together plays each of them once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError, nearest
+
+__all__ = ["Matchups", "Seating", "make_matchups"]
+
+Seating = tuple[str, ...]
+"""Name of the policy of each seat."""
+
+MAX_SEATINGS: Final = 100_000
+"""Most seatings of all matchups together: more of them than any plan would play."""
+
+_NAMED: Final = ("self", "round_robin")
+_POPULATIONS: Final = ("focal", "background", "focal_seats")
+
+
+@dataclass(frozen=True)
+class Matchups:
+    """Matchups in the order of their turns.
+
+    Args:
+        turns: The seatings of each matchup, which share a seed; at least one matchup, of at least one seating.
+    """
+
+    turns: tuple[tuple[Seating, ...], ...]
+
+    @classmethod
+    def from_lists(cls, turns: Sequence[Sequence[Sequence[str]]]) -> Matchups:
+        """Return the matchups of :meth:`to_lists`."""
+        return cls(tuple(tuple(tuple(seating) for seating in turn) for turn in turns))
+
+    def to_lists(self) -> list[list[list[str]]]:
+        """Return the turns as plain JSON values."""
+        return [[list(seating) for seating in turn] for turn in self.turns]
+
+    @property
+    def num_seats(self) -> int:
+        """Seats of a seating."""
+        return len(self.turns[0][0])
+
+    @cached_property
+    def round(self) -> tuple[Seating, ...]:
+        """Seatings of one turn of every matchup."""
+        return tuple(itertools.chain.from_iterable(self.turns))
+
+    @cached_property
+    def _turn_of(self) -> npt.NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.turns)), [len(turn) for turn in self.turns])
+
+    def seating(self, position: int) -> Seating:
+        """Return who sits where at a position, from 0, of the endless plan."""
+        return self.round[position % len(self.round)]
+
+    def seed_positions(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Return which seed of the root each position has, shape as given: positions of one turn share theirs."""
+        rounds, places = np.divmod(positions.astype(np.int64), len(self.round))
+        return np.asarray(rounds * len(self.turns) + self._turn_of[places], np.int64)
+
+    def next_turn(self, position: int) -> int:
+        """Return the first position from ``position`` on where a turn begins."""
+        begins = np.flatnonzero(np.diff(self._turn_of, prepend=-1))
+        rounds, place = divmod(position, len(self.round))
+        later = begins[begins >= place]
+        return rounds * len(self.round) + (int(later[0]) if len(later) else len(self.round))
+
+
+def make_matchups(
+    design: Any, policies: Sequence[str], *, symmetric: bool = False, seats: int | None = None
+) -> Matchups:
+    """Return the matchups that a config asks for.
+
+    Args:
+        design: ``"self"``: one policy in all seats, for each. ``"round_robin"``: different policies in all seats, every
+            choice and, unless ``symmetric``, every order of them as a matchup of its own. ``{"focal": [...],
+            "background": [...], "focal_seats": [0]}``: each focal policy in the focal seats, each background policy in
+            all others. Or a list, of seatings (lists of names) and of the former. What comes twice counts once.
+        policies: Names of all policies.
+        symmetric: Whether to play each seed of a matchup in all orders of its seating. Orders that only swap seats
+            of one policy are one.
+        seats: Number of seats; by default that of the listed seatings, else 2.
+
+    Raises:
+        ConfigError: The design is none, names an unknown policy or has another number of seats.
+    """
+    designs = [design] if isinstance(design, str | Mapping) else design
+    if not isinstance(designs, list | tuple) or not designs:
+        raise _not_a_design(design)
+    if not policies:
+        raise ConfigError("evaluation.matchups seats policies by their names: give several policies, by name")
+    listed = [entry for entry in designs if isinstance(entry, list | tuple)]
+    seats = seats or (len(listed[0]) if listed else 2)
+    expansion = _Expansion(tuple(policies), seats, symmetric)
+    seatings = itertools.chain.from_iterable(expansion.seatings(entry) for entry in designs)
+    return Matchups(_different(map(expansion.turn, seatings)))
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    policies: Seating
+    seats: int
+    symmetric: bool
+
+    def seatings(self, entry: Any) -> Iterable[Seating]:
+        """Return the seatings of one entry of a design."""
+        if isinstance(entry, list | tuple):
+            return [self._checked(entry)]
+        if isinstance(entry, Mapping):
+            return self._populations(entry)
+        if entry == "self":
+            return ((policy,) * self.seats for policy in self.policies)
+        if entry == "round_robin":
+            return self._round_robin()
+        raise _not_a_design(entry)
+
+    def turn(self, seating: Seating) -> tuple[Seating, ...]:
+        """Return the seatings that share a seed with one."""
+        if not self.symmetric:
+            return (seating,)
+        ordered = sorted(seating, key=self.policies.index)
+        copies = math.prod(math.factorial(ordered.count(policy)) for policy in set(ordered))
+        if math.factorial(self.seats) // copies > MAX_SEATINGS:
+            raise ConfigError(
+                f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}: "
+                "list the seatings that matter, without it"
+            )
+        return tuple(_orders(ordered))
+
+    def _round_robin(self) -> Iterator[Seating]:
+        if len(self.policies) < max(2, self.seats):
+            raise ConfigError(
+                f"evaluation.matchups is 'round_robin', which seats {self.seats} different policies, but policies are "
+                f"{_listed(self.policies)}: add policies, list the seatings, or give focal and background"
+            )
+        choose = itertools.combinations if self.symmetric else itertools.permutations
+        return choose(self.policies, self.seats)
+
+    def _populations(self, entry: Mapping[str, Any]) -> Iterator[Seating]:
+        if unknown := [key for key in entry if key not in _POPULATIONS]:
+            raise ConfigError(
+                f"evaluation.matchups has an unknown key {unknown[0]!r}: {nearest(unknown[0], _POPULATIONS)}"
+            )
+        focal, background = (self._population(entry, key) for key in ("focal", "background"))
+        focal_seats = self._focal_seats(entry.get("focal_seats", [0]))
+        for ours, theirs in itertools.product(focal, background):
+            yield tuple(ours if seat in focal_seats else theirs for seat in range(self.seats))
+
+    def _population(self, entry: Mapping[str, Any], key: str) -> Sequence[str]:
+        names = entry.get(key)
+        if not isinstance(names, list | tuple) or not names:
+            raise ConfigError(
+                f"evaluation.matchups.{key} is {names!r}: give a list of policies, such as {[*self.policies]}"
+            )
+        return [self._known(name, f"evaluation.matchups.{key}") for name in names]
+
+    def _focal_seats(self, given: Any) -> set[int]:
+        if not isinstance(given, list | tuple) or not given or any(seat not in range(self.seats) for seat in given):
+            raise ConfigError(
+                f"evaluation.matchups.focal_seats is {given!r}: give a list of seats from 0 to {self.seats - 1}"
+            )
+        return set(given)
+
+    def _checked(self, seating: Sequence[Any]) -> Seating:
+        if len(seating) != self.seats:
+            raise ConfigError(
+                f"evaluation.matchups has the seating {[*seating]!r} of {len(seating)} seats, but the first one, or "
+                f"environment.agents, has {self.seats}: name one policy for each seat"
+            )
+        return tuple(self._known(name, "evaluation.matchups") for name in seating)
+
+    def _known(self, name: Any, key: str) -> str:
+        if name not in self.policies:
+            raise ConfigError(
+                f"{key} names the policy {name!r}, which policies do not have: {nearest(str(name), self.policies)}"
+            )
+        return str(name)
+
+
+def _orders(ordered: Sequence[str]) -> Iterator[Seating]:
+    """Yield the different orders of some names, without a pass over all permutations."""
+    if not ordered:
+        yield ()
+    for first in dict.fromkeys(ordered):
+        rest = list(ordered)
+        rest.remove(first)
+        yield from ((first, *others) for others in _orders(rest))
+
+
+def _different(turns: Iterable[tuple[Seating, ...]]) -> tuple[tuple[Seating, ...], ...]:
+    kept: dict[tuple[Seating, ...], None] = {}
+    room = MAX_SEATINGS
+    for turn in turns:
+        room -= 0 if turn in kept else len(turn)
+        kept[turn] = None
+        if room < 0:
+            raise ConfigError(f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings: list those that matter")
+    return tuple(kept)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _not_a_design(given: Any) -> ConfigError:
+    return ConfigError(
+        f"evaluation.matchups is {given!r}: give {' or '.join(map(repr, _NAMED))}, a mapping of focal and background, "
+        "or a list of seatings, such as [[a, b], [b, a]]"
+    )

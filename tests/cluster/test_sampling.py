@@ -1,0 +1,44 @@
+"""Sampling with runners in processes of their own: the same trajectories in every layout, through lost runners."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_world import config
+
+from rl_eval import EvalRunnerGroup
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def die(runner: Any) -> None:
+    os._exit(1)
+
+
+def test_trajectories_do_not_depend_on_the_layout() -> None:
+    """Batches of one slot, of eight, and of two runners with four are equal bit by bit, after a loss too."""
+    batches: list[list[dict[str, Any]]] = []
+    for runners, lanes in ((0, 1), (0, 8), (2, 4)):
+        with EvalRunnerGroup(config(runners, lanes)) as group:
+            found = [group.sample(20, as_arrays=True)]
+            if runners:
+                with pytest.raises(Exception, match="lost"):
+                    group.apply_to_one(die)
+            found += list(
+                group.iter_samples(num_env_steps=333, mode="truncate_episodes", as_arrays=True, num_batches=3)
+            )
+            batches.append(found)
+            returns = [record.episode_return for record in group.evaluate(20).episodes]
+    first = batches[0]
+    ends = first[0]["next.done"].nonzero()[0][:-1] + 1
+    assert [part.sum() for part in np.split(first[0]["next.reward"], ends)] == returns
+    assert [len(batch["action"]) for batch in first[1:]] == [333] * 3
+    for others in batches[1:]:
+        for ours, theirs in zip(first, others, strict=True):
+            assert ours.keys() == theirs.keys()
+            for key in ours:
+                if key != "collector.attempt":
+                    np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)

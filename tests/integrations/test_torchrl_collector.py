@@ -1,0 +1,270 @@
+"""``RayCollector``: TorchRL's calls and layout, with exactly the frames that were asked for."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import GymEnv
+from torchrl.modules import OneHotCategorical
+
+from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.torchrl import RayCollector
+from tests.integrations.torchrl_worlds import Steps, constant, weights_of
+
+KEYS: dict[str, Any] = {"include_nested": True, "leaves_only": True}
+
+
+def cartpole() -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
+def leaning() -> Any:
+    """A stochastic actor for CartPole, with the log-probabilities of its one-hot actions."""
+    torch.manual_seed(0)
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
+    head = ProbabilisticTensorDictModule(
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+        default_interaction_type="random",
+    )
+    return ProbabilisticTensorDictSequential(net, head)
+
+
+def collector(env: Any = cartpole, policy: Any = None, **options: Any) -> RayCollector:
+    options = {"frames_per_batch": 100, "num_collectors": 0, "num_workers_per_collector": 4, **options}
+    return RayCollector(env, policy, **options)
+
+
+def test_the_arguments_are_those_of_torchrl() -> None:
+    """Each of TorchRL's is taken, in its order; there is one more, for the seed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it warns of TorchRL's own deprecations.
+        from torchrl.collectors.distributed import RayCollector as Theirs
+    theirs = list(inspect.signature(Theirs.__init__).parameters)
+    ours = list(inspect.signature(RayCollector.__init__).parameters)
+    assert ours == [*theirs, "seed"]
+
+
+def test_batches_have_the_keys_and_shapes_of_a_rollout() -> None:
+    """What ``env.rollout`` writes is in a batch, in the same shape and dtype, and a loss may be computed from it."""
+    policy = leaning()
+    rollout = cartpole().rollout(20, policy, break_when_any_done=False)
+    with collector(policy=policy, total_frames=300) as frames:
+        batches = list(frames)
+    assert [batch.batch_size for batch in batches] == [torch.Size([100])] * 3
+    batch = batches[0]
+    expected = {key: (leaf.shape[1:], leaf.dtype) for key, leaf in rollout.items(**KEYS)}
+    found = {key: (leaf.shape[1:], leaf.dtype) for key, leaf in batch.items(**KEYS)}
+    assert expected.items() <= found.items()
+    assert ("collector", "traj_ids") in found
+    log_probs = OneHotCategorical(logits=batch["logits"]).log_prob(batch["action"])
+    torch.testing.assert_close(batch["action_log_prob"], log_probs)
+
+
+def test_successive_frames_follow_each_other() -> None:
+    """Inside a trajectory the next observation is the observation of the next frame, also over the end of a batch."""
+    with collector(policy=leaning(), frames_per_batch=37, total_frames=37 * 5) as frames:
+        data = torch.cat(list(frames))
+    same = data["collector", "traj_ids"][1:] == data["collector", "traj_ids"][:-1]
+    assert torch.equal(data["next", "observation"][:-1][same], data["observation"][1:][same])
+    assert torch.equal(data["next", "done"][:-1].squeeze(-1), ~same)
+
+
+def test_one_set_of_frames_in_every_layout() -> None:
+    batches = []
+    for slots in (1, 8):
+        with collector(policy=leaning(), num_workers_per_collector=slots, total_frames=200, seed=3) as frames:
+            batches.append(torch.cat(list(frames)))
+    for (key, one), (_, other) in zip(batches[0].items(**KEYS), batches[1].items(**KEYS), strict=True):
+        assert torch.equal(one, other), key
+
+
+def test_a_trajectory_ends_after_max_frames() -> None:
+    with collector(lambda: Steps(length=9), constant(), max_frames_per_traj=4) as frames:
+        batch = frames.next()
+    assert batch["collector", "step"].max() == 3
+    assert batch["next", "truncated"].sum() == 25
+    assert not batch["next", "terminated"].any()
+
+
+def test_weights_act_from_the_next_episode_on() -> None:
+    """Every frame has the action of the version that it names."""
+    with collector(lambda: Steps(length=7), policy := constant(1.0), frames_per_batch=10) as frames:
+        batches = [frames.next()]
+        frames.update_policy_weights_(weights_of(5.0))
+        batches.append(frames.next())
+        with torch.no_grad():
+            policy.module.weight.fill_(9.0)
+        frames.update_policy_weights_()
+        batches.append(frames.next())
+    data = torch.cat(batches)
+    for version, value in enumerate((1.0, 5.0, 9.0)):
+        mine = data["collector", "weights_version"] == version
+        assert mine.any()
+        assert (data["action"][mine] == value).all()
+        assert (data["next", "reward"][mine] == value).all()
+    assert data["next", "reward"].dtype == torch.float32
+    whole = data["collector", "weights_version"].diff().nonzero().flatten()
+    assert data["next", "done"][whole].all()
+
+
+@pytest.mark.parametrize(("every", "expected"), [({"update_after_each_batch": True}, [1.0, 2.0, 3.0]), ({}, [1.0] * 3)])
+def test_weights_may_be_sent_after_each_batch(every: dict[str, Any], expected: list[float]) -> None:
+    with collector(lambda: Steps(length=5), policy := constant(1.0), frames_per_batch=10, **every) as frames:
+        seen = []
+        for _ in expected:
+            seen.append(float(frames.next()["action"][-1]))
+            with torch.no_grad():
+                policy.module.weight.add_(1.0)
+    assert seen == expected
+
+
+def test_random_frames_come_first() -> None:
+    """Their actions are not the policy's; afterwards they are, with the weights that were sent meanwhile."""
+    with collector(policy=leaning(), init_random_frames=150, seed=1) as frames:
+        random, also, own = (frames.next() for _ in range(3))
+    assert "action_log_prob" not in random
+    assert "action_log_prob" not in also
+    assert "action_log_prob" in own
+    assert set(random["action"].unique().tolist()) == {0, 1}
+    with collector(lambda: Steps(length=5), constant(1.0), init_random_frames=10, frames_per_batch=10) as frames:
+        assert frames.next()["action"].unique().numel() == 10
+        frames.update_policy_weights_(weights_of(4.0))
+        assert (frames.next()["action"] == 4.0).all()
+
+
+def test_without_a_policy_actions_are_random() -> None:
+    with collector() as frames:
+        assert frames.next()["action"].float().mean() == pytest.approx(0.5, abs=0.2)
+
+
+def test_trajectories_may_be_split_and_whole() -> None:
+    with collector(lambda: Steps(length=6), constant(), frames_per_batch=20, split_trajs=True) as frames:
+        batch = frames.next()
+        assert batch.batch_size == (4, 6)
+        assert batch["collector", "mask"].sum(1).tolist() == [6, 6, 6, 2]
+    with collector(lambda: Steps(length=6), constant(), trajs_per_batch=5) as frames:
+        assert frames.next().batch_size == (30,)
+
+
+def test_each_batch_may_begin_anew() -> None:
+    with collector(lambda: Steps(length=6), constant(), frames_per_batch=8, reset_at_each_iter=True) as frames:
+        assert [frames.next()["collector", "step"].tolist() for _ in range(2)] == [[*range(6), 0, 1]] * 2
+
+
+def test_what_is_done_with_a_batch() -> None:
+    """Hooks, ``postproc`` and a replay buffer get it."""
+    calls: list[Any] = []
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+    with collector(
+        lambda: Steps(length=6),
+        constant(),
+        frames_per_batch=8,
+        total_frames=16,
+        postproc=lambda batch: batch.exclude("done"),
+        pre_collect_hook=lambda: calls.append("before"),
+        post_collect_hook=lambda batch: calls.append("done" in batch),
+        replay_buffer=buffer,
+    ) as frames:
+        assert list(frames) == [None, None]
+    assert calls == ["before", False] * 2
+    assert len(buffer) == 16
+
+
+def test_its_state_is_taken_up_by_another() -> None:
+    with collector(policy=leaning(), frames_per_batch=33) as frames:
+        frames.next()
+        state = frames.state_dict()
+        expected = frames.next()
+    other = leaning()
+    with torch.no_grad():
+        other[0].module.weight.zero_()
+    with collector(policy=other, frames_per_batch=33, num_workers_per_collector=1) as frames:
+        frames.load_state_dict(state)
+        again = frames.next()
+    assert torch.equal(again["action"], expected["action"])
+    assert torch.equal(again["next", "observation"], expected["next", "observation"])
+
+
+def test_another_seed_is_another_plan() -> None:
+    with collector(policy=leaning(), seed=3) as frames:
+        first = frames.next()
+        assert frames.set_seed(4) == 4
+        assert not torch.equal(frames.next()["observation"], first["observation"])
+        frames.set_seed(3)
+        with frames.pause():
+            pass
+        assert torch.equal(frames.next()["observation"], first["observation"])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"collector_kwargs": {"a": 1}}, "collector_kwargs"),
+        ({"weight_updater": object()}, "weight_updater"),
+        ({"env_device": "cuda:0"}, "env_device"),
+        ({"create_env_fn": [cartpole, Steps]}, "create_env_fn"),
+        ({"remote_configs": [{"num_cpus": 1}, {"num_cpus": 2}]}, "remote_configs"),
+        ({"remote_configs": {"num_cpu": 1}}, "num_cpu"),
+        ({"policy_factory": constant, "policy": constant()}, "policy_factory"),
+        ({"frames_per_batch": 0}, "frames_per_batch"),
+        ({"exploration_type": "wild"}, "exploration_type"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(options: dict[str, Any], name: str) -> None:
+    options = {"create_env_fn": cartpole, "frames_per_batch": 10, "num_collectors": 0, **options}
+    with pytest.raises(ConfigError, match=name):
+        RayCollector(options.pop("create_env_fn"), **options)
+
+
+def test_weights_of_one_worker_alone_are_refused() -> None:
+    with collector(policy=leaning()) as frames:
+        frames.update_policy_weights_(worker_ids=[0], model_id="policy")
+        for options in ({"worker_ids": 3}, {"model_id": "critic"}):
+            with pytest.raises(ConfigError, match=next(iter(options))):
+                frames.update_policy_weights_(leaning(), **options)
+
+
+def test_actors_collect_the_same(ray_cluster: None) -> None:
+    """Two actors of Ray give the frames of one process."""
+    options: dict[str, Any] = {"policy": leaning(), "total_frames": 200}
+    with collector(**options) as frames:
+        expected = torch.cat(list(frames))
+    with collector(num_collectors=2, remote_configs={"num_cpus": 1}, **options) as frames:
+        found = torch.cat(list(frames))
+    for key, leaf in expected.items(**KEYS):
+        if key != ("collector", "attempt"):
+            assert torch.equal(found[key], leaf), key
+
+
+def test_minari_data_are_read_by_torchrl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    from torchrl.data.datasets import MinariExperienceReplay
+
+    from rl_eval.trajectories.export import export_trajectories
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    # TorchRL 0.14.1 reads all data, and then stores a tensordict of the same shapes that holds zeros.
+    monkeypatch.setattr(TensorDict, "memmap_like", TensorDict.memmap)
+    made = EvalConfig().environment("CartPole-v1").policy(lambda seen: (seen[:, 2] > 0).astype("int64"))
+    made.evaluation(num_episodes=3)
+    with EvalRunnerGroup(made, threaded=False) as group:
+        result, expected = group.evaluate(), group.sample(3)
+    export_trajectories(result, "minari", "cartpole/lean-v0", config=made)
+    data: TensorDict = MinariExperienceReplay(
+        "cartpole/lean-v0", batch_size=4, load_from_local_minari=True, root=tmp_path / "torchrl"
+    )[:]
+    for key in ("observation", ("next", "observation"), "action", ("next", "terminated")):
+        assert torch.equal(data[key].reshape(expected[key].shape), expected[key]), key
+    assert torch.equal(data["next", "reward"].double().reshape(-1, 1), expected["next", "reward"])

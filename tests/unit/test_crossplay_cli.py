@@ -1,0 +1,123 @@
+"""``rl-eval crossplay``, and the example of its page in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from rl_eval.cli import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(language: str) -> list[str]:
+    """Return the blocks of a language on the page, in order."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / "crossplay.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the files of the example."""
+    (tmp_path / "dice.py").write_text(blocks("python")[0])
+    (tmp_path / "dice.yaml").write_text(blocks("yaml")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "dice", raising=False)
+    return tmp_path
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(app, ["crossplay", "dice.yaml", *args])
+
+
+def test_the_example_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints what the page shows, and the Python code reads what it saved."""
+    command, *shown = blocks("")[0].splitlines()
+    done = call(*command.split()[4:])
+    assert done.exit_code == 0, done.output
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in shown]
+    exec(compile(blocks("python")[1], "docs/crossplay.md", "exec"), {})  # The page is ours.
+    assert "('even', 'loaded', 'plain')" in capsys.readouterr().out
+
+
+def test_files_and_json_say_the_same(folder: Path) -> None:
+    """``--json`` prints nothing but what ``crossplay.json`` holds, which ends with a line break."""
+    done = call("--json", "-o", "out", "--set", "evaluation.num_episodes=60")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == Path("out/crossplay.json").read_text()
+    read = json.loads(done.stdout)
+    assert (read["status"], read["num_games"], read["num_seeds"]) == ("complete", 60, 30)
+    assert [len(turn) for turn in read["plan"]["matchups"]] == [2, 2, 2]
+    assert {path.name for path in Path("out").iterdir()} == {
+        "alpharank.npz", "crossplay.json", "episodes.parquet", "openskill.json", "result.json",
+    }  # fmt: skip
+    assert np.load("out/alpharank.npz")["payoffs"].shape == (2, 3, 3)
+    assert len(json.loads(Path("out/openskill.json").read_text())["matches"]) == 60
+
+
+def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
+    first = call("--run-dir", "log", "--json")
+    monkeypatch.setattr(sys.modules["rl_eval.cli.crossplay"], "run_evaluation", None)
+    again = call("--run-dir", "log", "--json")
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    assert call("-o", "log").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (
+            ("evaluation.matchups=null", "evaluation.symmetric=false"),
+            "evaluation.matchups is missing: say who plays whom",
+        ),
+        (("policy.policies={plain: {policy: 'dice:always'}}",), "policies are 'plain': add policies"),
+        (("policy.policies={}",), "policies"),
+        (("evaluation.matchups=[[plain, crooked]]",), "names the policy 'crooked', which policies do not have"),
+        (("evaluation.matchups=[[plain, even], [plain]]",), "of 1 seats, but the first one"),
+        (("evaluation.matchups=[[plain, even, loaded]]",), "seats 3 policies"),
+        (("evaluation.num_episodes=5",), "evaluation.num_episodes is 5, but one of each seating are 6 episodes"),
+        (("evaluation.num_episodes=601",), "splits the episodes that share a seed"),
+    ],
+)
+def test_who_cannot_play_is_told_so(folder: Path, assignments: tuple[str, ...], message: str) -> None:
+    """Exit code 2, before a game is played, and nothing is left behind."""
+    done = call(*(part for assignment in assignments for part in ("--set", assignment)))
+    assert done.exit_code == 2, done.output
+    assert message in " ".join(done.stderr.split())
+    assert not Path("out/dice").exists()
+
+
+def broken(text: str) -> Any:
+    source = Path("dice.py").read_text()
+    Path("dice.py").write_text(
+        source.replace("    def step(self, actions):\n", f"    def step(self, actions):\n{text}")
+    )
+
+
+def test_failed_games_are_counted(folder: Path) -> None:
+    """Exit code 1; the numbers are those of whole seeds, and the ordinary report stands beside them."""
+    broken("        if self.faces[0] == 5:\n            raise RuntimeError('planted')\n")
+    done = call()
+    assert done.exit_code == 1, done.output
+    assert "games of the plan do not count" in done.stdout
+    assert "planted" in done.stdout
+    assert json.loads(Path("out/dice/crossplay.json").read_text())["num_missing"] > 0
+
+
+def test_games_that_all_fail_leave_the_ordinary_report(folder: Path) -> None:
+    """Exit code 3, the reason, and a result that can be read."""
+    broken("        raise RuntimeError('planted')\n")
+    done = call("--json")
+    assert done.exit_code == 3, done.output
+    assert "planted" in json.loads(done.stdout)["reason"]
+    assert not Path("out/dice/crossplay.json").exists()
+    assert Path("out/dice/result.json").exists()

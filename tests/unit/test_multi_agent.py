@@ -1,0 +1,654 @@
+"""Environments of several agents: the same records in every layout, the sums of a plain loop, and clear errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from agents_world import (
+    BODY,
+    MOVES,
+    Auction,
+    Counting,
+    Crowd,
+    Noisy,
+    auction_config,
+    by_index,
+    by_kind,
+    crowd_config,
+)
+
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
+from rl_eval.errors import ConfigError, EvalError, WeightsError
+from rl_eval.records.agents import agent_columns, agent_rows
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.multi_agent.inference import seat_seeds
+from rl_eval.weights import save_weights_file, snapshot_weights
+
+
+def bits(result: EvalResult) -> tuple[str, bytes]:
+    """Everything that must not depend on the layout: the team's outcome, and what each agent did."""
+    assert result.status == "complete", result.reason
+    return result.fingerprint, result.table.infos.tobytes()
+
+
+def agents_of(result: EvalResult, index: int) -> dict[str, dict[str, float]]:
+    """What a record says of each agent that appeared."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in result.episodes[index].info.items():
+        name, _, agent = key.partition("/")
+        if not np.isnan(value):
+            found.setdefault(agent, {})[name] = value
+    return found
+
+
+# ---------------------------------------------------------------------- invariance
+
+WORLDS = {
+    "agents that come and die": crowd_config,
+    "policies that take turns": lambda **runners: crowd_config(by_index, **runners),
+    "one agent at a time": auction_config,
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_records_do_not_depend_on_the_number_of_slots(world: str) -> None:
+    """One batch per policy over all slots and agents, with noise and state of each agent's own."""
+    whole = bits(evaluate(WORLDS[world](num_envs_per_runner=1)))
+    for slots in (3, 16):
+        assert bits(evaluate(WORLDS[world](num_envs_per_runner=slots))) == whole
+
+
+def test_a_single_policy_plays_all_agents() -> None:
+    """Without ``policies``, the policy of the section is everybody's, in every layout the same."""
+    config = EvalConfig().environment(Crowd).policy(Counting(1), deterministic=False).evaluation(num_episodes=20)
+    seen = {bits(evaluate(config.copy().runners(runner="multi_agent", num_envs_per_runner=n))) for n in (1, 5)}
+    assert len(seen) == 1
+
+
+def test_other_noise_for_every_agent_step_and_episode() -> None:
+    """Seeds of seats are distinct, and depend on nothing but episode and seat."""
+    seeds = [seed for episode in range(100) for seed in seat_seeds(episode, 8)]
+    assert len(set(seeds)) == 800
+    assert seat_seeds(7, 8)[:3] == seat_seeds(7, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+class Raising(Crowd):
+    """The first attempt of every second episode raises in its second step."""
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self.doomed = index % 2 == 0 and attempt == 1
+
+    def step(self, actions: Any) -> Any:
+        if self.doomed and self.time == 1:
+            raise RuntimeError("planted")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_faults_change_no_record(slots: int) -> None:
+    """Half of the first attempts raise, and are run again with their seeds; nobody's sums are mixed up."""
+    whole = bits(evaluate(crowd_config()))
+    result = evaluate(crowd_config(num_envs_per_runner=slots).environment(Raising))
+    assert bits(result) == whole
+    assert len(result.faults) == 20
+
+
+def test_the_determinism_check_sees_several_agents() -> None:
+    """A pure world passes; one that ignores its seed is named in the determinism line, with its place."""
+    assert evaluate(crowd_config().evaluation(determinism_check=0.1)).determinism.passed
+
+    class Unseeded(Crowd):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(None, options)
+
+    result = evaluate(crowd_config().environment(Unseeded).evaluation(determinism_check=0.1))
+    assert str(result.determinism).startswith("NOT a function of its seed")
+    assert any("numbers depend on the layout" in note for note in result.notes)
+
+
+# ---------------------------------------------------------------------- truth
+
+
+class Leaving:
+    """Two agents are rewarded with 1 per step alive; one leaves after step 1 of 3."""
+
+    possible_agents = ("brief", "long")
+
+    def __init__(self, *, cut: bool = False) -> None:
+        self.cut = cut
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return BODY
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return MOVES
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.time = ["brief", "long"], 0
+        return {agent: np.zeros(3, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        heard = list(self.agents)
+        ended = {"brief": self.time == 1, "long": self.time == 3}
+        self.agents = [agent for agent in heard if not ended[agent]]
+        flags = {agent: ended[agent] for agent in heard}, dict.fromkeys(heard, False)
+        if self.cut:
+            flags = flags[1], flags[0]
+        observations = {agent: np.zeros(3, np.float32) for agent in heard}
+        return observations, dict.fromkeys(heard, 1.0), *flags, {}
+
+    def close(self) -> None:
+        pass
+
+
+def still(observations: Any) -> Any:
+    """Act with 0."""
+    return np.zeros(len(observations), np.int64)
+
+
+def leaving_config(**env_kwargs: Any) -> EvalConfig:
+    config = EvalConfig().environment(Leaving, env_kwargs=env_kwargs).policy(policies={"brief": still, "long": still})
+    return config.evaluation(num_episodes=4)
+
+
+def test_an_agent_that_leaves_early_keeps_its_own_return() -> None:
+    """Returns 1 and 3, team 4, lengths 1 and 3; the episode ends when all agents are done."""
+    result = evaluate(leaving_config())
+    record = result.episodes[0]
+    assert (record.episode_return, record.length, record.terminated, record.truncated) == (4.0, 3, True, False)
+    brief = {"return": 1.0, "length": 1.0, "terminated": 1.0, "truncated": 0.0, "policy": 0.0}
+    long = {"return": 3.0, "length": 3.0, "terminated": 1.0, "truncated": 0.0, "policy": 1.0}
+    assert agents_of(result, 0) == {"brief": brief, "long": long}
+
+
+def test_an_episode_that_the_environment_cuts_is_truncated() -> None:
+    """The flags of the last step are the episode's; every agent has its own."""
+    record = evaluate(leaving_config(cut=True)).episodes[0]
+    assert (record.terminated, record.truncated, record.truncated_by) == (False, True, "environment")
+
+
+def test_an_episode_that_is_cut_by_us_cuts_those_who_live() -> None:
+    """``max_episode_steps`` truncates who is there, and leaves alone who had ended."""
+    result = evaluate(leaving_config().evaluation(max_episode_steps=2))
+    assert (result.episodes[0].episode_return, result.episodes[0].truncated_by) == (3.0, "max_episode_steps")
+    agents = agents_of(result, 0)
+    assert [(agents[name]["terminated"], agents[name]["truncated"]) for name in agents] == [(1.0, 0.0), (0.0, 1.0)]
+
+
+def plain_parallel(env: Any, policies: dict[str, Any], mapping: Any, index: int, seed: int) -> dict[str, float]:
+    """PettingZoo's loop, with one row per policy call; policies get the noise that the contract promises them."""
+    from rl_eval.policies.noise import EpisodeNoise
+
+    seats = dict(zip(env.possible_agents, seat_seeds(seed, len(env.possible_agents)), strict=True))
+    states: dict[str, Any] = {}
+    moves: dict[str, int] = dict.fromkeys(seats, 0)
+    observations, _ = env.reset(seed=seed)
+    returns = {}
+    while env.agents:
+        actions = {}
+        for agent in env.agents:
+            policy = policies[mapping(agent, EpisodeSpec(index, seed))]
+            if agent not in states:
+                states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
+            noise = EpisodeNoise(np.array([seats[agent]]), np.array([moves[agent]]))
+            live = np.ones(1, bool)
+            action, states[agent] = policy.act(observations[agent][None], states[agent], live, noise)
+            moves[agent] += 1
+            actions[agent] = int(action[0])
+        observations, rewards, *_ = env.step(actions)
+        for agent, reward in rewards.items():
+            returns[agent] = returns.get(agent, 0.0) + reward
+    return {agent: value for agent, value in returns.items() if moves[agent] or value}
+
+
+@pytest.mark.parametrize("mapping", [lambda agent, spec: agent.partition("_")[0], by_index])
+def test_returns_are_those_of_a_plain_loop(mapping: Any) -> None:
+    """Every agent of 100 episodes has the return that PettingZoo's own loop gives it."""
+    result = evaluate(crowd_config(mapping, num_envs_per_runner=7).evaluation(num_episodes=100))
+    policies, env = {"hawk": Counting(1), "dove": Noisy(2)}, Crowd()
+    for record in result.episodes:
+        due = plain_parallel(env, policies, mapping, record.index, record.seed)
+        ours = {name: agent["return"] for name, agent in agents_of(result, record.index).items()}
+        assert {name: value for name, value in ours.items() if name in due} == due
+        assert record.episode_return == sum(ours.values())
+
+
+def plain_aec(env: Any, policies: dict[str, Any], seed: int, limit: int = 1000) -> dict[str, float]:
+    """PettingZoo's loop for environments where one agent acts at a time; rewards still due after a cut are added."""
+    from rl_eval.policies.noise import EpisodeNoise
+
+    seats = dict(zip(env.possible_agents, seat_seeds(seed, len(env.possible_agents)), strict=True))
+    moves, states, returns = dict.fromkeys(seats, 0), {}, dict.fromkeys(seats, 0.0)
+    env.reset(seed=seed)
+    for agent in env.agent_iter():
+        observation, reward, terminated, truncated, _ = env.last()
+        returns[agent] += reward
+        if terminated or truncated:
+            env.step(None)
+            continue
+        if sum(moves.values()) == limit:
+            due = {other: reward for other, reward in env._cumulative_rewards.items() if other != agent}
+            return {other: value + due.get(other, 0.0) for other, value in returns.items()}
+        policy = policies[agent]
+        if agent not in states:
+            states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
+        noise = EpisodeNoise(np.array([seats[agent]]), np.array([moves[agent]]))
+        batch = {name: part[None] for name, part in observation.items()}
+        action, states[agent] = policy.act(batch, states[agent], np.ones(1, bool), noise)
+        moves[agent] += 1
+        env.step(action[0])
+    return returns
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_turns_are_those_of_a_plain_loop(limit: int | None) -> None:
+    """100 of 100 episodes, with a policy whose state must stand still while others move; a cut loses no reward."""
+    config = auction_config(num_envs_per_runner=7).evaluation(num_episodes=100, max_episode_steps=limit)
+    result = evaluate(config)
+    policies, env = {"ann": Noisy(1), "bob": Counting(2), "cyd": Noisy(3)}, Auction()
+    for record in result.episodes:
+        ours = {name: agent["return"] for name, agent in agents_of(result, record.index).items()}
+        due = plain_aec(env, policies, record.seed, limit or 1000)
+        assert ours == {name: value for name, value in due.items() if name in ours}
+        assert len(ours) == 3
+        cut = result.agents[(result.agents["index"] == record.index) & (result.agents["agent"] == "cyd")]
+        assert cut["truncated"].all()
+
+
+# ---------------------------------------------------------------------- weights
+
+
+class Logits(torch.nn.Module):
+    """Logits of the moves of a body."""
+
+    def __init__(self, bias: float = 0.0) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+        torch.nn.init.constant_(self.layer.weight, bias / 10)
+        torch.nn.init.constant_(self.layer.bias, bias)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layer(observations)
+
+
+def modules_config(first: Any, second: Any) -> EvalConfig:
+    config = crowd_config().policy(policies={"hawk": first, "dove": second})
+    return config.evaluation(num_episodes=20)
+
+
+def peaked(move: int) -> Logits:
+    """A module that nearly always makes one move."""
+    module = Logits()
+    with torch.no_grad():
+        module.layer.bias[move] = 20.0
+    return module
+
+
+def test_weights_are_sent_to_one_policy_and_the_others_keep_theirs() -> None:
+    """A partial ``sync_weights`` gives what a group built with those weights gives, and so does a replaced runner."""
+    want = evaluate(modules_config(peaked(3), peaked(1)))
+    with EvalRunnerGroup(modules_config(peaked(0), peaked(1))) as group:
+        before = group.evaluate()
+        assert group.sync_weights({"hawk": peaked(3)}) == 1
+        after = group.evaluate()
+        assert group.published_weights is not None
+        sent = group.published_weights.snapshot
+    assert before.fingerprint != after.fingerprint == want.fingerprint
+    assert {entry.name.partition(".")[0] for entry in sent.entries} == {"hawk", "dove"}
+    assert after.episodes[0].weights_version == 1
+    assert after.provenance["weights"]["digest"] == want.provenance["weights"]["digest"]
+
+
+def test_weights_for_nobody_are_refused() -> None:
+    """The message names the policies; weights that do not fit change nothing."""
+    with EvalRunnerGroup(modules_config(peaked(0), {"policy": still, "deterministic": True})) as group:
+        before = group.evaluate().fingerprint
+        with pytest.raises(WeightsError, match=r"belong to none of the policies 'dove', 'hawk'"):
+            group.sync_weights({"eagle": peaked(3)})
+        with pytest.raises(WeightsError, match="policy 'dove' is a CallablePolicy"):
+            group.sync_weights({"dove": peaked(3)})
+        assert group.evaluate().fingerprint == before
+
+
+def test_weights_files_and_live_policies_stand_side_by_side(tmp_path: Path) -> None:
+    """A file for one policy, a live module for another; the caller's modules are left alone."""
+    save_weights_file(snapshot_weights(peaked(3), 0), tmp_path / "hawk.safetensors")
+    live = peaked(1).train()
+    config = modules_config({"policy": Logits(1.0), "weights": str(tmp_path / "hawk.safetensors")}, live)
+    result = evaluate(config)
+    assert result.fingerprint == evaluate(modules_config(peaked(3), peaked(1))).fingerprint
+    assert live.training
+    given = evaluate(modules_config(Logits(1.0), Logits(2.0)), {"hawk": peaked(3), "dove": peaked(1)})
+    assert given.fingerprint == result.fingerprint
+
+
+def test_batched_inference_of_one_policy_is_labelled() -> None:
+    """Each policy has its own form, device and distribution; the note says which one is not exact."""
+    config = crowd_config()
+    hawk = {"policy": Counting(1)}
+    config.policy(policies={"hawk": hawk, "dove": {"policy": Noisy(2), "inference": "batched"}})
+    result = evaluate(config)
+    assert result.status == "complete"
+    assert any(note.startswith("policy 'dove': policy.inference is batched") for note in result.notes)
+    assert result.provenance["numerics"]["dove/reference"] == "batched"
+    assert result.provenance["numerics"]["hawk/reference"] == "block of 16"
+
+
+# ---------------------------------------------------------------------- results
+
+
+def test_the_agents_of_a_result_are_read_by_seat(tmp_path: Path) -> None:
+    """One row per episode and agent, with its policy; also from disk; numbers by agent and by policy."""
+    result = evaluate(crowd_config(by_index), run_dir=tmp_path / "log")
+    result.save(tmp_path / "saved")
+    for one in (result, EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
+        np.testing.assert_array_equal(one.agents, result.agents)
+    rows = result.agents
+    assert rows.dtype.names[:8] == ("index", "seat", "agent", "policy", "return", "length", "terminated", "truncated")
+    for row in rows[:50]:
+        assert Crowd.possible_agents[row["seat"]] == row["agent"]
+        assert row["policy"] == by_index(row["agent"], EpisodeSpec(int(row["index"]), 0))
+    sums = np.bincount(rows["index"], rows["return"])
+    np.testing.assert_allclose(sums, [record.episode_return for record in result.episodes], rtol=1e-12)
+    hawks = rows[rows["policy"] == "hawk"]
+    assert result.metrics["module_episode_returns_mean/hawk"] == pytest.approx(hawks["return"].mean())
+    assert result.metrics["policy_reward_mean/hawk"] == result.metrics["module_episode_returns_mean/hawk"]
+    own = rows[rows["agent"] == "dove_1"]
+    assert result.metrics["agent_episode_returns_mean/dove_1"] == pytest.approx(own["return"].mean())
+    capita = [hawks["return"][hawks["index"] == index].mean() for index in np.unique(hawks["index"])]
+    assert result.metrics["policy_per_capita_return_mean/hawk"] == pytest.approx(np.mean(capita))
+
+
+def test_wins_draws_and_losses_are_counted_by_episode() -> None:
+    """The greatest return wins, a shared one is a draw, and an agent alone has no opponent."""
+    columns = agent_columns(["a", "b"])
+    infos = np.array([[r, 1, 1, 0, 0, s, 1, 1, 0, 1] for r, s in ((1.0, -1.0), (0.0, 0.0), (-2.0, 3.0))])
+    infos = np.vstack([infos, [5.0, 1, 1, 0, 0, *[np.nan] * 5]])
+    rows = agent_rows(np.arange(4), infos, columns, ["p", "q"])
+    assert rows["outcome"].tolist() == [1, -1, 0, 0, -1, 1, 0]
+    assert rows["index"].tolist() == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_an_evaluation_of_one_agent_has_no_agents() -> None:
+    """Nothing is added to what it reports."""
+    config = EvalConfig().environment("CartPole-v1").policy(still).evaluation(num_episodes=2, determinism_check=0)
+    result = evaluate(config)
+    assert len(result.agents) == 0
+    assert not any("/" in key for key in result.metrics)
+
+
+def test_a_replay_gives_the_record_again(tmp_path: Path) -> None:
+    """With several live policies, which are given again."""
+    config = crowd_config().evaluation(num_episodes=6)
+    evaluate(config, run_dir=tmp_path)
+    assert replay(tmp_path, 4, config=config).differences == {}
+
+
+def test_a_replay_has_the_weights_of_every_policy(tmp_path: Path) -> None:
+    """Those of the live modules, if they are still what they were; others are refused."""
+    config = modules_config(peaked(3), peaked(1))
+    evaluate(config, run_dir=tmp_path)
+    assert replay(tmp_path, 4, config=config).differences == {}
+    assert replay(tmp_path, 4, config=config, policy={"hawk": peaked(3)}).differences == {}
+    with pytest.raises(WeightsError, match="the mapping of policies has other weights"):
+        replay(tmp_path, 4, config=config, policy={"hawk": peaked(2)})
+
+
+# ---------------------------------------------------------------------- errors
+
+
+class Broken(Crowd):
+    """One thing is wrong in the second step, or in the reset."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed, options)
+        if self.fault == "ends in reset":
+            self.agents = []
+        if self.fault == "stranger":
+            self.agents.append("eagle_0")
+            observations["eagle_0"] = np.zeros(3, np.float32)
+        return observations, infos
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if self.fault == "nan reward":
+            rewards["hawk_0"] = float("nan")
+        if self.fault == "text reward":
+            rewards["hawk_0"] = "1.0"
+        if self.fault == "nan observation":
+            observations["hawk_0"] = np.full(3, np.nan, np.float32)
+        if self.fault == "wrong shape":
+            observations["hawk_0"] = np.zeros(4, np.float32)
+        if self.fault == "gone" and self.time > 1:
+            observations |= dict.fromkeys(self.possible_agents, np.zeros(3, np.float32))
+        if self.fault == "unseen":
+            observations.pop("hawk_0")
+        if self.fault == "four values":
+            return observations, rewards, terminated, infos
+        return observations, rewards, terminated, truncated, infos
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("ends in reset", r"in reset after 0 steps: EnvError: the episode ended in reset\(\): no agent is left to act"),
+        ("stranger", "agent 'eagle_0' appeared, but the environment's possible agents are hawk_0.*environment.agents"),
+        ("nan reward", "the reward of agent 'hawk_0' is nan, which is not a finite number"),
+        ("text reward", "the reward of agent 'hawk_0' is '1.0' of type str, which is no number"),
+        ("nan observation", "agent 'hawk_0': the observation has a NaN"),
+        ("wrong shape", r"agent 'hawk_0': observation has shape \(4,\)"),
+        ("gone", r"returned an observation of agent '\w+', which ended in step"),
+        ("unseen", "agent 'hawk_0' is to act, but has no observation"),
+        ("four values", r"step\(\) returned 4 values: PettingZoo's contract is \(observations, rewards"),
+    ],
+)
+def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, message: str) -> None:
+    """Each attempt has a fault that says what is wrong and with whom; no episode has a return."""
+    config = crowd_config().environment(Broken, env_kwargs={"fault": fault}).evaluation(num_episodes=3)
+    result = evaluate(config.fault_tolerance(fail_fast=False))
+    told = [str(one) for one in result.faults]
+    assert any(re.search(message, text) for text in told), told[0]
+    assert {one.cause for one in result.faults} == {"env"}
+    completed = [record for record in result.episodes if record.outcome == "completed"]
+    assert len(completed) < 3
+    assert len(result.agents) == sum(len(agents_of(result, record.index)) for record in completed)
+
+
+class Cheat:
+    """Bids 0 whether or not it may."""
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        return np.zeros(len(live), np.int64), None
+
+
+def test_an_illegal_move_is_the_policys_fault() -> None:
+    """It is not taken, and the message names agent, move and what the mask allows."""
+    config = auction_config().policy(policies={"ann": Noisy(1), "bob": Cheat(), "cyd": Noisy(3)})
+    result = evaluate(config.evaluation(num_episodes=10))
+    assert result.status in ("partial", "failed")
+    fault = result.faults[0]
+    assert (fault.cause, fault.phase) == ("policy", "act")
+    pattern = r"agent 'bob': the action 0 is not among those that the action mask allows, \[1, 2, 3\]"
+    assert re.match(pattern, fault.message), fault.message
+
+
+class MaskedInfo(Crowd):
+    """Masks are in the infos."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed, options)
+        return observations, {agent: {"action_mask": np.array([0, 1, 1, 0], np.int8)} for agent in infos}
+
+    def step(self, actions: Any) -> Any:
+        assert set(map(int, actions.values())) <= {1, 2}
+        *others, infos = super().step(actions)
+        return *others, {agent: {"action_mask": np.array([0, 1, 1, 0], np.int8)} for agent in infos}
+
+
+def test_masks_in_the_info_are_handed_over_on_request() -> None:
+    """``environment.action_masks`` puts them into the observation, where policies look for them."""
+    result = evaluate(crowd_config().environment(MaskedInfo, action_masks=True).evaluation(num_episodes=5))
+    assert result.status == "complete", result.reason
+    bare = evaluate(crowd_config().environment(Crowd, action_masks=True).evaluation(num_episodes=5))
+    assert "has no action_mask" in bare.faults[0].message
+
+
+class TwoKinds(Crowd):
+    """Doves have more to choose from."""
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Discrete(5) if agent.startswith("dove") else MOVES
+
+
+def unnamed(agent: str, spec: Any) -> str:
+    return "eagle"
+
+
+def no_answer(agent: str, spec: Any) -> str:
+    raise LookupError(agent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policies": {"hawk": Noisy(1)}, "policy_mapping_fn": by_kind}, "'dove' for agent 'dove_0' of episode 0"),
+        (
+            {"policy_mapping_fn": None},
+            "agent 'hawk_0' has no policy: policy.policies has hawk, dove. Name one",
+        ),
+        (
+            {"policies": {"hawk": Noisy(1), "dove": Noisy(2), "owl": Noisy(3)}},
+            "has 'owl', which plays none",
+        ),
+        ({"policy_mapping_fn": unnamed}, "returned 'eagle' for agent 'hawk_0' of episode 0"),
+        ({"policy_mapping_fn": no_answer}, "policy_mapping_fn raised for agent 'hawk_0' of episode 0: LookupError"),
+        ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: give a callable"),
+        ({"policy": still}, "policy.policy is set beside policy.policies"),
+        ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy is missing"),
+        ({"policies": {"hawk": Noisy(1), "dove": {"policies": {"x": still}}}}, "has policies of its own"),
+        ({"policies": {"hawk": Noisy(1), "dove": {"polcy": still}}}, "policy.policies is"),
+    ],
+)
+def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
+    """The message names agent or policy, and the key to change."""
+    config = crowd_config().policy(**change)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        evaluate(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            crowd_config().policy(observation_filter="MeanStdFilter"),
+            "observation_filter is 'MeanStdFilter', but filters",
+        ),
+        (
+            crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]),
+            "environment.wrappers are wrappers of",
+        ),
+        (crowd_config().runners(runner="subprocess", num_runners=1), "runners.runner is 'subprocess', which has one"),
+    ],
+)
+def test_what_is_for_one_agent_is_refused(config: EvalConfig, message: str) -> None:
+    """Nothing is ignored."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.build()
+
+
+def test_a_runner_gives_its_policies_by_id() -> None:
+    """The names are those of the config."""
+    with EvalRunnerGroup(crowd_config()) as group:
+        assert group.foreach_policy(lambda policy, name: (name, type(policy).__name__)) == [
+            [("hawk", "Counting"), ("dove", "Noisy")]
+        ]
+        with pytest.raises(EvalError, match="no policy is called 'hwak': did you mean 'hawk'"):
+            group.foreach_runner(lambda runner: runner.get_policy("hwak"))
+
+
+def test_agents_of_one_policy_have_the_same_spaces() -> None:
+    """The message names two of them, and what helps."""
+    config = crowd_config(by_index).environment(TwoKinds)
+    with pytest.raises(ConfigError, match=r"policy 'hawk' plays the agents 'hawk_0' and 'dove_0', whose action spaces"):
+        evaluate(config)
+    assert evaluate(crowd_config().environment(TwoKinds)).status == "complete"
+
+
+def test_the_two_kinds_of_runner_point_at_each_other() -> None:
+    """Several agents in a runner of one, one agent in a runner of several, and a selection that contradicts."""
+    single = EvalConfig().environment(Crowd).policy(still).evaluation(num_episodes=2)
+    with pytest.raises(ConfigError, match=r"environment of several agents: name their policies in policy\.policies"):
+        evaluate(single)
+    with pytest.raises(ConfigError, match="TimeLimit, which is no environment of several agents"):
+        evaluate(single.copy().environment("CartPole-v1").runners(runner="multi_agent"))
+    with pytest.raises(ConfigError, match=r"runners\.runner is 'vector', which has one policy"):
+        evaluate(crowd_config(runner="vector"))
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn is set, but policy\.policies is empty"):
+        evaluate(single.copy().policy(policy_mapping_fn=by_kind))
+    with pytest.raises(ConfigError, match="pass a mapping from such ids"):
+        evaluate(crowd_config(), still)
+    with pytest.raises(ConfigError, match=r"there is no policy 'hawq': did you mean 'hawk'"):
+        evaluate(crowd_config(), {"hawq": still})
+
+
+class Unsaid(Crowd):
+    """Does not say which agents may appear."""
+
+    possible_agents = ()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.possible_agents = Crowd.possible_agents
+        return super().reset(seed, options)
+
+
+def test_agents_may_be_listed_in_the_config() -> None:
+    """Then the environment is not asked, and not built where the evaluation is started."""
+    with pytest.raises(ConfigError, match=r"has no possible_agents.*list them in environment\.agents"):
+        evaluate(crowd_config().environment(Unsaid))
+    listed = crowd_config().environment(Unsaid, agents=Crowd.possible_agents)
+    assert bits(evaluate(listed)) == bits(evaluate(crowd_config()))
+
+
+def test_a_config_of_several_policies_goes_through_yaml(tmp_path: Path) -> None:
+    """Names and shared keys survive; a relative path of weights is the file's."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "environment: {env: 'parallel:classic/rps-v2'}\n"
+        "policy:\n"
+        "  deterministic: false\n"
+        "  policies:\n"
+        "    player_0: {policy: 'my_pkg:make', weights: a.safetensors}\n"
+        "    player_1: {policy: 'my_pkg:make', deterministic: true}\n"
+    )
+    settings = EvalConfig.from_yaml(path).build()
+    assert settings.runners.runner == "multi_agent"
+    assert settings.policy.policies["player_0"].weights == str(tmp_path / "a.safetensors")
+    assert [one.deterministic for one in settings.policy.policies.values()] == [False, True]
+    again = EvalConfig.from_dict(yaml.safe_load(EvalConfig.from_yaml(path).to_yaml())).build()
+    assert again == settings
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other, as somebody who reads it would."""
+    page = (Path(__file__).parents[2] / "docs" / "multi_agent.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/multi_agent.md", "exec"), names)
+    assert names["swapped"].status == names["after"].status == "complete"
+    assert names["before"].fingerprint != names["after"].fingerprint
+    printed = capsys.readouterr().out
+    assert "('index', 'seat', 'agent', 'policy', 'return', 'length', 'terminated', 'truncated', 'outcome')" in printed
+    assert "per agent" in str(names["swapped"])

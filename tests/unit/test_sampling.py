@@ -1,0 +1,499 @@
+"""Trajectories and batches of them: what an episode was, bit by bit, in every layout and as many as were asked for."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Bernoulli, Categorical, Normal
+
+from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval.errors import ConfigError, EvalError
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.testing import dict_observation
+from tests.unit.test_runners import Walk, calm, seeded, steer, troubled, walk
+
+
+def config(lanes: int = 3, env: Any = walk, **evaluation: Any) -> EvalConfig:
+    made = EvalConfig().environment(env).policy(steer).runners(num_envs_per_runner=lanes)
+    return made.evaluation(**{"num_episodes": 12, "info_keys": ["speed"], "seed": 5, **evaluation})
+
+
+def inline(made: EvalConfig) -> EvalRunnerGroup:
+    return EvalRunnerGroup(made, threaded=False)
+
+
+def episode_of(seed: int) -> dict[str, list[Any]]:
+    """Run one episode of Walk in a plain loop."""
+    env = Walk()
+    observation, _ = env.reset(seed=seed)
+    ran: dict[str, list[Any]] = {"observation": [observation]}
+    while True:
+        action = steer(ran["observation"][-1][None])[0]
+        observation, reward, terminated, truncated, info = env.step(action)
+        row = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
+        for key, value in {**row, "speed": info["speed"], "observation": observation}.items():
+            ran.setdefault(key, []).append(value)
+        if terminated or truncated:
+            return ran
+
+
+def test_a_batch_is_what_a_plain_loop_sees() -> None:
+    """Frames, flags and labels of episodes in plan order are those of gymnasium's own loop over the plan's seeds."""
+    with inline(config()) as group:
+        batch = group.sample(5, as_arrays=True)
+    plan = EpisodePlan(5, 5)
+    loops = [episode_of(int(seed)) for seed in plan.seeds]
+    lengths = [len(one["reward"]) for one in loops]
+    assert batch["observation"].dtype == np.float32
+    for key, mine in {
+        "action": "action",
+        "reward": "next.reward",
+        "terminated": "next.terminated",
+        "truncated": "next.truncated",
+        "speed": "next.info.speed",
+    }.items():
+        np.testing.assert_array_equal(batch[mine], np.concatenate([one[key] for one in loops]), err_msg=key)
+    np.testing.assert_array_equal(batch["observation"], np.concatenate([one["observation"][:-1] for one in loops]))
+    np.testing.assert_array_equal(batch["next.observation"], np.concatenate([one["observation"][1:] for one in loops]))
+    np.testing.assert_array_equal(batch["collector.traj_ids"], np.repeat(range(5), lengths))
+    np.testing.assert_array_equal(batch["collector.seed"], np.repeat(plan.seeds, lengths))
+    np.testing.assert_array_equal(batch["collector.step"], np.concatenate([range(length) for length in lengths]))
+    np.testing.assert_array_equal(batch["next.done"], batch["next.terminated"] | batch["next.truncated"])
+    for flag in ("done", "terminated", "truncated"):
+        assert not batch[flag].any()
+    assert (batch["collector.attempt"] == 1).all()
+    assert "action_log_prob" not in batch
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_the_returns_are_those_of_the_table_and_attempts_those_that_counted(lanes: int) -> None:
+    """Through attempts that fail halfway, each return is the record's to the last bit, in both layouts."""
+    made = config(lanes, env=troubled(seeded("raise")))
+    with inline(made) as group:
+        batch = group.sample(12, as_arrays=True)
+        result = group.evaluate()
+    assert not result.artifacts
+    assert result.num_retried > 0
+    for record in result.episodes:
+        mine = batch["collector.index"] == record.index
+        assert sum(batch["next.reward"][mine].tolist()) == record.episode_return
+        assert mine.sum() == record.length
+        assert set(batch["collector.attempt"][mine]) == {record.attempts}
+
+
+def test_batches_go_on_in_the_plan_whatever_their_sizes() -> None:
+    """Batches by episodes and by steps, one after the other, are the frames of one long batch."""
+    with inline(config(8)) as group:
+        long = group.sample(30, as_arrays=True)
+        group.sampler.restart()
+        parts = [group.sample(2, as_arrays=True)]
+        parts += [group.sample(num_env_steps=n, mode="truncate_episodes", as_arrays=True) for n in (1, 50, 7, 90)]
+    assert [len(part["action"]) for part in parts[1:]] == [1, 50, 7, 90]
+    for key, whole in long.items():
+        joined = np.concatenate([part[key] for part in parts])
+        np.testing.assert_array_equal(joined, whole[: len(joined)], err_msg=key)
+
+
+def test_whole_episodes_for_a_number_of_steps_are_the_fewest() -> None:
+    """Without its last episode such a batch has too few steps; the next begins with the episode that follows."""
+    with inline(config(4)) as group:
+        first, second = (group.sample(num_env_steps=60, as_arrays=True) for _ in range(2))
+    for batch in (first, second):
+        ids = batch["collector.traj_ids"]
+        assert len(ids) >= 60 > (ids != ids[-1]).sum()
+        assert batch["next.done"].sum() == len(set(ids))
+    assert second["collector.traj_ids"][0] == first["collector.traj_ids"][-1] + 1
+
+
+def test_what_was_cut_goes_on_elsewhere() -> None:
+    """A position that was saved within an episode is taken up by another group."""
+    options: dict[str, Any] = {"num_env_steps": 33, "mode": "truncate_episodes", "as_arrays": True}
+    with inline(config()) as group:
+        group.sample(**options)
+        state = group.sampler.state_dict()
+        expected = group.sample(**options)
+    with inline(config(lanes=1)) as other:
+        other.sampler.load_state_dict(state)
+        again = other.sample(**options)
+    assert again.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_array_equal(again[key], expected[key])
+
+
+def test_rows_of_episodes_are_padded_and_masked() -> None:
+    with inline(config()) as group:
+        flat = group.sample(4, as_arrays=True)
+        group.sampler.restart()
+        rows = group.sample(4, as_arrays=True, split_trajs=True)
+    mask = rows.pop("collector.mask")
+    assert mask.shape[0] == 4
+    assert mask.any(0).all()
+    assert not (mask[:, 1:] > mask[:, :-1]).any()
+    for key, array in rows.items():
+        np.testing.assert_array_equal(array[mask], flat[key], err_msg=key)
+        assert not array[~mask].any()
+
+
+def test_first_ready_order_has_the_same_episodes_and_says_so() -> None:
+    with inline(config(4)) as group:
+        planned = group.sample(9, as_arrays=True)
+        group.sampler.restart()
+        ready = group.sample(9, as_arrays=True, order="first_ready")
+    assert "collector.arrival" not in planned
+    assert (np.diff(ready["collector.arrival"]) >= 0).all()
+    sort = np.argsort(ready["collector.index"], kind="stable")
+    np.testing.assert_array_equal(ready["next.reward"][sort], planned["next.reward"])
+
+
+def test_a_tensordict_has_the_arrays() -> None:
+    with inline(config()) as group:
+        arrays = group.sample(3, as_arrays=True)
+        group.sampler.restart()
+        batch = group.sample(3)
+    assert batch.batch_size == (len(arrays["action"]),)
+    assert batch["next", "reward"].shape == (len(arrays["action"]), 1)
+    flat = batch.flatten_keys(".")
+    assert set(flat.keys()) == set(arrays)
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(flat[key].numpy().reshape(array.shape), array)
+
+
+def test_nested_observations_and_drawn_actions() -> None:
+    """Keys of a Dict space are keys of the batch, and so are the places of a Tuple space in it."""
+    made = EvalConfig().environment(dict_observation)
+    with inline(made.policy("rl_eval.testing:make_dict_policy")) as group:
+        batch = group.sample(3)
+    for part in (batch, batch["next"]):
+        assert part["body", "1"].shape[1:] == (3,)
+        assert part["camera"].dtype == torch.uint8
+        assert part["side"].shape == batch.batch_size
+
+
+class Gaussian(nn.Module):
+    """Mean and width of a Box action depend on the observation."""
+
+    def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = seen[:, 1:].tanh()
+        return mean, mean * 0.5
+
+
+class Logits(nn.Module):
+    """Logits of any number of parts, which depend on the observation."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        return torch.sin(seen[:, 1:2] + torch.arange(self.count))
+
+
+def reference(space: gym.Space[Any], seen: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities by torch's own distributions."""
+    match space:
+        case gym.spaces.Discrete():
+            return Categorical(logits=Logits(int(space.n))(seen)).log_prob(actions - int(space.start))
+        case gym.spaces.MultiDiscrete():
+            parts = Logits(5)(seen).split([2, 3], 1)
+            each = [Categorical(logits=part).log_prob(actions[:, place]) for place, part in enumerate(parts)]
+            return torch.stack(each).sum(0)
+        case gym.spaces.MultiBinary():
+            return Bernoulli(logits=Logits(4)(seen)).log_prob(actions.float()).sum(1)
+        case _:
+            mean, log_std = Gaussian()(seen)
+            return Normal(mean, log_std.exp()).log_prob(actions).sum(1)
+
+
+@pytest.mark.parametrize("lanes", [3, 20])
+@pytest.mark.parametrize(
+    ("space", "module"),
+    [
+        (gym.spaces.Discrete(3, start=5), Logits(3)),
+        (gym.spaces.MultiDiscrete([2, 3]), Logits(5)),
+        (gym.spaces.MultiBinary(4), Logits(4)),
+        (gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), Gaussian()),
+    ],
+)
+def test_log_probabilities_are_those_of_the_actions(space: Any, module: nn.Module, lanes: int) -> None:
+    """Torch's distributions give the same, also where a batch of lanes takes several forward passes."""
+
+    class Any_(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            return self.observation(), 0.0, self.steps >= self.length, False, {"speed": 0.0}
+
+    made = config(lanes, env=lambda context: Any_()).policy(module, deterministic=False)
+    with inline(made) as group:
+        batch = group.sample(25)
+    expected = reference(space, batch["observation"], batch["action"])
+    torch.testing.assert_close(batch["action_log_prob"], expected.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_deterministic_policy_tells_no_log_probability() -> None:
+    with inline(config().policy(Logits(3))) as group:
+        assert "action_log_prob" not in group.sample(2, as_arrays=True)
+
+
+def test_images_may_be_compressed_on_their_way() -> None:
+    """Nothing of an image changes, over several blocks."""
+
+    class Film(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gym.spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+        def reset(self, **options: Any) -> Any:
+            observation, info = super().reset(**options)
+            self.length += 40
+            return self.image(observation), info
+
+        def step(self, action: Any) -> Any:
+            observation, *rest = super().step(action)
+            return self.image(observation), *rest
+
+        def image(self, observation: Any) -> Any:
+            return np.resize(np.frombuffer(observation.tobytes(), np.uint8), (4, 5, 3))
+
+    made = config(env=lambda context: Film()).policy(lambda images: images[:, 0, 0, 0] % 3)
+    with inline(made) as group:
+        plain = group.sample(4, as_arrays=True)
+        group.sampler.restart()
+        again = group.sample(4, as_arrays=True, compress_images=True)
+    assert len(plain["action"]) > 4 * 40
+    for key, array in plain.items():
+        np.testing.assert_array_equal(again[key], array)
+
+
+def test_an_action_is_recorded_as_it_was_given() -> None:
+    """An environment that changes the action in place changes nothing that was recorded."""
+
+    class Spoils(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+        def step(self, action: Any) -> Any:
+            action[:] = 0.25
+            self.steps += 1
+            return self.observation(), 0.0, self.steps >= self.length, False, {"speed": 0.0}
+
+    made = config(env=lambda context: Spoils()).policy(lambda seen: np.full((len(seen), 2), 0.5, np.float32))
+    with inline(made) as group:
+        assert (group.sample(2, as_arrays=True)["action"] == 0.5).all()
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+def test_an_episode_that_failed_is_named_or_left_out() -> None:
+    """By default it is an error once, and what came in is not lost; else others take its place."""
+
+    class Breaks(Walk):
+        def step(self, action: Any) -> Any:
+            if self.length % 4 == 0:
+                raise RuntimeError("the simulator broke")
+            return super().step(action)
+
+    made = config(env=lambda context: Breaks()).fault_tolerance(max_attempts_per_episode=1, fail_fast=False)
+    lengths = [len(episode_of(int(seed))["reward"]) for seed in EpisodePlan(40, 5).seeds]
+    good = [index for index, length in enumerate(lengths) if length % 4]
+    bad = next(index for index, length in enumerate(lengths) if length % 4 == 0)
+    with inline(made) as group:
+        with pytest.raises(EvalError, match=f"episode {bad} failed on all attempts .* the simulator broke"):
+            group.sample(bad + 1, as_arrays=True)
+        batch = group.sample(bad + 1, as_arrays=True, skip_failed=True)
+        assert list(dict.fromkeys(batch["collector.index"])) == good[: bad + 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give one of them"),
+        ({"num_episodes": 2, "num_env_steps": 5}, "give one of them"),
+        ({"num_episodes": 0}, "num_episodes is 0: ask for at least 1"),
+        ({"num_episodes": 2, "mode": "truncate_episodes"}, "give num_env_steps"),
+        ({"num_episodes": 2, "mode": "truncate"}, "did you mean 'truncate_episodes'"),
+        ({"num_episodes": 2, "order": "random"}, "order is 'random'"),
+        ({"num_episodes": 2, "as_arrays": True, "storage": "x"}, "leave as_arrays out"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with inline(config(env=troubled(calm))) as group, pytest.raises(ConfigError, match=message):
+        group.sample(**options)
+
+
+def test_storage_holds_the_batch_and_is_never_overwritten(tmp_path: Any, monkeypatch: Any) -> None:
+    """A folder that exists is refused, a full disk is said, and the batch can be asked for again."""
+    from tensordict import TensorDict
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with inline(config()) as group:
+        expected = group.sample(3)
+        group.sampler.restart()
+        with monkeypatch.context() as patch:
+            patch.setattr("os.posix_fallocate", full)
+            with pytest.raises(EvalError, match=r"No space left on device.* It is not lost"):
+                group.sample(3, storage=tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+        batch = group.sample(3, storage=tmp_path / "a")
+        with pytest.raises(ConfigError, match="which exists: choose another folder"):
+            group.sample(3, storage=tmp_path / "a")
+    assert batch.is_memmap()
+    assert (TensorDict.load_memmap(tmp_path / "a") == expected).all()
+
+
+# ------------------------------------------------------------------------------ one batch after the other
+
+
+class Counted(Walk):
+    """Counts the episodes that were begun in this process."""
+
+    begun = 0
+
+    def reset(self, **options: Any) -> Any:
+        Counted.begun += 1
+        return super().reset(**options)
+
+
+@pytest.fixture
+def counted() -> Any:
+    Counted.begun = 0
+    return config(4, env=lambda context: Counted())
+
+
+def settled(group: EvalRunnerGroup) -> None:
+    """Wait until the group has nothing to do."""
+    group.foreach_runner(type)
+    ahead = group.sampler._ahead
+    if ahead is not None:
+        ahead[2].result(30)
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_slow_consumer_has_one_wave_ahead_and_no_more(counted: EvalConfig, taken: int) -> None:
+    """However long it looks at a batch, what was begun beyond it is one batch."""
+    with EvalRunnerGroup(counted) as group:
+        batches = group.iter_samples(5, as_arrays=True)
+        ids = [next(batches)["collector.traj_ids"] for _ in range(taken)]
+        settled(group)
+        assert Counted.begun == 5 * (taken + 1)
+        batches.close()  # type: ignore[attr-defined]
+    assert list(dict.fromkeys(np.concatenate(ids).tolist())) == list(range(5 * taken))
+
+
+def test_without_a_thread_nothing_runs_ahead(counted: EvalConfig) -> None:
+    with inline(counted) as group:
+        next(group.iter_samples(5))
+        assert Counted.begun == 5
+
+
+def test_a_consumer_that_goes_costs_no_episode_and_no_wait(counted: EvalConfig) -> None:
+    """An iterator that is dropped ends what runs ahead; evaluations run, and the next batch follows the last."""
+    with EvalRunnerGroup(counted) as group:
+        first = next(group.iter_samples(3, as_arrays=True))  # The iterator is garbage at once.
+        assert group.sampler._ahead is None
+        assert group.evaluate().status == "complete"
+        second = group.sample(3, as_arrays=True)
+    assert set(first["collector.index"]) == {0, 1, 2}
+    assert set(second["collector.index"]) == {3, 4, 5}
+
+
+def test_batches_of_an_iterator_are_those_of_single_calls(counted: EvalConfig) -> None:
+    with EvalRunnerGroup(counted) as group:
+        options: dict[str, Any] = {"num_env_steps": 40, "mode": "truncate_episodes", "as_arrays": True}
+        streamed = list(group.iter_samples(num_batches=6, **options))
+        group.sampler.restart()
+        single = [group.sample(**options) for _ in range(6)]
+    assert len(streamed) == 6
+    for ours, theirs in zip(streamed, single, strict=True):
+        assert len(ours["action"]) == 40
+        for key in theirs:
+            np.testing.assert_array_equal(ours[key], theirs[key])
+
+
+def test_another_root_seed_is_another_plan(counted: EvalConfig) -> None:
+    with inline(counted) as group:
+        group.sampler.restart(seed=9, index=4)
+        batch = group.sample(2, as_arrays=True)
+        with pytest.raises(ConfigError, match="seed is -1"):
+            group.sampler.restart(seed=-1)
+    assert set(batch["collector.seed"]) == set(EpisodePlan(2, 9, 4).seeds)
+
+
+def test_new_weights_act_in_all_that_comes_after_them() -> None:
+    """What ran ahead with the old ones runs again, and the rest of an episode that was cut says what it ran with."""
+
+    class Head(nn.Linear):
+        def forward(self, seen: torch.Tensor) -> torch.Tensor:
+            return super().forward(seen.clamp(-1, 1))
+
+    modules = [Head(3, 3) for _ in range(2)]
+    options: dict[str, Any] = {"num_env_steps": 50, "mode": "truncate_episodes", "as_arrays": True}
+    with EvalRunnerGroup(config(8), policy=modules[0]) as group:
+        first = group.sample(**options)
+        cut = group.sampler.state_dict()
+        group.sync_weights(modules[1], version=7)
+        second = group.sample(**options)
+        group.sampler.restart(index=cut["index"] + 1)
+        fresh = group.sample(**options)
+    assert set(first["collector.weights_version"]) == {0}
+    rest = second["collector.index"] == cut["index"]
+    assert rest.any() == bool(cut["step"])
+    assert set(second["collector.weights_version"][rest]) <= {0}
+    assert set(second["collector.weights_version"][~rest]) == {7}
+    count = int((~rest).sum())
+    np.testing.assert_array_equal(second["next.reward"][~rest], fresh["next.reward"][:count])
+    np.testing.assert_array_equal(second["action"][~rest], fresh["action"][:count])
+
+
+def test_nothing_is_recorded_where_nothing_is_sampled(counted: EvalConfig) -> None:
+    """Before and after sampling a step is the environment's own, and results are the same."""
+    with inline(counted) as group:
+        before = group.evaluate()
+        group.sample(3)
+        direct = group.foreach_runner(lambda runner: [lane.observed is None for lane in runner._lanes])
+        after = group.evaluate()
+    assert direct == [[True] * 4]
+    assert before.fingerprint == after.fingerprint
+    assert not after.artifacts
+
+
+def test_an_episode_whose_steps_cannot_be_recorded_is_an_error_of_the_sample() -> None:
+    """What cannot be written is said with its place, and the record of the episode is unaffected."""
+
+    class Late(Walk):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            over = terminated or truncated
+            return np.zeros(2) if over else observation, reward, terminated, truncated, info
+
+    with inline(config(env=lambda context: Late(), info_keys=())) as group:
+        with pytest.raises(EvalError, match=r"trajectory raised in a step.* could not broadcast"):
+            group.sample(2)
+        assert group.evaluate().status == "complete"
+
+
+def test_long_episodes_outgrow_their_arrays() -> None:
+    class Long(Walk):
+        def reset(self, **options: Any) -> Any:
+            result = super().reset(**options)
+            self.length = 700
+            return result
+
+    for keys in ((), ("speed",)):
+        with inline(config(env=lambda context: Long(), info_keys=keys)) as group:
+            batch = group.sample(2, as_arrays=True)
+        np.testing.assert_array_equal(batch["observation"][:, 0], [*range(700)] * 2)
+        np.testing.assert_array_equal(batch["next.observation"][:, 0], [*range(1, 701)] * 2)

@@ -1,0 +1,252 @@
+"""Trajectories of a finished run: its episodes run again, are proved to be the same, and can be read by others."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
+from rl_eval.cli.export import parse_indices
+from rl_eval.errors import ConfigError, EvalError, UntrustedError, UsageError
+from rl_eval.trajectories import writers
+from rl_eval.trajectories.export import export_trajectories
+from tests.unit.cli_world import call
+from tests.unit.test_runners import seeded, steer, troubled, walk
+
+minari = pytest.importorskip("minari")
+
+
+def config(env: Any = walk, lanes: int = 2, **evaluation: Any) -> EvalConfig:
+    made = EvalConfig().environment(env).policy(steer).runners(num_envs_per_runner=lanes)
+    return made.evaluation(**{"num_episodes": 9, "info_keys": ["speed"], "seed": 5, **evaluation})
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[EvalConfig, EvalResult, dict[str, Any]]:
+    """Return a configuration, its result, and all its steps."""
+    made = config()
+    with EvalRunnerGroup(made, threaded=False) as group:
+        return made, group.evaluate(), group.sample(9, as_arrays=True)
+
+
+@pytest.fixture(autouse=True)
+def _own_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_npz_has_the_steps(ran: Any, tmp_path: Path) -> None:
+    made, result, expected = ran
+    done = export_trajectories(result, "npz", tmp_path / "steps.npz", config=made)
+    assert (done.episodes, done.frames) == (9, len(expected["action"]))
+    assert leftovers(tmp_path) == ["steps.npz"]
+    with np.load(done.path) as data:
+        assert set(data) == set(expected)
+        for key, array in expected.items():
+            np.testing.assert_array_equal(data[key], array, err_msg=key)
+            assert data[key].dtype == array.dtype
+
+
+def test_tensordict_has_the_steps(ran: Any, tmp_path: Path) -> None:
+    from tensordict import TensorDict
+
+    made, result, expected = ran
+    export_trajectories(result, "tensordict", tmp_path / "steps", config=made)
+    data = TensorDict.load_memmap(tmp_path / "steps").flatten_keys(".")
+    assert data.batch_size == expected["action"].shape
+    for key, array in expected.items():
+        np.testing.assert_array_equal(data[key].numpy().reshape(array.shape), array, err_msg=key)
+
+
+def test_minari_reads_the_episodes_that_were_chosen(ran: Any) -> None:
+    """Seeds, observations, actions, every bit of a reward, ends, infos and labels."""
+    made, result, expected = ran
+    done = export_trajectories(result, "minari", "walk/steer-v0", [7, 2, 3], config=made)
+    data = minari.load_dataset("walk/steer-v0")
+    assert data.total_episodes == done.episodes == 3
+    assert data.total_steps == done.frames
+    assert "walk/steer-v0" in minari.list_local_datasets()
+    for episode, index in zip(data.iterate_episodes(), [7, 2, 3], strict=True):
+        record = result.episodes[index]
+        mine = expected["collector.index"] == index
+        (labels,) = data.storage.get_episode_metadata([episode.id])
+        assert (labels["seed"], labels["index"], labels["attempt"]) == (record.seed, index, 1)
+        np.testing.assert_array_equal(episode.rewards, expected["next.reward"][mine])
+        assert sum(episode.rewards.tolist()) == record.episode_return
+        np.testing.assert_array_equal(episode.observations[:-1], expected["observation"][mine])
+        np.testing.assert_array_equal(episode.observations[1:], expected["next.observation"][mine])
+        np.testing.assert_array_equal(episode.actions, expected["action"][mine])
+        np.testing.assert_array_equal(episode.terminations, expected["next.terminated"][mine])
+        np.testing.assert_array_equal(episode.truncations, expected["next.truncated"][mine])
+        np.testing.assert_array_equal(episode.infos["speed"][1:], expected["next.info.speed"][mine])
+
+
+def test_images_and_nested_observations_survive_minari() -> None:
+    """No image is turned into JPEG, and a Dict space with a Tuple in it keeps its structure."""
+    made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
+    made.evaluation(num_episodes=3)
+    with EvalRunnerGroup(made, threaded=False) as group:
+        result, expected = group.evaluate(), group.sample(3, as_arrays=True)
+    export_trajectories(result, "minari", "dict-v0", config=made)
+    episodes = list(minari.load_dataset("dict-v0").iterate_episodes())
+    seen = [episode.observations for episode in episodes]
+    for key, parts in {
+        "camera": [one["camera"] for one in seen],
+        "body.1": [one["body"][1] for one in seen],
+        "side": [one["side"] for one in seen],
+    }.items():
+        np.testing.assert_array_equal(np.concatenate([part[:-1] for part in parts]), expected[key], err_msg=key)
+        assert parts[0].dtype == expected[key].dtype
+
+
+def test_the_attempt_that_counted_runs_again(tmp_path: Path) -> None:
+    """Where a first attempt fails, the second one is exported, as it was recorded."""
+    made = config(troubled(seeded("raise")))
+    result = evaluate(made)
+    assert result.num_retried > 0
+    done = export_trajectories(result, "npz", tmp_path / "a.npz", config=made)
+    with np.load(done.path) as data:
+        for record in result.episodes:
+            mine = data["collector.index"] == record.index
+            assert set(data["collector.attempt"][mine]) == {record.attempts}
+            assert sum(data["next.reward"][mine].tolist()) == record.episode_return
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize("to", ["minari", "npz", "tensordict"])
+def test_an_episode_that_comes_out_otherwise_is_named_and_nothing_is_left(ran: Any, tmp_path: Path, to: str) -> None:
+    made, result, _ = ran
+    table = result.table.copy()
+    table.rows["episode_return"][6] = np.nextafter(table.rows["episode_return"][6], 9)
+    forged = EvalResult(
+        table=table,
+        plan=result.plan,
+        status=result.status,
+        reason="",
+        timing=result.timing,
+        provenance=result.provenance,
+        determinism=result.determinism,
+    )
+    target = "odd-v0" if to == "minari" else tmp_path / "odd"
+    with pytest.raises(EvalError, match="episode 6 did not come out as it was recorded: episode_return was"):
+        export_trajectories(forged, to, target, config=made)
+    assert not leftovers(tmp_path)
+    export_trajectories(forged, to, target, [5, 7], config=made)
+
+
+@pytest.mark.parametrize("to", ["minari", "npz", "tensordict"])
+def test_nothing_is_overwritten(ran: Any, tmp_path: Path, to: str) -> None:
+    made, result, _ = ran
+    target = "twice-v0" if to == "minari" else tmp_path / "twice"
+    done = export_trajectories(result, to, target, [0], config=made)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="exists, and nothing is overwritten"):
+        export_trajectories(result, to, target, [1], config=made)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert done.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "call"),
+    [
+        ("npz", "shutil.copyfileobj", "a"),
+        ("tensordict", "os.posix_fallocate", "a"),
+        ("minari", "minari.dataset._storages.hdf5_storage.HDF5Storage.update_episodes", "a-v0"),
+    ],
+)
+def test_a_full_disk_is_said_and_leaves_nothing(
+    ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, name: str, call: str
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made, result, _ = ran
+    monkeypatch.setattr(name, full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        export_trajectories(result, to, call if to == "minari" else tmp_path / call, config=made)
+    assert not leftovers(tmp_path)
+
+
+def test_who_comes_first_keeps_the_place(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that appears while episodes run is not replaced."""
+    made, result, _ = ran
+    publish = writers.publish
+    (tmp_path / "theirs").write_text("theirs")
+
+    def late(writer: Any, finished: Path) -> None:
+        (tmp_path / "theirs").rename(tmp_path / "mine")
+        publish(writer, finished)
+
+    monkeypatch.setattr("rl_eval.trajectories.export.publish", late)
+    with pytest.raises(ConfigError, match="cannot be written: File exists"):
+        export_trajectories(result, "npz", tmp_path / "mine", config=made)
+    assert (tmp_path / "mine").read_text() == "theirs"
+
+
+def test_episodes_that_cannot_be_had_are_named(ran: Any, tmp_path: Path) -> None:
+    made, result, _ = ran
+    with pytest.raises(UsageError, match="there is no episode 9: the plan has 9"):
+        export_trajectories(result, "npz", tmp_path / "a", [9], config=made)
+    with pytest.raises(ConfigError, match="cannot be exported to 'hdf5'"):
+        export_trajectories(result, "hdf5", tmp_path / "a", config=made)
+    with pytest.raises(ConfigError, match="'no id' is no id of a Minari data set"):
+        export_trajectories(result, "minari", "no id", config=made)
+
+
+def test_a_strangers_result_is_not_run_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
+    result = evaluate(made.evaluation(num_episodes=1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedError):
+        export_trajectories(result, "npz", tmp_path / "a.npz")
+    assert export_trajectories(result, "npz", tmp_path / "a.npz", trust=True).episodes == 1
+
+
+# ------------------------------------------------------------------------------ the command
+
+
+def test_the_command_exports_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
+    evaluate(made.evaluation(num_episodes=5), run_dir="run")
+    options = ["export", "run", "--trajectories", "--to", "npz", "-o", "steps.npz"]
+    ran = call(*options, "--index", "3,0-1")
+    assert ran.exit_code == 0, ran.output
+    assert "3 of 5 episodes" in ran.output
+    with np.load("steps.npz") as data:
+        assert list(dict.fromkeys(data["collector.index"].tolist())) == [3, 0, 1]
+    assert "exists, and nothing is overwritten" in call(*options).output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trajectories"], "--trajectories needs --to and --output"),
+        (["--trajectories", "--to", "npz", "-o", "a", "--format", "csv"], "--trajectories has no use for --format"),
+        (["--trajectories", "--to", "npz", "-o", "a", "--force"], "--trajectories has no use for --force"),
+        (["--trajectories", "--to", "npz", "-o", "a", "--index", "3-1"], "--index is '3-1'"),
+        (["--format", "csv", "--index", "3"], "export without --trajectories has no use for --index"),
+        ([], "export without --trajectories needs --format"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
+    ran = call("export", "nowhere", *options)
+    assert ran.exit_code == 2
+    assert message in " ".join(ran.output.split())
+
+
+def test_indices_are_numbers_and_ranges() -> None:
+    assert parse_indices("3, 7-9,3") == [3, 7, 8, 9, 3]
+    for wrong in ("", "a", "-1", "2-", "1,,2"):
+        with pytest.raises(ConfigError, match="give indices and ranges"):
+            parse_indices(wrong)
