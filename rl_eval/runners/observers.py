@@ -58,7 +58,7 @@ class EpisodeObserver(Protocol):
 class StepRecorder(Protocol):
     """An observer that stands between runner and environment itself: its part of a step costs less than a call."""
 
-    def recording(
+    def wrap_step(
         self, step: Callable[[Any], Any], outputs: Callable[[], Any], failed: Callable[[Exception], None]
     ) -> Callable[[Any], Any] | None:
         """Return what to call instead of ``step`` in the attempt that has begun; None to be told by ``on_step``.
@@ -155,9 +155,9 @@ class ObservedSlot:
 
     def _recording(self, name: str, observer: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Let an observer stand before a step, if it is one that does; return what to call."""
-        if name not in self._steppers or not hasattr(observer, "recording"):
+        if name not in self._steppers or not hasattr(observer, "wrap_step"):
             return step
-        recorded = observer.recording(step, self._outputs, partial(self._attribute_once, name))
+        recorded = observer.wrap_step(step, self._outputs, partial(self._attribute_once, name))
         if recorded is None:
             return step
         del self._steppers[name]

@@ -79,7 +79,7 @@ class TrajectoryRecorder:
         if policy_outputs is not None:
             self._write_outputs(step, policy_outputs)
 
-    def recording(self, step: Step, outputs: Callable[[], Any], failed: Callable[[Exception], None]) -> Step | None:
+    def wrap_step(self, step: Step, outputs: Callable[[], Any], failed: Callable[[Exception], None]) -> Step | None:
         """See :class:`rl_eval.runners.observers.StepRecorder`; None where values are nested, images or infos."""
         (observed, observations), (acted, actions) = self._observations[0], self._actions[0]
         parts = len(self._observations) + len(self._actions) + len(self._infos)

@@ -119,7 +119,7 @@ def record_episode(
             file = Path(folder, "video.mp4")
             rate = fps or camera.fps
             lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0, seating=seating)
-            with camera.recording(Encoder(file, rate)) as encoder:
+            with camera.writing(Encoder(file, rate)) as encoder:
                 again = run_lease(sibling, lease).rows
             return _video(recorded, again, encoder, camera.cut, rate, file.read_bytes())
     finally:
@@ -190,7 +190,7 @@ class _Camera:
         return getattr(self.env, "metadata", None) or {}
 
     @contextmanager
-    def recording(self, encoder: Encoder) -> Iterator[Encoder]:
+    def writing(self, encoder: Encoder) -> Iterator[Encoder]:
         """Encode what is rendered.
 
         Raises:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl_eval.errors import NumericsMismatch
+from rl_eval.execution.session import EpisodeSession
 from rl_eval.records.episode import ROW
 from tests.unit.test_evaluation import World, report
 
@@ -17,41 +18,42 @@ def tell(world: World, index: int, key: dict[str, str], *episodes: int) -> None:
     member = world.member(index)
     member.calls.clear()
     told = report(list(episodes), index)
-    world.evaluation.replied(member, replace(told, numerics=key), 1.0)
+    session_of(world).replied(member, replace(told, numerics=key), 1.0)
+
+
+def session_of(world: World) -> EpisodeSession:
+    return next(job for job in world.loop._active.values() if isinstance(job, EpisodeSession))
 
 
 def world_of(runners: int) -> World:
     world = World()
     world.pool.grow(runners - 2, 0.0)
-    for member in world.pool.members.values():
-        if not member.ready:
-            world.pool.start_answered(member, 0.0)
-            world.evaluation.joined(member, 0.0)
+    world.come_up(runners)
     return world
 
 
 def test_the_fastest_runner_does_not_decide() -> None:
     """One old processor that answers first is the one that takes no part."""
     world = world_of(3)
-    mine = world.given(world.member(0))
+    mine = world.given(0)
     tell(world, 0, OLD)
     tell(world, 1, NEW)
     tell(world, 2, NEW)
     with pytest.raises(NumericsMismatch, match=r"runner 0 .* cpu_capability is 'AVX2', not 'AVX512'"):
         tell(world, 0, OLD, *mine[:1])
-    assert not world.evaluation._store.table.filled.any()
-    assert "runner 0" in "".join(world.evaluation._store.notes)
+    assert not world.outcome.store.table.filled.any()
+    assert "runner 0" in "".join(world.outcome.store.notes)
 
 
 def test_what_is_recorded_decides() -> None:
     """Records cannot be taken back, however many runners come up later."""
     world = world_of(3)
-    mine = world.given(world.member(0))
+    mine = world.given(0)
     tell(world, 0, OLD, *mine[:1])
     tell(world, 1, OLD)
     with pytest.raises(NumericsMismatch, match="runner 2"):
         tell(world, 2, NEW)
-    assert world.evaluation._store.table.filled.sum() == 1
+    assert world.outcome.store.table.filled.sum() == 1
 
 
 def test_a_lost_runner_has_no_vote() -> None:
@@ -61,14 +63,14 @@ def test_a_lost_runner_has_no_vote() -> None:
     tell(world, 1, OLD)
     world.lose(0)
     world.lose(1)
-    mine = world.given(world.member(2))
+    mine = world.given(2)
     tell(world, 2, NEW, *mine[:1])
-    assert world.evaluation._store.table.filled.sum() == 1
+    assert world.outcome.store.table.filled.sum() == 1
 
 
 def test_rows_without_a_key_are_taken() -> None:
     """A runner class of somebody else's may have none."""
     world = world_of(2)
-    mine = world.given(world.member(0))
+    mine = world.given(0)
     tell(world, 0, {}, *mine[:1])
-    assert np.array_equal(world.evaluation._store.table.rows["index"][mine[:1]], np.array(mine[:1], ROW["index"]))
+    assert np.array_equal(world.outcome.store.table.rows["index"][mine[:1]], np.array(mine[:1], ROW["index"]))
