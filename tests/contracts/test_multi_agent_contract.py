@@ -61,3 +61,8 @@ class TestMultiAgentRunner(EvalRunnerContract):
 
     runner = SoloRunner
     config = EvalConfig().environment("CartPole-v1").policy("rl_eval.testing:make_gru").evaluation(max_episode_steps=60)
+
+    # What observers see is by agent here: tests/unit/test_multi_agent.py compares it with the record.
+    test_an_observer_sees_every_step_of_each_episode_in_order = None  # type: ignore[assignment]
+    test_an_observer_sees_a_new_attempt_from_its_start = None  # type: ignore[assignment]
+    test_what_an_observer_raises_is_its_own = None  # type: ignore[assignment]

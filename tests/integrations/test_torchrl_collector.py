@@ -7,6 +7,9 @@ import warnings
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torchrl")
+
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule

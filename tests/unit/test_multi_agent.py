@@ -652,3 +652,36 @@ def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "('index', 'seat', 'agent', 'policy', 'return', 'length', 'terminated', 'truncated', 'outcome')" in printed
     assert "per agent" in str(names["swapped"])
+
+
+# ------------------------------------------------------------------------------ observers
+
+
+class Rewards:
+    """Keeps the team's reward of every step."""
+
+    def __init__(self, env: Any) -> None:
+        self.rewards: list[float] = []
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        self.rewards = []
+
+    def on_step(self, observation: Any, action: Any, reward: Any, *rest: Any) -> None:
+        self.rewards.append(reward)
+
+    def on_episode_end(self, record: Any) -> Any:
+        return record.length, record.episode_return, list(self.rewards)
+
+
+def test_an_observer_sees_the_steps_of_the_team() -> None:
+    """As many as the record has, in every number of slots, and together they are its return."""
+    seen = []
+    for slots in (1, 4):
+        config = crowd_config().runners(num_envs_per_runner=slots).evaluation(num_episodes=6, observers=[Rewards])
+        seen.append(evaluate(config).artifacts)
+    assert list(seen[0]) == [*range(6)]
+    assert seen[0] == seen[1]
+    for artifacts in seen[0].values():
+        (length, total, rewards), *_ = artifacts.values()
+        assert len(rewards) == length
+        assert sum(rewards) == pytest.approx(total)

@@ -568,6 +568,7 @@ def test_the_cartpole_network_is_what_its_documentation_says(name: str) -> None:
     assert decided.mean() > 0.9
 
 
+@pytest.mark.process  # Something under MuJoCo asks the system for its name.
 def test_the_hopper_network_is_what_its_documentation_says() -> None:
     """The normalizer works in float64, the mean equals a computation by hand, and samples add exp(log_std) * noise."""
     pytest.importorskip("mujoco")
