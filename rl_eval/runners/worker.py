@@ -144,9 +144,8 @@ class WorkerInterface(abc.ABC):
         snapshot, leases = unpack_state(state)
         if snapshot.entries:
             self.set_weights(snapshot)
-        self._queue = deque(
-            Lease(*(tuple(value) if isinstance(value, list) else value for value in lease)) for lease in leases
-        )
+        saved = (Lease(*lease) for lease in leases)
+        self._queue = deque(lease._replace(seating=lease.seating and tuple(lease.seating)) for lease in saved)
 
     # ------------------------------------------------------------------ where it runs
 
