@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def said(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command whose runners find the folder's modules; return what it printed, which holds no secret."""
-    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
     def run(command: str, *args: str) -> str:
         found = () if command == "show" else ("--set", f"runners.runtime_env.env_vars.PYTHONPATH={paths}")
