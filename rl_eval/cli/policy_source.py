@@ -37,7 +37,7 @@ def policy_source(text: str) -> PolicySource:
     scheme, colon, rest = text.partition(":")
     if text == "random":
         return PolicySource(
-            _keys("rl_eval.policies.random_policy:RandomPolicy") | {"policy.deterministic": False},
+            _keys("rl_eval.policies.uniform:UniformPolicy") | {"policy.deterministic": False},
             "uniform random actions",
         )
     if colon and scheme in _SCHEMES:

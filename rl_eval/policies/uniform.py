@@ -1,4 +1,4 @@
-"""Policy that draws every action with equal probability, among those that a mask allows: the baseline of a game."""
+"""Uniform policy: random actions, drawn from each episode's own noise: the baseline of any policy."""
 
 from __future__ import annotations
 
@@ -11,40 +11,84 @@ import numpy.typing as npt
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["UniformPolicy", "make_uniform"]
+__all__ = ["UniformPolicy"]
 
 
 @final
 class UniformPolicy:
-    """Uniform policy over discrete actions, which keeps to ``observation["action_mask"]`` where there is one.
+    """Policy that draws every action uniformly; of a Discrete space only those that an action mask allows.
+
+    The mask is ``observation["action_mask"]``, shape (batch, n), as PettingZoo has it, where there is one.
+    An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as
+    ``Box.sample`` has it.
 
     Args:
-        count: Number of actions.
-        start: The first one.
+        action_space: Discrete, MultiDiscrete, MultiBinary or Box, or a Tuple or Dict of these.
+
+    Raises:
+        ConfigError: The action space is another one.
     """
 
-    def __init__(self, count: int, start: int = 0) -> None:
-        self._count = count
-        self._start = start
+    def __init__(self, action_space: gym.Space[Any]) -> None:
+        self._space = action_space
+        _check(action_space)
 
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
-    ) -> tuple[npt.NDArray[np.int64], None]:
+    ) -> tuple[Any, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         if noise is None:
-            raise ConfigError("a uniform policy has no most likely action: set policy.deterministic: false for it")
-        drawn = noise.uniform(self._count)
-        if isinstance(observations, dict) and "action_mask" in observations:
-            drawn = np.where(observations["action_mask"] > 0, drawn, -1.0)
-        return drawn.argmax(1) + self._start, None
+            raise ConfigError("a uniform policy has no most likely action: set policy.deterministic to false")
+        mask = observations.get("action_mask") if isinstance(observations, dict) else None
+        if mask is not None and isinstance(self._space, gym.spaces.Discrete):
+            drawn = np.where(mask > 0, noise.uniform(int(self._space.n)), -1.0)
+            return drawn.argmax(1) + self._space.start, None
+        return _draw(self._space, noise), None
 
 
-def make_uniform(action_space: gym.Space[Any]) -> UniformPolicy:
-    """Build a :class:`UniformPolicy` for an action space.
+def _check(space: gym.Space[Any]) -> None:
+    for part in _parts(space):
+        _check(part)
+    known = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
+    if not isinstance(space, (*known, gym.spaces.Tuple, gym.spaces.Dict)):
+        raise ConfigError(f"a uniform policy cannot draw from {space}: give a policy of your own")
 
-    Raises:
-        ConfigError: The space is not Discrete.
-    """
-    if not isinstance(action_space, gym.spaces.Discrete):
-        raise ConfigError(f"make_uniform acts in Discrete spaces, not in {action_space}: write a policy of your own")
-    return UniformPolicy(int(action_space.n), int(action_space.start))
+
+def _parts(space: gym.Space[Any]) -> tuple[gym.Space[Any], ...]:
+    if isinstance(space, gym.spaces.Dict):
+        return tuple(space.spaces.values())
+    return space.spaces if isinstance(space, gym.spaces.Tuple) else ()
+
+
+def _draw(space: gym.Space[Any], noise: NoiseSource) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _draw(part, noise) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_draw(part, noise) for part in space.spaces)
+    if isinstance(space, gym.spaces.Discrete):
+        return _below(noise.uniform(1)[:, 0], space.n) + space.start
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        drawn = _below(noise.uniform(space.nvec.size), space.nvec.ravel())
+        return (drawn.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+    if isinstance(space, gym.spaces.MultiBinary):
+        bits = noise.uniform(int(np.prod(space.shape))) < 0.5
+        return bits.reshape(-1, *space.shape).astype(space.dtype)
+    assert isinstance(space, gym.spaces.Box)
+    return _box(space, noise)
+
+
+def _below(uniform: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
+    return np.asarray(uniform * count, np.int64)
+
+
+def _box(space: gym.spaces.Box, noise: NoiseSource) -> npt.NDArray[Any]:
+    whole = np.issubdtype(space.dtype, np.integer)
+    low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64) + whole
+    below, above = np.isfinite(low), np.isfinite(high)
+    uniform, normal = noise.uniform(low.size), noise.normal(low.size)
+    with np.errstate(invalid="ignore", over="ignore"):  # Of what is not chosen.
+        choices = low + uniform * (high - low), low - np.log(uniform), high + np.log(uniform)
+    values = np.select([below & above, below, above], choices, normal)
+    if whole:
+        values = np.floor(values)
+    return values.reshape(-1, *space.shape).astype(space.dtype)

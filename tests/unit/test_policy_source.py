@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rl_eval.cli.policy_source import policy_source
 from rl_eval.errors import ConfigError
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.policies.random_policy import RandomPolicy
+from rl_eval.policies.uniform import UniformPolicy
 from tests.unit.cli_world import call, make_folder
 
 SB3 = "rl_eval.integrations.sb3:load_policy"
@@ -148,10 +148,10 @@ SPACES = {
 @pytest.mark.parametrize("space", [*SPACES.values(), spaces.Dict(SPACES), spaces.Tuple([*SPACES.values()])], ids=str)
 def test_random_actions_are_in_the_space_and_a_function_of_the_episode(space):
     seeds = np.arange(200)
-    whole, _ = RandomPolicy(space).act(None, None, np.ones(200, bool), EpisodeNoise(seeds, np.zeros(200, np.int64)))
+    whole, _ = UniformPolicy(space).act(None, None, np.ones(200, bool), EpisodeNoise(seeds, np.zeros(200, np.int64)))
     for lane in (0, 7, 199):
         one = np.full(1, lane)
-        alone, _ = RandomPolicy(space).act(None, None, np.ones(1, bool), EpisodeNoise(one, np.zeros(1, np.int64)))
+        alone, _ = UniformPolicy(space).act(None, None, np.ones(1, bool), EpisodeNoise(one, np.zeros(1, np.int64)))
         assert row(alone, 0) in space
         assert str(row(alone, 0)) == str(row(whole, lane))
 
@@ -164,13 +164,21 @@ def row(actions, lane):
 
 def test_random_actions_are_uniform():
     noise = EpisodeNoise(np.arange(30_000), np.zeros(30_000, np.int64))
-    actions, _ = RandomPolicy(SPACES["integers"]).act(None, None, np.ones(30_000, bool), noise)
+    actions, _ = UniformPolicy(SPACES["integers"]).act(None, None, np.ones(30_000, bool), noise)
     shares = np.bincount(actions[:, 0].astype(int) + 3, minlength=7) / 30_000
     assert shares == pytest.approx(np.full(7, 1 / 7), abs=0.01)
 
 
+def test_a_mask_is_kept_to():
+    mask = np.array([[0, 1, 0], [1, 0, 1]] * 500, np.int8)
+    noise = EpisodeNoise(np.arange(1000), np.zeros(1000, np.int64))
+    actions, _ = UniformPolicy(spaces.Discrete(3)).act({"action_mask": mask}, None, np.ones(1000, bool), noise)
+    assert set(actions[::2]) == {1}
+    assert set(actions[1::2]) == {0, 2}
+
+
 def test_a_random_policy_says_what_it_cannot_do():
     with pytest.raises(ConfigError, match="cannot draw from Text"):
-        RandomPolicy(spaces.Dict(a=spaces.Text(3)))
+        UniformPolicy(spaces.Dict(a=spaces.Text(3)))
     with pytest.raises(ConfigError, match=r"set policy\.deterministic to false"):
-        RandomPolicy(SPACES["discrete"]).act(None, None, np.ones(1, bool), None)
+        UniformPolicy(SPACES["discrete"]).act(None, None, np.ones(1, bool), None)

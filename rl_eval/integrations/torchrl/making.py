@@ -20,7 +20,7 @@ from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import as_env, peel
 from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
-from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformPolicy
+from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformActions
 from rl_eval.protocols import EnvContext, NoiseSource
 
 __all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
@@ -97,8 +97,8 @@ class ScopedPolicy:
         device: str,
     ) -> None:
         self._scope, self._mode = scope, mode
-        self._build: Callable[[str], TensorDictPolicy | UniformPolicy] = lambda how: (
-            UniformPolicy(action_space)
+        self._build: Callable[[str], TensorDictPolicy | UniformActions] = lambda how: (
+            UniformActions(action_space)
             if how == UNIFORM
             else TensorDictPolicy(policy, observation_space, action_space, how, device=device)
         )
