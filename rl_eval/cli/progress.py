@@ -33,7 +33,7 @@ __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_mon
 _REFRESH_S: Final = 0.2
 _FIRST_LINE_S: Final = 0.5
 """When the first line is written at the latest."""
-_STARTING_S: Final = 0.5
+_STARTING_S: Final = 0.4
 """Between lines while nothing runs yet: an import may keep the thread that writes them waiting for as long again."""
 _FREQUENT_UNTIL_S: Final = 30.0
 """Until then somebody may be looking on; later lines are for a log, which should not be flooded."""

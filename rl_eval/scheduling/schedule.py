@@ -253,8 +253,9 @@ class Schedule:
         del self._holder[index]
         del state.held[index]
         state.reclaiming.discard(index)
-        self._num_isolated -= state.isolating
-        state.isolating = state.isolating and bool(state.held)
+        if state.isolating:
+            self._num_isolated -= 1
+            state.isolating = bool(state.held)
 
     def _remove(self, runner: int) -> list[int]:
         """Let a runner go; return what it held."""
@@ -373,19 +374,23 @@ class Schedule:
         """Remove and return the lowest indices that nobody has held yet."""
         taken: list[int] = []
         while len(taken) < count and self._next < len(self._done):
-            taken.append(self._next)
-            self._next += 1
+            limit = min(self._next + count - len(taken), len(self._done))
+            done = self._done.find(1, self._next, limit)
+            end = limit if done < 0 else done
+            taken += range(self._next, end)
+            self._next = end
             self._skip_done()
         return taken
 
     def _lease(self, runner: int, indices: list[int]) -> Grant:
-        state, leases = self._runners[runner], []
-        for index in indices:
-            self._holder[index] = runner
-            state.held[index] = None
-            seed, attempt = int(self._plan.seeds[index]), self._attempts.get(index, 0) + 1
-            leases.append(Lease(index, seed, attempt, runner, seating=self._plan.seating(index)))
+        self._holder.update(dict.fromkeys(indices, runner))
+        self._runners[runner].held.update(dict.fromkeys(indices))
         self._runners.note(runner)
+        seeds, attempts, seating = self._plan.seeds[indices].tolist(), self._attempts, self._plan.seating
+        leases = [
+            Lease(index, seed, attempts.get(index, 0) + 1, runner, False, False, seating(index))
+            for index, seed in zip(indices, seeds, strict=True)
+        ]
         return Grant(runner, tuple(leases))
 
     def _rebalance(self) -> list[Command]:

@@ -374,7 +374,7 @@ def test_lines_come_twice_as_often_until_something_runs():
 
 def test_a_command_that_is_slow_to_read_its_config_says_so_early():
     """And once what is evaluated is known, that is the next line."""
-    views = [View("reading toy.yaml", seconds) for seconds in (0.0, 0.2, 0.6, 0.8)]
+    views = [View("reading toy.yaml", seconds) for seconds in (0.0, 0.2, 0.6, 0.7)]
     assert lines_of(*views, View("loading", 0.9, SETTINGS)) == [
         "reading toy.yaml, 0:01",
         "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each",

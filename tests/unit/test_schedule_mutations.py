@@ -21,7 +21,7 @@ MUTANTS = {
         "if state is not None and self._holder.get(index) == runner:\n                self._finish(state, index)",
         "if index in self._holder:\n                self._finish(self._runners[self._holder[index]], index)",
     ),
-    "forgets charged attempts": ("self._attempts.get(index, 0) + 1\n", "1\n"),
+    "forgets charged attempts": ("attempts.get(index, 0) + 1, runner", "1, runner"),
     "retries where it failed": ("return runner not in failed_on or not (", "return True or not ("),
     "gives up too late": (
         ">= self._max_attempts:\n            return [self._give_up",
