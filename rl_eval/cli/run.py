@@ -20,6 +20,7 @@ from rl_eval.cli.printing import print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
+from rl_eval.cli.trusting import consents
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.table import interval_text
@@ -196,21 +197,12 @@ def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool)
     from rl_eval.cli.policy_source import policy_source
 
     source = policy_source(policy)
-    if source.pickled is not None and not trust and not _trusts(source.pickled):
-        raise ConfigError(
-            f"--policy {policy}: {source.pickled} holds pickled objects, which can run any code when they are loaded: "
-            "give --trust if you know where it comes from"
-        )
+    if source.pickled is not None and not trust:
+        facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
+        if not consents(f"{facts}.", "Load it?"):
+            raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
     say(f"policy: {source.said}")
     return dict(source.keys)
-
-
-def _trusts(pickled: str) -> bool:
-    """Ask whoever sits at the terminal, if anybody does."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    typer.echo(f"{pickled} holds pickled objects, which can run any code when they are loaded.", err=True)
-    return typer.confirm("Load it?", default=False, err=True)
 
 
 def _check_front(env: str | None, policy: str | None, section: str | None, assignments: list[str] | None) -> None:

@@ -12,7 +12,7 @@ from rl_eval.cli.settings import find_modules_here, fix_numerics
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Trust", "load_to_run"]
+__all__ = ["Trust", "consents", "load_to_run"]
 
 Trust = Annotated[
     bool,
@@ -38,15 +38,15 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
         if not trust:
             check_trust(result.provenance)
     except UntrustedError as error:
-        if not _consents(error):
+        if not consents(str(error), "Run this code?"):
             raise
     find_modules_here()
     return result
 
 
-def _consents(error: Exception) -> bool:
+def consents(facts: str, question: str) -> bool:
     """Ask whoever sits at the terminal, if anybody does."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    typer.echo(str(error), err=True)
-    return typer.confirm("Run this code?", default=False, err=True)
+    typer.echo(facts, err=True)
+    return typer.confirm(question, default=False, err=True)

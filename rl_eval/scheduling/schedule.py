@@ -283,8 +283,7 @@ class Schedule:
             del self._attempts[index]
             self._uncharged.pop(index, None)
             self._failed_on.pop(index, None)
-        if index in self._isolation:
-            self._isolation.discard(index)
+        self._isolation.discard(index)
         self._done[index] = 1
         self._unfinished -= 1
 

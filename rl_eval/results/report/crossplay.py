@@ -1,4 +1,4 @@
-"""Decides how cross-play looks: matrices of scores and returns, ratings, seats and line-ups, as tables."""
+"""Page of a cross-play: matrices of scores and returns, ratings, seats and line-ups, as tables."""
 
 from __future__ import annotations
 

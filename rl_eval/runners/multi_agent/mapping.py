@@ -1,4 +1,4 @@
-"""Which policy plays which agent in an episode."""
+"""Mapping of agents to policies, by episode."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import gymnasium as gym
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import EvalSettings, PolicySection
 from rl_eval.errors import ConfigError, nearest, summary_of
+from rl_eval.policies.filters import DEFAULT_POLICY
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.team import TeamEnv
 
-__all__ = ["DEFAULT_POLICY", "PolicyMapping", "sections_of"]
-
-DEFAULT_POLICY: Final = "default_policy"
-"""Id of a policy that plays all agents."""
+__all__ = ["PolicyMapping", "sections_of"]
 
 _SCANNED: Final = 1000
 """Episodes that are looked at to see which agents a policy plays."""
