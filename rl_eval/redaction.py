@@ -8,6 +8,7 @@ that only steer libraries (``OMP_NUM_THREADS``) are no secrets.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -143,7 +144,7 @@ def learn(value: Any, *path: str) -> None:
 
 def _is_secret(path: Path, value: Any) -> bool:
     for position, name in enumerate(path):
-        words = {word.lower() for word in _WORD.findall(name)}
+        words = _words(name)
         if isinstance(value, (str, bytes)):
             if words & _SECRET or _is_key(name, value):
                 return True
@@ -158,11 +159,16 @@ def _is_secret(path: Path, value: Any) -> bool:
 
 
 def _is_key(name: str, value: str | bytes) -> bool:
-    words = [word.lower() for word in _WORD.findall(name)]
+    words = _words(name)
     if "key" not in words and "keys" not in words:
         return False
     text = value if isinstance(value, str) else value.decode("latin-1")
-    return bool(_KEYS & set(words)) or name.isupper() or (words == ["key"] and bool(_RANDOM.fullmatch(text)))
+    return bool(_KEYS & words) or name.isupper() or (words == {"key"} and bool(_RANDOM.fullmatch(text)))
+
+
+@functools.lru_cache(maxsize=1024)  # The same few names lead to nearly all values.
+def _words(name: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(name))
 
 
 def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callable[[Path, str], str]) -> Any:

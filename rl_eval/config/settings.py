@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
-from rl_eval.records.plain import convert
+from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.redaction import digest_secrets, learn, redact
 from rl_eval.scheduling.matchups import Matchups, make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
@@ -302,7 +302,7 @@ class EvalSettings(_Section):
         return {key: value for key, value in added.items() if value}
 
     def described(self) -> dict[str, Any]:
-        """Return everything as plain data; live objects are named, not stored, and secrets are masked."""
+        """Return everything as plain JSON; live objects are named, not stored, and secrets are masked."""
         described = redact(_described(self.model_dump()))
         assert isinstance(described, dict)
         return described
@@ -379,7 +379,7 @@ def describe_object(value: Any) -> Any:
 
 
 def _described(value: Any) -> Any:
-    return convert(value, lambda _, leaf: describe_object(leaf))
+    return convert(value, lambda key, leaf: plain_leaf(key, describe_object(leaf)))
 
 
 def _identified(value: Any, *path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from rl_eval.results.story import Event, Kind
 from rl_eval.scheduling import events
@@ -12,6 +12,14 @@ from rl_eval.scheduling import events
 __all__ = ["EventRing"]
 
 _CAPACITY: Final = 10_000
+
+
+class _Granted(NamedTuple):
+    """A grant without its leases, which would be some thousand more objects for the garbage collector."""
+
+    runner: int
+    attempts: dict[int, int]
+    """Attempt by episode."""
 
 
 @final
@@ -26,16 +34,17 @@ class EventRing:
         self.positions: dict[int, int] = {}
         """Position in the group of each runner, by incarnation."""
         self._capacity = capacity
-        self._entries: deque[tuple[float, int, events.Event, Sequence[events.Command]]] = deque()
+        self._entries: deque[tuple[float, int, events.Event, list[events.Command | _Granted]]] = deque()
         self._size = 0
         self._began: float | None = None
 
     def append(self, now: float, event: events.Event, commands: Sequence[events.Command]) -> None:
         """Take an event and what came of it, without a look at single episodes."""
         self._began = now if self._began is None else self._began
-        size = 1 + sum(len(command.leases) for command in commands if isinstance(command, events.Grant))
+        kept = [_kept(command) for command in commands]
+        size = 1 + sum(len(command.attempts) for command in kept if isinstance(command, _Granted))
         size += len(event.finished) if isinstance(event, events.RunnerReported) else 0
-        self._entries.append((now, size, event, commands))
+        self._entries.append((now, size, event, kept))
         self._size += size
         while self._size > self._capacity and len(self._entries) > 1:
             self._size -= self._entries.popleft()[1]
@@ -56,6 +65,12 @@ class EventRing:
         return moves
 
 
+def _kept(command: events.Command) -> events.Command | _Granted:
+    if not isinstance(command, events.Grant):
+        return command
+    return _Granted(command.runner, {lease.index: lease.attempt for lease in command.leases})
+
+
 def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterator[tuple[Kind, str, int, int]]:
     """Tell whether an attempt that a runner was given came to an end."""
     match event:
@@ -73,15 +88,13 @@ def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterat
 
 
 def _decided(
-    commands: Sequence[events.Command], index: int, runner: int, attempt: int
+    commands: Sequence[events.Command | _Granted], index: int, runner: int, attempt: int
 ) -> Iterator[tuple[Kind, str, int, int]]:
     """Tell what the schedule did with an episode."""
     for command in commands:
         match command:
-            case events.Grant(receiver, leases):
-                for lease in leases:
-                    if lease.index == index:
-                        yield "granted", "given to the runner", receiver, lease.attempt
+            case _Granted(receiver, attempts) if index in attempts:
+                yield "granted", "given to the runner", receiver, attempts[index]
             case events.Reclaim(holder, indices) if holder == runner and index in indices:
                 yield "reclaimed", "asked back, to be run elsewhere", runner, attempt
             case events.Exclude(excluded) if excluded == runner:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain"]
+__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain", "plain_leaf"]
 
 ABSENT: Final = "(absent)"
 """Stands for a value that one of two trees lacks."""
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 def plain(value: Any) -> Any:
     """Return a value as plain JSON: NaN becomes None, infinity and the unknown their texts, a set a sorted list."""
-    return convert(value, _json_leaf)
+    return convert(value, plain_leaf)
 
 
 def convert(value: Any, leaf: Callable[[str, Any], Any], key: str = "", name: Callable[[Any], Any] = str) -> Any:
@@ -71,9 +71,10 @@ def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
         yield Difference(key, a, b)
 
 
-def _json_leaf(key: str, value: Any) -> Any:
+def plain_leaf(key: str, value: Any) -> Any:
+    """Return what is neither a container nor text, int, bool or None as :func:`plain` does."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, np.ndarray):
-        return convert(value.tolist(), _json_leaf, key)
+        return convert(value.tolist(), plain_leaf, key)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

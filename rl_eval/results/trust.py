@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import UntrustedError
-from rl_eval.records.plain import leaves, plain
+from rl_eval.records.plain import leaves
 
 __all__ = ["check_trust", "is_own", "named_code", "sign", "working_folder"]
 
@@ -38,7 +38,7 @@ def working_folder() -> str | None:
 
 
 def sign(config: Any) -> str | None:
-    """Return the signature of a config that is evaluated in this process's working folder; None without a folder."""
+    """Return the signature of a config, as plain JSON, in this process's working folder; None without a folder."""
     return _sign(config, working_folder())
 
 
@@ -75,7 +75,7 @@ def named_code(config: Any) -> list[str]:
 def _sign(config: Any, folder: str | None) -> str | None:
     if folder is None:
         return None
-    message = json.dumps([plain(config), folder], sort_keys=True, separators=(",", ":"))
+    message = json.dumps([config, folder], sort_keys=True, separators=(",", ":"))
     return hmac.new(_key(_key_file())[0], message.encode(), hashlib.sha256).hexdigest()
 
 

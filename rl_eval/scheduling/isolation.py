@@ -48,9 +48,10 @@ class Isolation:
         """Have an episode wait."""
         heappush(self._waiting, index)
 
-    def discard(self, index: int) -> None:
-        """Let an episode go: it is done."""
-        self._largest.pop(index, None)
+    def discard(self, indices: Iterable[int]) -> None:
+        """Let episodes go: they are done."""
+        for index in self._largest.keys() & indices:
+            del self._largest[index]
 
     def take(self, lanes: int, runners: int) -> list[int]:
         """Remove and return what runs together on one runner.

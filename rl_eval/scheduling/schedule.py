@@ -193,20 +193,22 @@ class Schedule:
     def _reported(self, report: RunnerReported) -> list[Command]:
         runner = report.runner
         state = self._runners.get(runner)
-        recorded, audited = [], []
+        recorded: dict[int, int] = {}
+        audited = []
         for position, index in enumerate(report.finished):
-            if state is not None and self._holder.get(index) == runner:
-                self._finish(state, index)
-                recorded.append(position)
+            if self._holder.get(index) == runner and index not in recorded:
+                recorded[index] = position
             else:
                 audited.append(position)
         commands: list[Command] = []
         if recorded:
-            commands.append(Record(tuple(recorded)))
+            commands.append(Record(tuple(recorded.values())))
         if audited:
             commands.append(Audit(tuple(audited)))
         if state is None:
             return commands
+        self._drop(state, recorded)
+        self._settle(recorded)
         first = state.untried
         state.pace, state.live = len(recorded), len(report.live)
         state.reclaiming.difference_update(report.live)
@@ -215,11 +217,11 @@ class Schedule:
         for index, attempt in failed:
             self._attempts[index] = attempt
             self._failed_on.setdefault(index, []).append(runner)
-            self._drop(state, index)
+            self._drop(state, [index])
             commands += self._put_back(index)
         returned = [index for index in report.returned if self._holder.get(index) == runner]
+        self._drop(state, returned)
         for index in returned:
-            self._drop(state, index)
             commands += self._put_back(index)
         self._runners.note(runner)
         broken = self._runners.broken() if self._runners.failing else []
@@ -244,25 +246,21 @@ class Schedule:
             if self._holder.get(index) == runner and attempt > self._attempts.get(index, 0)
         ]
 
-    def _finish(self, state: RunnerState, index: int) -> None:
-        self._drop(state, index)
-        self._settle(index)
-
-    def _drop(self, state: RunnerState, index: int) -> None:
-        """Take a lease from its runner."""
-        del self._holder[index]
-        del state.held[index]
-        state.reclaiming.discard(index)
+    def _drop(self, state: RunnerState, indices: Collection[int]) -> None:
+        """Take leases from their runner."""
+        for index in indices:
+            del self._holder[index]
+            del state.held[index]
+        state.reclaiming.difference_update(indices)
         if state.isolating:
-            self._num_isolated -= 1
+            self._num_isolated -= len(indices)
             state.isolating = bool(state.held)
 
     def _remove(self, runner: int) -> list[int]:
         """Let a runner go; return what it held."""
         state = self._runners.pop(runner)
         held = list(state.held)
-        for index in held:
-            self._drop(state, index)
+        self._drop(state, held)
         self._runners.note(runner)
         return held
 
@@ -278,18 +276,19 @@ class Schedule:
             heappush(self._requeued, index)
         return []
 
-    def _settle(self, index: int) -> None:
-        if index in self._attempts:
+    def _settle(self, indices: Collection[int]) -> None:
+        for index in indices:
+            self._done[index] = 1
+        self._unfinished -= len(indices)
+        self._isolation.discard(indices)
+        for index in self._attempts.keys() & indices:
             del self._attempts[index]
             self._uncharged.pop(index, None)
             self._failed_on.pop(index, None)
-        self._isolation.discard(index)
-        self._done[index] = 1
-        self._unfinished -= 1
 
     def _give_up(self, index: int) -> GiveUp:
         attempts = self._attempts[index]
-        self._settle(index)
+        self._settle([index])
         self._given_up.add(index)
         return GiveUp(index, int(self._plan.seeds[index]), attempts)
 

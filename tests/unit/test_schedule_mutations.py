@@ -18,8 +18,8 @@ HISTORIES = 150
 
 MUTANTS = {
     "records a row whose lease is no longer held": (
-        "if state is not None and self._holder.get(index) == runner:\n                self._finish(state, index)",
-        "if index in self._holder:\n                self._finish(self._runners[self._holder[index]], index)",
+        "if self._holder.get(index) == runner and index not in recorded",
+        "if index not in recorded",
     ),
     "forgets charged attempts": ("attempts.get(index, 0) + 1, runner", "1, runner"),
     "retries where it failed": ("return runner not in failed_on or not (", "return True or not ("),
