@@ -41,7 +41,7 @@ def convert(value: Any, leaf: Callable[[str, Any], Any], key: str = "", name: Ca
     """
     if type(value) in _PLAIN:  # Nearly all values of nearly all faults, of which there may be very many.
         return value
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return {name(part): convert(item, leaf, f"{key}.{part}".lstrip("."), name) for part, item in value.items()}
     if isinstance(value, list | tuple):
         return [convert(item, leaf, key, name) for item in value]

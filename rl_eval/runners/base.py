@@ -339,7 +339,8 @@ class EvalRunner(WorkerInterface):
         lane.reset_seconds = perf_counter() - lane.started
         self._totals["reset_seconds"] += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
-        lane.begin_observing(observation)
+        if lane.observed is not None and not lane.lease.fresh:
+            lane.begin_observing(observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -366,8 +367,10 @@ class EvalRunner(WorkerInterface):
             if info or type(info) is not dict:
                 self._values.read_info(lane, info)
             if terminated is not False or truncated is not False or lane.length >= self._max_steps:
-                terminated = self._values.flag("terminated", terminated)
-                truncated = self._values.flag("truncated", truncated)
+                if type(terminated) is not bool:
+                    terminated = self._values.flag("terminated", terminated)
+                if type(truncated) is not bool:
+                    truncated = self._values.flag("truncated", truncated)
                 if terminated or truncated or lane.length >= self._max_steps:
                     self._finish(lane, terminated, truncated)
                     return False

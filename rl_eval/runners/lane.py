@@ -104,11 +104,11 @@ class Lane:
         self.reset, self.step = self.trace.reset, self.trace.step
 
     def begin_observing(self, observation: Any) -> None:
-        """Let the observers see the attempt that was reset, unless it only runs to be compared."""
+        """Let the observers see the attempt that was reset."""
         assert self.lease is not None
-        if self.observed is not None and not self.lease.fresh:
-            spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
-            self.step = self.observed.begin(self.step, spec, self.attempt, observation)
+        assert self.observed is not None
+        spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
+        self.step = self.observed.begin(self.step, spec, self.attempt, observation)
 
     def unwrap(self) -> None:
         """Let the environment be called directly again."""
