@@ -10,7 +10,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, final
 
@@ -63,6 +64,9 @@ class Display(Protocol):
     def draw(self, view: View) -> None:
         """Show what there is."""
 
+    def make_room(self, view: View) -> None:
+        """Leave the terminal to the result; what is drawn from now on stands below it, in one line."""
+
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -113,6 +117,14 @@ class Monitor:
         """Show progress and phase as a function tells them."""
         self._said, self._source = "", source
 
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Draw nothing meanwhile, and below what was printed afterwards."""
+        with self._drawing:
+            if self._display is not None and not self._closing.is_set():
+                self._display.make_room(self._view())
+            yield
+
     def close(self) -> None:
         """Leave the terminal as it was; may be called again, and by any thread."""
         with self._drawing:
@@ -149,6 +161,7 @@ class LineDisplay:
         self._console = console
         self._next = _FIRST_LINE_S
         self._headed = False
+        self._over = False
         self._announced = ""
 
     def draw(self, view: View) -> None:
@@ -157,18 +170,23 @@ class LineDisplay:
             self._headed = True
             self._write(headline(view.settings), view)
         elif view.seconds >= self._next:
-            self._write(progress_line(view), view)
+            self._write(_phase_line(view) if self._over else progress_line(view), view)
         if view.announcement != self._announced:
             self._announced = view.announcement
             self._write(view.announcement, view)
+
+    def make_room(self, view: View) -> None:
+        """See :class:`Display`."""
+        self._over = True
+        self._next = view.seconds + _FREQUENT_S - _REFRESH_S
 
     def close(self) -> None:
         """See :class:`Display`."""
 
     def _write(self, text: str, view: View) -> None:
-        interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S else _RARE_S
-        if view.progress is None:
-            interval = min(interval, _STARTING_S)
+        interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S or self._over else _RARE_S
+        if view.progress is None and not self._over:
+            interval = _STARTING_S
         self._next = view.seconds + interval - _REFRESH_S  # A view may come that much later.
         self._console.print(text, soft_wrap=True, markup=False)
 
@@ -191,11 +209,17 @@ class LiveDisplay:
             transient=True,
             redirect_stdout=sys.stdout.isatty(),
         )
+        self._over = False
 
     def draw(self, view: View) -> None:
         """See :class:`Display`."""
         self._live.start()
-        self._live.update(_drawing(view), refresh=True)
+        self._live.update(Text(_phase_line(view)) if self._over else _drawing(view), refresh=True)
+
+    def make_room(self, view: View) -> None:
+        """See :class:`Display`."""
+        self._live.stop()
+        self._over = True
 
     def close(self) -> None:
         """See :class:`Display`."""
@@ -234,6 +258,10 @@ def headline(settings: EvalSettings) -> str:
         f"{names(settings)[0]}: {_count(evaluation.num_episodes, 'episode')}, seed {evaluation.seed}, "
         f"{where}{_count(runners.lanes, 'environment')}{' each' if runners.num_runners else here}"
     )
+
+
+def _phase_line(view: View) -> str:
+    return f"{view.phase}, {clock_text(view.seconds)}"
 
 
 def progress_line(view: View) -> str:

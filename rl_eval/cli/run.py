@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
 __all__ = ["exit_code_of", "look_up", "run", "run_evaluation"]
-
-_REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 
 
 def _option(metavar: str, text: str, *names: str) -> Any:
@@ -285,17 +282,26 @@ def run_evaluation(
 
     monitor.say(_start_of(settings))
     with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
-        for module in _REPORT_NEEDS:  # Now, while other runners start; and not beside an environment that imports.
-            importlib.import_module(module)
+        _import_for_the_report()
         handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
         result = handle.result()
         interruption.claim()
-        monitor.close()
-        deliver(result)
+        with monitor.room():
+            deliver(result)
+        monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
         if run_dir is not None and interruption.number is not None and result.stopped_early:
             _say("what had finished is in the log: the same command continues there")
         interruption.conclude(exit_code_of(result, interruption))
     return result
+
+
+def _import_for_the_report() -> None:
+    """Import what saving needs while other runners start, and not beside an environment that imports."""
+    import pyarrow.parquet
+    import scipy.special
+
+    assert scipy.special
+    pyarrow.array([])  # Its first array imports pandas where there is one.
 
 
 def _start_of(settings: EvalSettings) -> str:

@@ -407,6 +407,9 @@ class Drawn:
     def draw(self, view):
         self.views.append(view)
 
+    def make_room(self, view):
+        self.views.append("room")
+
     def close(self):
         self.closed += 1
 
@@ -433,6 +436,36 @@ def test_a_monitor_draws_of_itself_while_its_maker_is_busy():
     assert (display.views[-1].phase, display.views[-1].announcement) == ("stopping", "stopping")
     assert display.closed == 1
     assert [view.seconds for view in display.views] == sorted(view.seconds for view in display.views)
+
+
+def test_nothing_is_drawn_while_the_result_is_printed_and_one_line_below_it():
+    display = Drawn()
+    monitor = Monitor(display)
+    display.until(lambda view: view.seconds > 0.1)
+    with monitor.room():
+        drawn = len(display.views)
+        assert display.views[-1] == "room"
+        time.sleep(0.5)
+        assert len(display.views) == drawn
+    monitor.say("stopping the runners")
+    display.until(lambda view: view != "room" and view.phase == "stopping the runners")
+    monitor.close()
+    with monitor.room():
+        assert display.views.count("room") == 1
+
+
+@pytest.mark.parametrize("began", [3.0, 300.0])
+def test_lines_below_the_result_come_every_second_again(began):
+    console = Console(record=True, width=200, highlight=False, file=io.StringIO())
+    display = LineDisplay(console)
+    display.draw(View("running", began - 1, SETTINGS, progress()))
+    display.draw(View("running", began - 0.5, SETTINGS, progress()))
+    display.make_room(View("running", began, SETTINGS, progress()))
+    console.export_text()
+    for look in range(1, 11):
+        display.draw(View("stopping the runners", began + look / 5, SETTINGS, progress()))
+    written = console.export_text().splitlines()
+    assert written == [f"stopping the runners, {clock_text(began + seconds)}" for seconds in (0.8, 1.7)]
 
 
 def test_mean_text():
