@@ -1,4 +1,4 @@
-"""Pool of runners: which exist, which are fit to work, and when a lost one is replaced.
+"""Pool of runners: which exist, which are fit to work, and the back-off before another takes the place of a lost one.
 
 A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is
 replaced after a back-off that doubles with each consecutive loss; a finished episode, anybody's, sets it back. After

@@ -1,4 +1,4 @@
-"""Verdicts on failures: who is charged, and whether a runner is replaced, excluded, or the end of its group.
+"""Verdicts on failures: which episode is charged, and whether the runner is replaced, excluded, or ends its group.
 
 Everything that can go wrong outside of an environment's call is judged here, and nowhere else, by pure functions:
 

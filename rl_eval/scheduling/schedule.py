@@ -1,4 +1,4 @@
-"""Assignment of episodes to runners, decided without running anything.
+"""Assignment of episodes to runners: which runs next and where a failed one is retried, decided without running any.
 
 Two rules make the result independent of the layout:
 
