@@ -71,8 +71,9 @@ class EnvironmentSection(_Section):
     """Agents of a multi-agent environment in the order of their seats. By default its ``possible_agents``, for which
     it is built once where the evaluation is started."""
     action_masks: bool = False
-    """Hand an agent's ``info["action_mask"]`` to its policy, whose observations become dicts of ``observation`` and
-    ``action_mask``; for multi-agent environments that do not have the mask in the observation."""
+    """Hand the environment's action masks to the policy, whose observations become dicts of ``observation`` and
+    ``action_mask``. The mask is what a method ``action_masks()`` of the environment returns, as in sb3-contrib, or else
+    ``info["action_mask"]``; with several agents, that of each agent's info."""
 
 
 class PolicySection(_Section):

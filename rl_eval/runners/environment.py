@@ -16,6 +16,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
+from rl_eval.runners.action_masks import ActionMasks
 
 __all__ = ["build_env", "construct_env", "import_env"]
 
@@ -58,7 +59,7 @@ def construct_env(
     _check_members(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
-    return env
+    return ActionMasks(env) if section.action_masks else env
 
 
 def build_env(

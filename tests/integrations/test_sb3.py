@@ -353,13 +353,6 @@ def test_sampling_repeats_itself_and_leaves_global_generators_alone():
     assert first.fingerprint != evaluate(config_of(action="box"), model).fingerprint
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "SAC"])
-def test_gsde_cannot_be_sampled(algorithm):
-    model = make_model(algorithm, action="box", use_sde=True)
-    with pytest.raises(ConfigError, match=r"StateDependentNoiseDistribution.*policy.deterministic"):
-        evaluate(config_of(action="box", deterministic=False), model)
-
-
 class OwnWay(ActorCriticPolicy):
     def _predict(self, observation, deterministic=False):
         return 3 - super()._predict(observation, deterministic)
@@ -383,7 +376,7 @@ def test_a_policy_with_its_own_way_is_followed_but_not_sampled():
         evaluate(config_of(deterministic=False), model)
 
 
-def test_what_predicts_with_a_memory_or_a_mask_is_refused():
+def test_what_predicts_in_a_way_of_its_own_is_refused():
     with pytest.raises(ConfigError, match=r"OwnPredict has a predict\(\) of its own"):
         evaluate(config_of(), make_model("PPO", policy=OwnPredict))
     model = OwnModel("MlpPolicy", DummyVecEnv([Rewards]), n_steps=64, device="cpu")

@@ -10,7 +10,7 @@ PPO, A2C and their like     categorical, multi-categorical, Bernoulli or diagona
 SAC and its like            tanh of a diagonal Gaussian
 DQN and its like            greedy, or with probability ``exploration_rate`` any action
 TD3 and its like            the deterministic one, which is what they predict either way
-gSDE                        cannot be: its noise outlives a step
+gSDE                        the mean and the episode's own noise matrix, drawn at its first step
 ==========================  ========================================================================
 """
 
@@ -22,37 +22,28 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+import tree
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    Distribution,
-    MultiCategoricalDistribution,
-    SquashedDiagGaussianDistribution,
-)
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.td3.policies import TD3Policy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3.context import context_of
+from rl_eval.integrations.sb3.draws import Exploration, draw, explores, parameters
 from rl_eval.integrations.sb3.live import portable
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
-from rl_eval.integrations.sb3.observations import Preprocessor, State
-from rl_eval.policies.sampling import bernoulli, categorical, gaussian
+from rl_eval.integrations.sb3.observations import Preprocessor
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["SB3Policy", "as_policy"]
 
 Array = npt.NDArray[Any]
+State = dict[str, Any]
 
-_KNOWN: Final = (
-    CategoricalDistribution,
-    MultiCategoricalDistribution,
-    BernoulliDistribution,
-    DiagGaussianDistribution,
-)
+_PACKAGES: Final = ("stable_baselines3", "sb3_contrib")
 
 
 def as_policy(
@@ -71,10 +62,7 @@ def as_policy(
             'policy.actions is "unsquash", but a policy of Stable-Baselines3 returns actions in the environment\'s '
             "scale: leave policy.actions out"
         )
-    policy = SB3Policy(portable(value), observation_space, action_space)
-    if not section.deterministic:
-        policy.check_sampling()
-    return policy
+    return SB3Policy(portable(value), observation_space, action_space, section.deterministic)
 
 
 @final
@@ -85,17 +73,20 @@ class SB3Policy:
         module: A detached policy, with its normalizers if it has any.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
+        deterministic: Whether it is only asked for the mode of its distribution.
 
     Raises:
-        ConfigError: The spaces do not fit the policy's, or the policy has a ``predict`` of its own.
+        ConfigError: The spaces do not fit the policy's, or it has a ``predict`` of its own, or cannot be sampled from.
     """
 
-    def __init__(self, module: BasePolicy, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        if type(module).predict is not BasePolicy.predict:
-            raise ConfigError(
-                f"{type(module).__name__} has a predict() of its own, as recurrent and masked policies do, which "
-                "rl_eval cannot batch: implement rl_eval.Policy around it"
-            )
+    def __init__(
+        self,
+        module: BasePolicy,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        deterministic: bool = True,
+    ) -> None:
+        self._context = context_of(module)
         if action_space != module.action_space:
             raise ConfigError(
                 f"the policy was trained with actions of {module.action_space}, but the environment's are of "
@@ -103,22 +94,41 @@ class SB3Policy:
             )
         self.module = module
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
-        self._prepare = Preprocessor(observation_space, module.observation_space, self._normalizers)
+        observed = self._context.observed(observation_space)
+        self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
+        self._exploration: Exploration | None = None
+        if not deterministic:
+            self._check_sampling()
+            if explores(getattr(self._actor, "action_dist", None)):
+                self._exploration = Exploration(self._actor)
 
     # ------------------------------------------------------------------ the Policy protocol
 
     def initial_state(self, batch_size: int) -> State | None:
-        """Return the frames of fresh episodes; None if the policy sees one at a time."""
-        return self._prepare.initial_state(batch_size, self.module.device)
+        """Return frames, LSTM state and exploration noise of fresh episodes; None if the policy has none of them."""
+        state = {
+            "frames": self._prepare.initial_state(batch_size, self.module.device),
+            "context": self._context.initial_state(batch_size),
+            "exploration": self._exploration and self._exploration.initial_state(batch_size),
+        }
+        return {name: part for name, part in state.items() if part is not None} or None
 
+    @torch.no_grad()
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return the numbers that discrete actions are chosen by."""
-        batch = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
-        prepared, _ = self._prepare(observations, self.initial_state(batch), self.module.device)
+        """Return the numbers that actions are chosen by, in the second step if the policy has a state."""
+        rows = len(tree.flatten(observations)[0])
+        state = self.initial_state(rows) or {}
+        prepared, arguments, _ = self._read(observations, state)
         if isinstance(self.module, DQNPolicy):
             return [_array(self.module.q_net(prepared))]
-        return self._parameters(prepared) if hasattr(self.module, "get_distribution") else []
+        if not hasattr(self.module, "get_distribution"):
+            return []
+        distribution, following = self._distribution(prepared, arguments)
+        if following is not None:
+            # A state of zeros would hide whether rows share its matrix products without a trace.
+            distribution, _ = self._distribution(prepared, self._context.arguments(observations, following))
+        return parameters(distribution)
 
     @torch.no_grad()
     def act(
@@ -127,63 +137,62 @@ class SB3Policy:
         """Choose actions; see :class:`rl_eval.Policy`.
 
         Raises:
-            ConfigError: Statistics are uninitialized, or the policy cannot be sampled from.
+            ConfigError: Statistics are uninitialized.
         """
         refuse_empty(self._normalizers, ConfigError)
-        prepared, state = self._prepare(observations, state, self.module.device)
+        former = state or {}
+        prepared, arguments, frames = self._read(observations, former)
+        following: State = {"frames": frames, "exploration": former.get("exploration")}
         if noise is None or isinstance(self.module, TD3Policy):
-            chosen = _array(self.module._predict(prepared, deterministic=True))
+            chosen, following["context"] = self._predicted(prepared, arguments)
         elif isinstance(self.module, DQNPolicy):
             chosen = self._explored(_array(self.module._predict(prepared)), noise)
         else:
-            chosen = self._sampled(prepared, live, noise)
-        return self._finished(chosen), state
+            distribution, following["context"] = self._distribution(prepared, arguments)
+            if self._exploration is None:
+                chosen = draw(distribution, live, noise)
+            else:
+                chosen, following["exploration"] = self._exploration.draw(distribution, former["exploration"], noise)
+        return self._finished(chosen), {name: following[name] for name in former} or None
 
-    # ------------------------------------------------------------------ sampling
+    # ------------------------------------------------------------------ calls of the policy
 
-    def check_sampling(self) -> None:
+    def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
+        """Return what the policy takes: an observation, and more by name; and the frames to remember."""
+        observation = self._context.observation(observations)
+        prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
+        return prepared, self._context.arguments(observations, state.get("context")), frames
+
+    def _predicted(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Array, Any]:
+        chosen, state = self._context.split(self.module._predict(prepared, deterministic=True, **arguments))
+        return _array(chosen), state
+
+    def _distribution(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Distribution, Any]:
+        if hasattr(self._actor, "get_action_dist_params"):
+            mean, log_std, more = self._actor.get_action_dist_params(prepared)
+            return self._actor.action_dist.proba_distribution(mean, log_std, **more), None
+        return self._context.split(self._actor.get_distribution(prepared, **arguments))
+
+    def _check_sampling(self) -> None:
         """Make sure that the policy can be sampled from an episode's own stream.
 
         Raises:
-            ConfigError: It has gSDE, a distribution that rl_eval does not know, or its own way to predict.
+            ConfigError: It has a distribution that rl_eval does not know, or its own way to predict.
         """
         if isinstance(self.module, (DQNPolicy, TD3Policy)):
             return
+        name = type(self.module).__name__
         distribution = getattr(self._actor, "action_dist", None)
-        foreign = type(self.module)._predict.__module__.partition(".")[0] not in {"stable_baselines3", "sb3_contrib"}
-        if foreign or not isinstance(distribution, _KNOWN):
-            what = (
-                f"{type(self.module).__name__} has a _predict() of its own"
-                if foreign
-                else f"{type(self.module).__name__} acts by a {type(distribution).__name__}"
-            )
-            raise ConfigError(
-                f"policy.deterministic is False, but {what}, which rl_eval cannot sample from an episode's own stream "
-                "(gSDE draws noise that outlives a step): set policy.deterministic to True"
-            )
-
-    def _sampled(self, prepared: Any, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
-        self.check_sampling()
-        distribution: Distribution = self._actor.action_dist
-        parameters = self._parameters(prepared)
-        if isinstance(distribution, DiagGaussianDistribution):
-            mean, std = parameters
-            drawn: Array = gaussian(mean, std, noise)
-            return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
-        if isinstance(distribution, BernoulliDistribution):
-            return bernoulli(parameters[0], noise)
-        chosen = [categorical(logits, live, noise) for logits in parameters]
-        return np.stack(chosen, axis=1) if isinstance(distribution, MultiCategoricalDistribution) else chosen[0]
-
-    def _parameters(self, prepared: Any) -> list[Array]:
-        """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
-        if hasattr(self._actor, "get_action_dist_params"):
-            mean, log_std, _ = self._actor.get_action_dist_params(prepared)
-            return [_array(mean), _array(log_std.exp())]
-        found = self._actor.get_distribution(prepared).distribution
-        if isinstance(found, torch.distributions.Normal):
-            return [_array(found.loc), _array(found.scale)]
-        return [_array(part.logits) for part in (found if isinstance(found, list) else [found])]
+        if _package(type(self.module)._predict) not in _PACKAGES:
+            what = f"{name} has a _predict() of its own"
+        elif _package(type(distribution)) not in _PACKAGES:
+            what = f"{name} acts by a {type(distribution).__name__}"
+        else:
+            return
+        raise ConfigError(
+            f"policy.deterministic is False, but {what}, which rl_eval cannot sample from an episode's own stream: set "
+            "policy.deterministic to True"
+        )
 
     def _explored(self, greedy: Array, noise: NoiseSource) -> Array:
         rate = float(getattr(self.module, "exploration_rate", 0.0))
@@ -202,6 +211,10 @@ class SB3Policy:
         if self.module.squash_output:
             return np.asarray(self.module.unscale_action(actions))
         return np.clip(actions, space.low, space.high)
+
+
+def _package(value: Any) -> str:
+    return str(value.__module__).partition(".")[0]
 
 
 def _array(tensor: torch.Tensor) -> Array:

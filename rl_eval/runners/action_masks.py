@@ -1,0 +1,89 @@
+"""Action masks of an environment of one agent, as a part of its observation."""
+
+from __future__ import annotations
+
+from typing import Any, Final, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError, EnvError
+
+__all__ = ["ActionMasks"]
+
+_METHOD: Final = "action_masks"
+"""Name that sb3-contrib gives the method; ``info`` has the singular, as gymnasium's own environments do."""
+
+
+@final
+class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
+    r"""Wrapper whose observations are dicts of ``observation`` and ``action_mask``.
+
+    The mask is what the environment's method ``action_masks()`` returns, which is looked for under all wrappers, or
+    else ``info["action_mask"]``. It has one number per choice: n of a Discrete space, ``sum(nvec)`` of a MultiDiscrete
+    and two per bit of a MultiBinary one. In the last observation of an episode, which nobody acts on, it is all ones.
+
+    Args:
+        env: The environment, with its wrappers.
+
+    Raises:
+        ConfigError: Its actions cannot be masked.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if not isinstance(env, gym.Env):
+            raise ConfigError(
+                f"environment.action_masks is true, but the environment is a {type(env).__name__}, which is no "
+                "gymnasium.Env: derive it from that"
+            )
+        super().__init__(env)
+        self._choices = _num_choices(env.action_space)
+        mask = gym.spaces.Box(0, 1, (self._choices,), np.int8)
+        self.observation_space = gym.spaces.Dict({"observation": env.observation_space, "action_mask": mask})
+        self._ask = env.get_wrapper_attr(_METHOD) if env.has_wrapper_attr(_METHOD) else None
+
+    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset the environment; see :meth:`gymnasium.Env.reset`."""
+        observation, info = self.env.reset(**kwargs)
+        return self._masked(observation, info), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
+        """Take a step; see :meth:`gymnasium.Env.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            masked = {"observation": observation, "action_mask": np.ones(self._choices, np.int8)}
+        else:
+            masked = self._masked(observation, info)
+        return masked, reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        return {"observation": observation, "action_mask": self._read(info)}
+
+    def _read(self, info: dict[str, Any]) -> npt.NDArray[np.int8]:
+        if self._ask is not None:
+            given = self._ask()
+        elif "action_mask" in info:
+            given = info["action_mask"]
+        else:
+            raise EnvError(
+                "environment.action_masks is true, but the environment has no method action_masks(), and its info has "
+                "no action_mask"
+            )
+        mask = np.ravel(given).astype(bool).astype(np.int8)
+        if len(mask) != self._choices:
+            raise EnvError(f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}")
+        return mask
+
+
+def _num_choices(space: gym.Space[Any]) -> int:
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, gym.spaces.MultiBinary):
+        return 2 * int(np.prod(space.shape))
+    raise ConfigError(
+        f"environment.action_masks is true, but the environment acts in {space}: only Discrete, MultiDiscrete and "
+        "MultiBinary actions have masks, so leave it out"
+    )
