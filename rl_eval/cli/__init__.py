@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, crossplay, doctor, export, ope, replay, run, service, show, video, watch
+from rl_eval.cli import compare, crossplay, doctor, export, ope, replay, report, run, service, show, video, watch
 from rl_eval.cli.exits import (
     COMPARE_CODES,
     CROSSPLAY_CODES,
@@ -41,6 +41,7 @@ app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
+app.command(epilog=READ_CODES, short_help="Write results as one HTML page that needs nothing else.")(report.report)
 app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)
 app.command(epilog=CROSSPLAY_CODES, short_help="Play several policies against each other, and rate them.")(
     crossplay.crossplay

@@ -1,0 +1,62 @@
+"""``rl-eval report``: results as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.errors import ConfigError
+
+__all__ = ["report"]
+
+_BEGINNING = 2_000
+"""Bytes in which a page of ours says what it is."""
+
+
+def report(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="DIR...", show_default=False, help="Output folders, or run folders or URIs."),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="An older report there is replaced.")
+    ] = Path("report.html"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report, too.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write results as one HTML page: numbers, charts, faults, every episode; several are compared with the first."""
+    with reported(debug):
+        if not force:
+            _check_replaceable(output)
+        from rl_eval.atomic_write import write_text
+        from rl_eval.results.loading import load
+        from rl_eval.results.page.html import Source, render
+
+        text = render([Source(path, load(path)) for path in paths])
+        try:
+            write_text(output, text)
+        except OSError as error:
+            raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
+        typer.echo(f"{output}: {len(paths)} result{'s' * (len(paths) > 1)}, {len(text.encode()) / 1000:,.0f} kB")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Make sure that a file is not there, or is a report.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    from rl_eval.results.page.html import GENERATOR
+
+    try:
+        with path.open("rb") as file:
+            ours = GENERATOR.encode() in file.read(_BEGINNING)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be replaced: {error.strerror or error}") from error
+    if not ours:
+        raise ConfigError(f"{path} exists and is not a report: choose another file with -o, or replace it with --force")

@@ -1,0 +1,131 @@
+"""Page of a report: template, style and script in one text, with a policy that forbids every connection.
+
+Equal results give equal bytes: nothing here knows the time, the machine or the process. Jinja2 escapes all text, data
+are JSON whose markup characters are escaped as well, and nothing runs but the one script whose digest the page names.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rl_eval import __version__
+from rl_eval.results.page.columns import episode_data
+from rl_eval.results.page.relations import overview, pairs
+from rl_eval.results.page.sections import run_section
+from rl_eval.results.result import EvalResult
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["GENERATOR", "Source", "content_policy", "render"]
+
+GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
+"""Element near the beginning of each page by which a file is known as one."""
+
+_FOLDER: Final = Path(__file__).parent
+_ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+class Source(NamedTuple):
+    """A result, with the folder or URI that it was read from."""
+
+    path: str
+    result: EvalResult
+
+
+def render(sources: Sequence[Source]) -> str:
+    """Return a page about results.
+
+    Args:
+        sources: At least one; the first is what the others are compared with.
+    """
+    results = [source.result for source in sources]
+    runs = [
+        run_section(source.result, position, name, source.path)
+        for position, (source, name) in enumerate(zip(sources, _names(sources), strict=True), 1)
+    ]
+    data = [
+        {"path": run.path, "anchor": run.anchor, **episode_data(result)}
+        for run, result in zip(runs, results, strict=True)
+    ]
+    return page_of(
+        "report.html.j2", script=_asset("report.js"), data=data, runs=runs, overview=overview(runs, results),
+        pairs=pairs(runs, results), title=_title(runs[0].title, runs[0].headline.value, len(runs)),
+    )  # fmt: skip
+
+
+def page_of(template: str, *, script: str = "", data: Any = None, **shown: Any) -> str:
+    """Return what a template of this folder makes, with style, script and data inside.
+
+    Args:
+        template: Its file name.
+        script: The one script that may run.
+        data: Value that the script finds in the element ``data``.
+        **shown: What the template uses.
+    """
+    from markupsafe import Markup
+
+    style = _asset("page.css")
+    return _environment().get_template(template).render(
+        policy=content_policy(style, script),
+        style=Markup(style),  # noqa: S704  # Files of this folder.
+        script=Markup(script),  # noqa: S704
+        data=Markup(json_text(data)),  # noqa: S704  # Nothing in it can end its element.
+        generator=Markup(GENERATOR),  # noqa: S704
+        version=__version__,
+        **shown,
+    )  # fmt: skip
+
+
+def content_policy(style: str, script: str) -> str:
+    """Return a content security policy: this style and this script, and nothing from anywhere."""
+    allowed = f"style-src '{_digest(style)}'" + (f"; script-src '{_digest(script)}'" if script else "")
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON that is inert inside of HTML."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _names(sources: Sequence[Source]) -> list[str]:
+    """Return the last parts of paths, as many of each as tell them apart; equal paths get a number."""
+    parts = [[part for part in Path(source.path.partition("?")[0]).parts if part != "result.json"] for source in sources]
+    longest = max(map(len, parts))
+    for depth in range(1, longest + 1):
+        names = ["/".join(part[-depth:]) or "result" for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({position})" for position, name in enumerate(names, 1)]
+
+
+def _title(environment: str, headline: str, count: int) -> str:
+    return f"{environment}: mean return {headline}" if count == 1 else f"{environment}: {count} evaluations"

@@ -1,0 +1,129 @@
+"""Relations of several results in one report: all means side by side, checkpoints of one run, paired comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rl_eval.errors import ComparisonError
+from rl_eval.results.comparison import Comparison, compare, difference_places
+from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
+from rl_eval.results.page.sections import Run, Table
+from rl_eval.results.report.table import interval_text, number, percent
+from rl_eval.results.result import EvalResult
+
+__all__ = ["Overview", "Pair", "overview", "pairs"]
+
+_MOST_PAIRS: Final = 8
+_MOST_SETTINGS: Final = 12
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All results of a report side by side."""
+
+    table: Table
+    forest: Plot | None
+    curve: Plot | None
+    """Learning curve, where the results are checkpoints of one run."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One result compared with the first one, or why it cannot be."""
+
+    a: str
+    b: str
+    refusal: str = ""
+    verdict: str = ""
+    numbers: Table | None = None
+    settings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    scatter: Plot | None = None
+    differences: Plot | None = None
+
+
+def overview(runs: Sequence[Run], results: Sequence[EvalResult]) -> Overview | None:
+    """Return all results side by side; None for a single one."""
+    if len(results) < 2:
+        return None
+    rows = [
+        (run.name, run.headline.value, _ends(run), run.status, f"{result.aggregates.count:,}", _success(result))
+        for run, result in zip(runs, results, strict=True)
+    ]
+    means, ends = [each.mean_return for each in results], [(r.interval.low, r.interval.high) for r in results]
+    table = Table(("result", "mean return", "interval", "status", "episodes", "success"), rows)
+    return Overview(table, forest([run.name for run in runs], means, ends), _curve(results))
+
+
+def pairs(runs: Sequence[Run], results: Sequence[EvalResult]) -> list[Pair]:
+    """Compare each result with the first one, as ``rl-eval compare`` does."""
+    others = list(zip(runs, results, strict=True))[1 : 1 + _MOST_PAIRS]
+    return [_pair(runs[0].name, run.name, results[0], result) for run, result in others]
+
+
+def _ends(run: Run) -> str:
+    return run.headline.detail.partition(" interval ")[2] or run.headline.detail
+
+
+def _success(result: EvalResult) -> str:
+    return "" if result.success_rate is None else percent(result.success_rate)
+
+
+def _curve(results: Sequence[EvalResult]) -> Plot | None:
+    """Draw results that differ in their version of the weights and in nothing else that was asked for."""
+    versions = [int(result.counted_rows["weights_version"][0]) for result in results if len(result.counted_rows)]
+    identities = [result.provenance.get("identity") for result in results]
+    if len(set(versions)) < len(results) or any(identity != identities[0] for identity in identities):
+        return None
+    ordered = sorted(zip(versions, results, strict=True), key=lambda pair: pair[0])
+    means = [result.mean_return for _, result in ordered]
+    ends = [(result.interval.low, result.interval.high) for _, result in ordered]
+    return curve([version for version, _ in ordered], means, ends, "version of the weights")
+
+
+def _pair(name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Pair:
+    try:
+        found = compare(a, b, a.confidence)
+    except ComparisonError as error:
+        return Pair(name_a, name_b, refusal=str(error))
+    both = a.counted & b.counted
+    returns = a.table.rows["episode_return"][both], b.table.rows["episode_return"][both]
+    difference = found.difference
+    marks = [("mean", "mean", difference.mean), ("equal", "no difference", 0.0)]
+    return Pair(
+        name_a,
+        name_b,
+        verdict=found.verdict,
+        numbers=_numbers(found),
+        settings=tuple(str(one) for one in found.different_settings[:_MOST_SETTINGS]),
+        notes=tuple(found.notes),
+        scatter=scatter(*returns, (f"return of a: {name_a}", f"return of b: {name_b}")),
+        differences=histogram(returns[1] - returns[0], "difference of returns, b minus a", lines=marks),
+    )
+
+
+def _numbers(found: Comparison) -> Table:
+    difference, success = found.difference, found.success
+    places = difference_places(difference)
+
+    def write(value: float) -> str:
+        return number(value, places)
+
+    rows = [
+        ("mean return of a, over the pairs", write(found.a.mean_return)),
+        ("mean return of b", write(found.b.mean_return)),
+        ("b minus a", write(difference.mean)),
+        ("", interval_text(difference.interval, write)),
+        ("sign-flip test", f"p = {difference.p_value:.2g}"),
+        ("pairs", f"{found.num_pairs:,} of {found.num_planned:,} planned"),
+    ]
+    if difference.correlation is not None:
+        rows.append(("correlation of the sides", f"{difference.correlation:.2f}"))
+    if difference.episodes_saved is not None:
+        rows.append(("worth of the pairing", f"as precise as {difference.episodes_saved:,.2f} x unpaired episodes"))
+    if success is not None:
+        counts = f"both {success.both:,}, only a {success.only_a:,}, only b {success.only_b:,}"
+        rows.append(("success", f"{counts}, neither {success.neither:,}; McNemar p = {success.p_value:.2g}"))
+    return Table(("", ""), rows)
