@@ -23,7 +23,10 @@ __all__ = [
     "COMPARE_CODES",
     "CROSSPLAY_CODES",
     "DOCTOR_CODES",
+    "LIST_CODES",
     "OPE_CODES",
+    "PLAN_CODES",
+    "POWER_CODES",
     "READ_CODES",
     "REPLAY_CODES",
     "RUN_CODES",
@@ -87,6 +90,13 @@ Exit codes:
 4    the evaluation log is damaged or cannot be read
 """
 
+LIST_CODES: Final = """\
+\b
+Exit codes:
+0    listed; what cannot be read is a line with the reason
+2    usage error: there is no such folder
+"""
+
 REPLAY_CODES: Final = """\
 \b
 Exit codes:
@@ -124,6 +134,23 @@ Exit codes:
 2    the data identify none, or are refused; or a usage error
 3    the environment or the policy cannot be built
 4    cluster error in the simulation
+"""
+
+PLAN_CODES: Final = """\
+\b
+Exit codes:
+0    planned
+2    usage error; or some episodes of the pilot failed; or --detect is asked and
+     all of them returned the same
+3    the environment or the policy cannot work
+4    cluster error: the pilot's runner did not come up
+"""
+
+POWER_CODES: Final = """\
+\b
+Exit codes:
+0    compared
+2    usage error: an argument is no success rate
 """
 
 CROSSPLAY_CODES: Final = """\
