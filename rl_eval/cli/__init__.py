@@ -21,6 +21,7 @@ from rl_eval.cli import (
     plan,
     power,
     replay,
+    retry,
     run,
     service,
     show,
@@ -37,6 +38,7 @@ from rl_eval.cli.exits import (
     POWER_CODES,
     READ_CODES,
     REPLAY_CODES,
+    RETRY_CODES,
     RUN_CODES,
     VIDEO_CODES,
     WATCH_CODES,
@@ -58,6 +60,7 @@ app.command("list", epilog=LIST_CODES, short_help="List the runs in a folder, a 
 app.command(epilog=READ_CODES, short_help="Show a run, finished or not, or one of its episodes.")(show.show)
 app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file.")(export.export)
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
+app.command(epilog=RETRY_CODES, short_help="Run the failed episodes of a run again.")(retry.retry)
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=PLAN_CODES, short_help="Say how long an evaluation takes, and what it can show.")(plan.plan)

@@ -29,6 +29,7 @@ __all__ = [
     "POWER_CODES",
     "READ_CODES",
     "REPLAY_CODES",
+    "RETRY_CODES",
     "RUN_CODES",
     "VIDEO_CODES",
     "WATCH_CODES",
@@ -97,6 +98,19 @@ Exit codes:
 2    usage error: there is no such folder
 """
 
+RETRY_CODES: Final = """\
+\b
+Exit codes:
+0    complete: no episode is failed any more
+1    partial: some failed again or did not run
+2    usage error: no evaluation log, other weights or code, a config of live
+     objects, or the run is being written by another process
+3    failed: too many episodes failed, or environment or policy cannot work
+4    cluster error: no runner came up, or the evaluation log is damaged or
+     cannot be written
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+"""
+
 REPLAY_CODES: Final = """\
 \b
 Exit codes:
@@ -140,8 +154,8 @@ PLAN_CODES: Final = """\
 \b
 Exit codes:
 0    planned
-2    usage error; or some episodes of the pilot failed; or --detect is asked and
-     all of them returned the same
+2    usage error; or some episodes of the pilot failed; or --detect is asked
+     and all of them returned the same
 3    the environment or the policy cannot work
 4    cluster error: the pilot's runner did not come up
 """

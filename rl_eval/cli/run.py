@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["exit_code_of", "look_up", "run", "run_evaluation"]
+__all__ = ["deliver", "exit_code_of", "look_up", "run", "run_evaluation"]
 
 _REPORT_NEEDS: Final = ("pyarrow.parquet", "scipy.special")
 
@@ -160,11 +160,11 @@ def run(
         run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_folder(output, run_dir, config or _name_of(settings), section, force=force) as folder:
-                deliver = partial(_deliver, folder=folder, quiet=quiet)
-                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, deliver)
+                given = partial(deliver, folder=folder, quiet=quiet)
+                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, given)
         else:
             monitor.close()
-            _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
+            deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
         if code := exit_code_of(result, interruption) or _unmet(requirement, result):
             raise typer.Exit(code)
 
@@ -311,7 +311,7 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
     monitor.announce("stopping; a second signal gives the result up")
 
 
-def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
+def deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
     """Save and print; what cannot be saved is printed all the same. Return where the result is.
 
     Raises:
