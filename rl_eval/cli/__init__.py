@@ -16,6 +16,7 @@ from rl_eval.cli import (
     crossplay,
     doctor,
     export,
+    init,
     listing,
     ope,
     plan,
@@ -32,6 +33,7 @@ from rl_eval.cli.exits import (
     COMPARE_CODES,
     CROSSPLAY_CODES,
     DOCTOR_CODES,
+    INIT_CODES,
     LIST_CODES,
     OPE_CODES,
     PLAN_CODES,
@@ -55,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run.run)
+app.command(epilog=INIT_CODES, short_help="Write a config file that explains every key.")(init.init)
 app.command(epilog=WATCH_CODES, short_help="Evaluate the checkpoints of a training run as they appear.")(watch.watch)
 app.command("list", epilog=LIST_CODES, short_help="List the runs in a folder, a line each.")(listing.list_)
 app.command(epilog=READ_CODES, short_help="Show a run, finished or not, or one of its episodes.")(show.show)

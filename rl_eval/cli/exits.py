@@ -23,6 +23,7 @@ __all__ = [
     "COMPARE_CODES",
     "CROSSPLAY_CODES",
     "DOCTOR_CODES",
+    "INIT_CODES",
     "LIST_CODES",
     "OPE_CODES",
     "PLAN_CODES",
@@ -89,6 +90,13 @@ Exit codes:
 0    done
 2    usage error: there is no such result, or it contradicts the log beside it
 4    the evaluation log is damaged or cannot be read
+"""
+
+INIT_CODES: Final = """\
+\b
+Exit codes:
+0    written
+2    usage error: an option, or the file exists already or cannot be written
 """
 
 LIST_CODES: Final = """\

@@ -42,7 +42,7 @@ from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
 COMMANDS = (
     *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),
-    *("list", "plan", "power", "retry"),
+    *("init", "list", "plan", "power", "retry"),
 )
 
 
