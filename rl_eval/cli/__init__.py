@@ -11,14 +11,37 @@ from typing import Annotated, Final
 import typer
 
 from rl_eval import __version__
-from rl_eval.cli import compare, crossplay, doctor, export, ope, replay, report, run, service, show, video, watch
+from rl_eval.cli import (
+    compare,
+    crossplay,
+    doctor,
+    export,
+    init,
+    listing,
+    ope,
+    plan,
+    power,
+    replay,
+    report,
+    retry,
+    run,
+    service,
+    show,
+    video,
+    watch,
+)
 from rl_eval.cli.exits import (
     COMPARE_CODES,
     CROSSPLAY_CODES,
     DOCTOR_CODES,
+    INIT_CODES,
+    LIST_CODES,
     OPE_CODES,
+    PLAN_CODES,
+    POWER_CODES,
     READ_CODES,
     REPLAY_CODES,
+    RETRY_CODES,
     RUN_CODES,
     VIDEO_CODES,
     WATCH_CODES,
@@ -35,13 +58,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run.run)
+app.command(epilog=INIT_CODES, short_help="Write a config file that explains every key.")(init.init)
 app.command(epilog=WATCH_CODES, short_help="Evaluate the checkpoints of a training run as they appear.")(watch.watch)
+app.command("list", epilog=LIST_CODES, short_help="List the runs in a folder, a line each.")(listing.list_)
 app.command(epilog=READ_CODES, short_help="Show a run, finished or not, or one of its episodes.")(show.show)
 app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file.")(export.export)
 app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
+app.command(epilog=RETRY_CODES, short_help="Run the failed episodes of a run again.")(retry.retry)
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=READ_CODES, short_help="Write results as one HTML page that needs nothing else.")(report.report)
+app.command(epilog=PLAN_CODES, short_help="Say how long an evaluation takes, and what it can show.")(plan.plan)
+app.command(epilog=POWER_CODES, short_help="Compare two success rates, such as 17/20 and 14/20.")(power.power)
 app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)
 app.command(epilog=CROSSPLAY_CODES, short_help="Play several policies against each other, and rate them.")(
     crossplay.crossplay

@@ -23,9 +23,14 @@ __all__ = [
     "COMPARE_CODES",
     "CROSSPLAY_CODES",
     "DOCTOR_CODES",
+    "INIT_CODES",
+    "LIST_CODES",
     "OPE_CODES",
+    "PLAN_CODES",
+    "POWER_CODES",
     "READ_CODES",
     "REPLAY_CODES",
+    "RETRY_CODES",
     "RUN_CODES",
     "VIDEO_CODES",
     "WATCH_CODES",
@@ -87,6 +92,33 @@ Exit codes:
 4    the evaluation log is damaged or cannot be read
 """
 
+INIT_CODES: Final = """\
+\b
+Exit codes:
+0    written
+2    usage error: an option, or the file exists already or cannot be written
+"""
+
+LIST_CODES: Final = """\
+\b
+Exit codes:
+0    listed; what cannot be read is a line with the reason
+2    usage error: there is no such folder
+"""
+
+RETRY_CODES: Final = """\
+\b
+Exit codes:
+0    complete: no episode is failed any more
+1    partial: some failed again or did not run
+2    usage error: no evaluation log, other weights or code, a config of live
+     objects, or the run is being written by another process
+3    failed: too many episodes failed, or environment or policy cannot work
+4    cluster error: no runner came up, or the evaluation log is damaged or
+     cannot be written
+130  interrupted by Ctrl-C; 143 by SIGTERM: what had finished is saved
+"""
+
 REPLAY_CODES: Final = """\
 \b
 Exit codes:
@@ -124,6 +156,23 @@ Exit codes:
 2    the data identify none, or are refused; or a usage error
 3    the environment or the policy cannot be built
 4    cluster error in the simulation
+"""
+
+PLAN_CODES: Final = """\
+\b
+Exit codes:
+0    planned
+2    usage error; or some episodes of the pilot failed; or --detect is asked
+     and all of them returned the same
+3    the environment or the policy cannot work
+4    cluster error: the pilot's runner did not come up
+"""
+
+POWER_CODES: Final = """\
+\b
+Exit codes:
+0    compared
+2    usage error: an argument is no success rate
 """
 
 CROSSPLAY_CODES: Final = """\

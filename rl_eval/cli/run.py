@@ -13,13 +13,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_eval.cli.evaluated import (
+    Address,
+    Device,
+    Env,
+    NumEnvsPerRunner,
+    NumEpisodes,
+    NumRunners,
+    Policy,
+    Seed,
+    Stochastic,
+    TrustPolicy,
+    Weights,
+    check_evaluated,
+    config_keys,
+)
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.trusting import consents
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.table import interval_text
@@ -31,7 +45,7 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["exit_code_of", "look_up", "run", "run_evaluation"]
+__all__ = ["deliver", "exit_code_of", "look_up", "run", "run_evaluation"]
 
 
 def _option(metavar: str, text: str, *names: str) -> Any:
@@ -41,41 +55,17 @@ def _option(metavar: str, text: str, *names: str) -> Any:
 def run(
     config: OptionalConfigPath = None,
     section: Section = None,
-    env: Annotated[str | None, _option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")] = None,
-    policy: Annotated[
-        str | None,
-        _option(
-            "POLICY",
-            "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
-            "sb3:PATH and rllib:PATH where the path alone does not tell.",
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None, _option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
-    ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
-    ] = False,
-    num_episodes: Annotated[int | None, _option("N", "Episodes to run.", "--num-episodes", "-n")] = None,
-    num_runners: Annotated[
-        int | None,
-        _option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners"),
-    ] = None,
-    num_envs_per_runner: Annotated[
-        int | None,
-        _option(
-            "N",
-            "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
-            "--num-envs-per-runner",
-            "--envs-per-runner",
-        ),
-    ] = None,
-    device: Annotated[str | None, _option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None,
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")
-    ] = False,
-    seed: Annotated[int | None, _option("S", "Root seed of the plan.")] = None,
-    address: Annotated[str | None, _option("A", "Address of the Ray cluster.")] = None,
+    env: Env = None,
+    policy: Policy = None,
+    weights: Weights = None,
+    trust: TrustPolicy = False,
+    num_episodes: NumEpisodes = None,
+    num_runners: NumRunners = None,
+    num_envs_per_runner: NumEnvsPerRunner = None,
+    device: Device = None,
+    stochastic: Stochastic = False,
+    seed: Seed = None,
+    address: Address = None,
     run_dir: Annotated[
         str | None,
         _option(
@@ -122,26 +112,29 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
-    flags = {
-        "environment.env": env,
-        "policy.weights": None if weights is None else str(weights.resolve()),
-        "policy.device": device,
-        "policy.deterministic": False if stochastic else None,
-        "evaluation.num_episodes": num_episodes,
-        "runners.num_runners": num_runners,
-        "runners.num_envs_per_runner": num_envs_per_runner,
-        "evaluation.seed": seed,
-        "runners.address": address,
-    }
     if max_restarts:
         with reported(debug):
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
     say = _mute if quiet else _say
     with reported(debug):
         if config is None:
-            _check_front(env, policy, section, assignments)
+            _check_section(section)
+            check_evaluated("run", env, policy, assignments)
         requirement = None if require is None else _requirement(require)
-        keys = _policy_keys(policy, say, trust=trust) | {key: flag for key, flag in flags.items() if flag is not None}
+        keys = config_keys(
+            say,
+            policy=policy,
+            trust=trust,
+            weights=weights,
+            stochastic=stochastic,
+            env=env,
+            num_episodes=num_episodes,
+            num_runners=num_runners,
+            num_envs_per_runner=num_envs_per_runner,
+            device=device,
+            seed=seed,
+            address=address,
+        )
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
@@ -157,11 +150,11 @@ def run(
         run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_folder(output, run_dir, config or _name_of(settings), section, force=force) as folder:
-                deliver = partial(_deliver, folder=folder, quiet=quiet)
-                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, deliver)
+                given = partial(deliver, folder=folder, quiet=quiet)
+                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, given)
         else:
             monitor.close()
-            _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
+            deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
         if code := exit_code_of(result, interruption) or _unmet(requirement, result):
             raise typer.Exit(code)
 
@@ -183,44 +176,9 @@ def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
     return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
 
 
-def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool) -> dict[str, Any]:
-    """Return the config keys that ``--policy`` stands for.
-
-    Raises:
-        ConfigError: It stands for nothing, or for pickled objects that the user does not trust.
-    """
-    if policy is None:
-        return {}
-    from rl_eval.cli.policy_source import policy_source
-
-    source = policy_source(policy)
-    if source.pickled is not None and not trust:
-        facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
-        if not consents(f"{facts}.", "Load it?"):
-            raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
-    say(f"policy: {source.said}")
-    return dict(source.keys)
-
-
-def _check_front(env: str | None, policy: str | None, section: str | None, assignments: list[str] | None) -> None:
-    """Make sure that without a config file the options say what is evaluated.
-
-    Raises:
-        ConfigError: They do not.
-    """
+def _check_section(section: str | None) -> None:
     if section is not None:
         raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
-    given = {assignment.partition("=")[0] for assignment in assignments or ()}
-    missing = [
-        option
-        for option, value, key in (("--env", env, "environment.env"), ("--policy", policy, "policy.policy"))
-        if value is None and key not in given
-    ]
-    if missing:
-        raise ConfigError(
-            f"nothing says what to evaluate: give a CONFIG file, or {' and '.join(missing)}, as in "
-            "rl-eval run --env CartPole-v1 --policy random"
-        )
 
 
 def _name_of(settings: EvalSettings) -> Path:
@@ -317,7 +275,7 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
     monitor.announce("stopping; a second signal gives the result up")
 
 
-def _deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
+def deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
     """Save and print; what cannot be saved is printed all the same. Return where the result is.
 
     Raises:

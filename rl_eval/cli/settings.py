@@ -25,6 +25,7 @@ __all__ = [
     "find_modules_here",
     "fix_numerics",
     "prepare_process",
+    "read_config",
     "read_settings",
 ]
 
@@ -68,6 +69,20 @@ def read_settings(
     Raises:
         ConfigError: Anything about it is wrong; the message names the key.
     """
+    return read_config(path, section, assignments, flags).build()
+
+
+def read_config(
+    path: Path | None,
+    section: str | None,
+    assignments: Sequence[str] | None,
+    flags: Mapping[str, Any] | None = None,
+) -> EvalConfig:
+    """Read a file, if there is one, and apply flags (by dotted key) and assignments.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key is unknown.
+    """
     from rl_eval.config.builder import EvalConfig
 
     config = EvalConfig() if path is None else EvalConfig.from_yaml(path, section)
@@ -75,7 +90,7 @@ def read_settings(
         config.set(key, value)
     for assignment in assignments or ():
         _assign(config, assignment)
-    return config.build()
+    return config
 
 
 def prepare_process() -> None:

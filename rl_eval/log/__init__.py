@@ -1,7 +1,8 @@
 """The evaluation log: a folder of files that never change, from which an evaluation is read, and continued.
 
 ``manifest.json`` describes the evaluation, ``segments/`` holds finished episodes and faults, ``owners/`` the claims of
-drivers, ``amendments/`` the accepted changes of the code, and ``damaged/`` segments that were set aside.
+drivers, ``amendments/`` the accepted changes of the code, ``retries/`` which failed episodes were to run again, and
+``damaged/`` segments that were set aside.
 See ``docs/log.md``.
 """
 

@@ -21,6 +21,7 @@ from rl_eval.errors import LogError
 from rl_eval.log.code_changes import Amendment, read_amendments
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Claim, read_claims
+from rl_eval.log.retries import Retry, counts, read_retries, retried_since
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage
 from rl_eval.records.episode import ROW, Fault, fingerprint_rows
@@ -59,6 +60,8 @@ class LogContents:
     """Changes of the code that were accepted, in order; the notes hold them, too."""
     damaged: tuple[str, ...]
     """Segments that were set aside, now or earlier; what they held is not in the rows unless it was run again."""
+    retried: tuple[int, ...] = ()
+    """Indices whose failed records were put aside by a retry."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
     storage = open_storage(run_dir)
     try:
         manifest = read_manifest(storage)
-        amendments = read_amendments(storage)
+        amendments, retries = read_amendments(storage), read_retries(storage)
         found = scan(storage)
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
@@ -95,7 +98,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
         raise LogError(_damaged(storage, name, reason))
     for name in found.missing:
         raise LogError(_damaged(storage, f"{name}-...parquet", "it is gone, though it was written"))
-    return fold(manifest, found, storage.label, amendments)
+    return fold(manifest, found, storage.label, amendments, retries)
 
 
 def read_manifest(storage: Storage) -> Manifest | None:
@@ -151,7 +154,13 @@ def set_aside(storage: Storage, found: Scan) -> tuple[str, ...]:
     return (*found.damaged, *notes)
 
 
-def fold(manifest: Manifest, found: Scan, label: str, amendments: Sequence[Amendment] = ()) -> LogContents:
+def fold(
+    manifest: Manifest,
+    found: Scan,
+    label: str,
+    amendments: Sequence[Amendment] = (),
+    retries: Sequence[Retry] = (),
+) -> LogContents:
     """Put segments together.
 
     Raises:
@@ -161,10 +170,14 @@ def fold(manifest: Manifest, found: Scan, label: str, amendments: Sequence[Amend
     for name, segment in found.segments:
         if not _belongs(segment, manifest.num_episodes, width):
             raise LogError(f"{label}/{_SEGMENTS}/{name} belongs to another log: remove it from the folder")
+    retried = retried_since(retries)
     rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
     infos = np.concatenate(
         [np.zeros((0, width)), *(segment.infos for _, segment in found.segments if len(segment.rows))]
     )
+    if retried:
+        counted = np.concatenate([counts(segment.rows, name.epoch, retried) for name, segment in found.segments])
+        rows, infos = rows[counted], infos[counted]
     _, first, place = np.unique(rows["index"], return_index=True, return_inverse=True)
     mismatches: tuple[int, ...] = ()
     if len(first) < len(rows):
@@ -178,11 +191,12 @@ def fold(manifest: Manifest, found: Scan, label: str, amendments: Sequence[Amend
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
-        notes=tuple(dict.fromkeys([*map(str, amendments), *_notes(found)])),
+        notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *_notes(found)])),
         amendments=tuple(amendments),
         determinism=next((s.header.determinism for _, s in reversed(found.segments) if s.header.determinism), {}),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
+        retried=tuple(sorted(retried)),
     )
 
 

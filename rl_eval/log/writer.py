@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, final
@@ -19,6 +20,7 @@ from rl_eval.log.code_changes import amend, code_differences, newest_code, read_
 from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Ownership, take_ownership
+from rl_eval.log.retries import ask_again, read_retries
 from rl_eval.log.segments import Batch, Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage
 
@@ -108,7 +110,7 @@ class EvaluationLog:
         storage = open_storage(run_dir)
         try:
             owner = take_ownership(storage)
-            for folder in ("", "owners", "segments", "damaged", "amendments"):
+            for folder in ("", "owners", "segments", "damaged", "amendments", "retries"):
                 storage.sweep(folder)
         except OSError as error:
             if is_unusable(error):
@@ -145,7 +147,7 @@ class EvaluationLog:
                 "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences]),
                 "Give another --run-dir, or start beside it with --fresh",
             )
-        amendments = read_amendments(self._storage)
+        amendments, retries = read_amendments(self._storage), read_retries(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
         if changes and not self._accept_code_change:
             raise LogMismatch(
@@ -154,11 +156,23 @@ class EvaluationLog:
             )
         found = scan(self._storage)
         found.set_aside[:] = set_aside(self._storage, found)
-        contents = fold(theirs, found, self._storage.label, amendments)
+        contents = fold(theirs, found, self._storage.label, amendments, retries)
         if not changes:
             return contents
         amendments.append(amend(self._storage, theirs, amendments, ours, len(contents.rows)))
-        return fold(theirs, found, self._storage.label, amendments)
+        return fold(theirs, found, self._storage.label, amendments, retries)
+
+    def retry(self, manifest: Manifest, indices: Iterable[int]) -> None:
+        """Put the failed records of some episodes aside, so that whoever continues the log runs them again.
+
+        Raises:
+            LogMismatch, LogError, LogFenced: As :meth:`begin`; nothing is put aside then.
+        """
+        self.begin(manifest)
+        try:
+            ask_again(self._storage, self._owner.epoch, indices, read_retries(self._storage))
+        except OSError as error:
+            raise LogError(f"{self._storage.label} cannot be written: {error}") from error
 
     # ------------------------------------------------------------------ the driver's side
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Comparison", "DifferentSetting", "Side", "compare"]
+__all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown"]
 
 MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
@@ -97,7 +97,7 @@ class Comparison:
     @property
     def regressed(self) -> bool:
         """Whether b is shown to return less than a: interval and test agree on it."""
-        return _is_shown(self.difference, self.confidence) and self.difference.mean < 0
+        return is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""
@@ -241,7 +241,7 @@ def _verdict(difference: PairedDifference, confidence: float) -> str:
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
     outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
-    if _is_shown(difference, confidence):
+    if is_shown(difference, confidence):
         return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
@@ -250,7 +250,8 @@ def _verdict(difference: PairedDifference, confidence: float) -> str:
     return f"no difference shown at {level}: {facts}"
 
 
-def _is_shown(difference: PairedDifference, confidence: float) -> bool:
+def is_shown(difference: PairedDifference, confidence: float) -> bool:
+    """Whether the interval leaves out 0 and the test rejects at the same level."""
     interval = difference.interval
     return interval.exists and 0 not in interval and difference.p_value <= 1 - confidence
 

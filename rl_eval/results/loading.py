@@ -7,6 +7,7 @@ is an error, never a choice.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +66,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --run-dir {run_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
-    _compare_with_saved(run_dir, plan, table)
+    _compare_with_saved(run_dir, plan, table, contents.retried)
     found = contents.determinism
     return EvalResult(
         table=table,
@@ -96,8 +97,8 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
     }
 
 
-def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable) -> None:
-    """Make sure that a saved result agrees with the log.
+def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]) -> None:
+    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since.
 
     Raises:
         UsageError: It is damaged, or has other records.
@@ -107,13 +108,15 @@ def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable) ->
         return
     try:
         data, saved = read_folder(run_dir)
-        _check_copy(data, saved, plan, table)
+        _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({type(error).__name__}: {error})"
         raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error
 
 
-def _check_copy(data: dict[str, Any], saved: EpisodeTable, plan: EpisodePlan, table: EpisodeTable) -> None:
+def _check_copy(
+    data: dict[str, Any], saved: EpisodeTable, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
+) -> None:
     """Compare a saved result with the log.
 
     An older one lacks episodes, and one whose saving was cut short has newer records than its summary says.
@@ -121,5 +124,7 @@ def _check_copy(data: dict[str, Any], saved: EpisodeTable, plan: EpisodePlan, ta
     check_fingerprint("plan of the evaluation log", data["plan"]["fingerprint"], plan.fingerprint)
     if data["status"] == "complete" and table.filled.all():
         check_fingerprint("evaluation log", data["fingerprint"], table.fingerprint())
-    if different := table.mismatches(saved.rows[saved.filled & table.filled]):
+    shared = saved.filled & table.filled
+    shared[list(retried)] &= saved.completed[list(retried)]
+    if different := table.mismatches(saved.rows[shared]):
         raise UsageError(f"the evaluation log has another record of episode {different[0]} than the result")

@@ -31,7 +31,7 @@ from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Replay", "rebuilt_runner", "replay", "run_lease"]
+__all__ = ["Replay", "check_recorded", "rebuilt_runner", "replay", "run_lease"]
 
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
@@ -175,16 +175,8 @@ def _settings(
 ) -> EvalSettings:
     """Return what was evaluated, as a process without Ray can run it."""
     if config is None:
-        recorded = provenance["config"]
-        if found := next(_unnameable(recorded, "" if policy is None else "policy.policy"), None):
-            raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
-        usable = _without_ray(recorded)
-        if masked := list(_masked(usable, "policy" if policy is not None else "")):
-            raise ConfigError(
-                f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
-                "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or rl_eval.video.record_videos(DIR, ..., "
-                "config=...)"
-            )
+        usable = _without_ray(provenance["config"])
+        check_recorded(usable, passed=policy is not None)
         if not trust:
             check_trust(provenance)
         return make_settings(usable)
@@ -194,6 +186,26 @@ def _settings(
     if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
         raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
     return make_settings(_without_ray({name: dict(section) for name, section in settings}))
+
+
+def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
+    """Refuse a recorded config that only describes something.
+
+    Args:
+        config: Its sections.
+        passed: Whether the policy is passed live.
+
+    Raises:
+        ConfigError: It holds a live object, or a secret that was not written down.
+    """
+    if found := next(_unnameable(config, "policy.policy" if passed else ""), None):
+        raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
+    if masked := list(_masked(config, "policy" if passed else "")):
+        raise ConfigError(
+            f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
+            "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or rl_eval.video.record_videos(DIR, ..., "
+            "config=...)"
+        )
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

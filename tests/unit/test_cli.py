@@ -40,7 +40,10 @@ from rl_eval.execution.handle import EvalProgress
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
-COMMANDS = ("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor")
+COMMANDS = (
+    *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),
+    *("init", "list", "plan", "power", "retry"),
+)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ __all__ = [
     "episode_table",
     "json_text",
     "read_folder",
+    "read_summary",
     "write_episodes",
 ]
 
@@ -145,7 +146,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
         UsageError: A file is missing or damaged; the message names it.
     """
     folder = Path(path).parent if Path(path).name == RESULT_FILE else Path(path)
-    data = _read_json(folder / RESULT_FILE)
+    data = read_summary(folder / RESULT_FILE)
     try:
         table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
         for fault in data["faults"]:
@@ -166,7 +167,12 @@ def episode_table(table: EpisodeTable) -> pa.Table:
     return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read ``result.json``.
+
+    Raises:
+        UsageError: It is missing or damaged.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -31,6 +31,7 @@ _METHODS: Final = {
     "percentile": "percentile bootstrap",
     "student_t": "Student t",
     "wilson": "Wilson",
+    "newcombe": "Newcombe",
 }
 _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""

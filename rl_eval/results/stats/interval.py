@@ -20,7 +20,7 @@ from rl_eval.results.stats.aggregate import aggregate
 
 __all__ = ["BCA_MAX", "Interval", "Method", "mean_interval", "success_interval"]
 
-Method = Literal["bca", "percentile", "student_t", "wilson", "none"]
+Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
 
 BCA_MAX: Final = 5_000
 """Longest sample that is bootstrapped: the cost grows with the sample, the gain over Student t shrinks."""

@@ -1,0 +1,138 @@
+"""Options that say what is evaluated, and how: those of ``rl-eval run`` that stand for keys of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rl_eval.cli.trusting import consents
+from rl_eval.errors import ConfigError
+
+__all__ = [
+    "Address",
+    "Device",
+    "Env",
+    "NumEnvsPerRunner",
+    "NumEpisodes",
+    "NumRunners",
+    "Policy",
+    "Seed",
+    "Stochastic",
+    "TrustPolicy",
+    "Weights",
+    "check_evaluated",
+    "config_keys",
+]
+
+
+def _option(metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
+
+
+Env = Annotated[str | None, _option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")]
+Policy = Annotated[
+    str | None,
+    _option(
+        "POLICY",
+        "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
+        "sb3:PATH and rllib:PATH where the path alone does not tell.",
+    ),
+]
+Weights = Annotated[
+    Path | None, _option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
+]
+TrustPolicy = Annotated[
+    bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
+]
+NumEpisodes = Annotated[int | None, _option("N", "Episodes to run.", "--num-episodes", "-n")]
+NumRunners = Annotated[
+    int | None, _option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
+]
+NumEnvsPerRunner = Annotated[
+    int | None,
+    _option(
+        "N",
+        "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
+        "--num-envs-per-runner",
+        "--envs-per-runner",
+    ),
+]
+Device = Annotated[str | None, _option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")]
+Seed = Annotated[int | None, _option("S", "Root seed of the plan.")]
+Address = Annotated[str | None, _option("A", "Address of the Ray cluster.")]
+
+
+def config_keys(
+    say: Callable[[str], None],
+    *,
+    policy: str | None,
+    trust: bool | None,
+    weights: Path | None,
+    stochastic: bool,
+    **values: Any,
+) -> dict[str, Any]:
+    """Return the config keys that options stand for, by dotted name.
+
+    Args:
+        say: Called with what a policy was taken for.
+        policy: ``--policy``.
+        trust: Whether files of pickled objects are trusted; None where nothing is loaded.
+        weights: ``--weights``.
+        stochastic: ``--stochastic``.
+        **values: Of the other options, by the names of their keys.
+
+    Raises:
+        ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust.
+    """
+    flags = {
+        "policy.weights": None if weights is None else str(weights.resolve()),
+        "policy.deterministic": False if stochastic else None,
+        **{f"{section}.{name}": values[name] for section, names in _KEYS.items() for name in names},
+    }
+    return _policy_keys(policy, say, trust=trust) | {key: flag for key, flag in flags.items() if flag is not None}
+
+
+_KEYS = {
+    "environment": ("env",),
+    "policy": ("device",),
+    "evaluation": ("num_episodes", "seed"),
+    "runners": ("num_runners", "num_envs_per_runner", "address"),
+}
+
+
+def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool | None) -> dict[str, Any]:
+    if policy is None:
+        return {}
+    from rl_eval.cli.policy_source import policy_source
+
+    source = policy_source(policy)
+    if source.pickled is not None and trust is False:
+        facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
+        if not consents(f"{facts}.", "Load it?"):
+            raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
+    say(f"policy: {source.said}")
+    return dict(source.keys)
+
+
+def check_evaluated(command: str, env: str | None, policy: str | None, assignments: list[str] | None) -> None:
+    """Make sure that without a config file the options say what is evaluated.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    given = {assignment.partition("=")[0] for assignment in assignments or ()}
+    missing = [
+        option
+        for option, value, key in (("--env", env, "environment.env"), ("--policy", policy, "policy.policy"))
+        if value is None and key not in given
+    ]
+    if missing:
+        file = "a CONFIG file, or " if command == "run" else ""
+        raise ConfigError(
+            f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in "
+            f"rl-eval {command} --env CartPole-v1 --policy random"
+        )

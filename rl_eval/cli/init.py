@@ -1,0 +1,81 @@
+"""``rl-eval init``: a config file of the options of ``rl-eval run``, with every key explained."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rl_eval.cli.evaluated import (
+    Address,
+    Device,
+    Env,
+    NumEnvsPerRunner,
+    NumEpisodes,
+    NumRunners,
+    Policy,
+    Seed,
+    Stochastic,
+    Weights,
+    check_evaluated,
+    config_keys,
+)
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.settings import Assignments, read_config
+from rl_eval.errors import ConfigError
+
+__all__ = ["init"]
+
+
+def init(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="YAML file to write; it must not exist.")
+    ],
+    env: Env = None,
+    policy: Policy = None,
+    weights: Weights = None,
+    num_episodes: NumEpisodes = None,
+    num_runners: NumRunners = None,
+    num_envs_per_runner: NumEnvsPerRunner = None,
+    device: Device = None,
+    stochastic: Stochastic = False,
+    seed: Seed = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    debug: Debug = False,
+) -> None:
+    """Write a config file that does what rl-eval run does with the same options, and explains every key."""
+    with reported(debug):
+        check_evaluated(f"init {path}", env, policy, assignments)
+        keys = config_keys(
+            partial(typer.echo, err=True),
+            policy=policy,
+            trust=None,
+            weights=weights,
+            stochastic=stochastic,
+            env=env,
+            num_episodes=num_episodes,
+            num_runners=num_runners,
+            num_envs_per_runner=num_envs_per_runner,
+            device=device,
+            seed=seed,
+            address=address,
+        )
+        config = read_config(None, None, assignments, keys)
+        config.build()
+        from rl_eval.config.commented import commented_yaml
+
+        _write(path, commented_yaml(config))
+        typer.echo(f"written: run it with rl-eval run {path}", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already: give another path") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

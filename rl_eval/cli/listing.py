@@ -1,0 +1,62 @@
+"""``rl-eval list``: the runs in a folder, a line each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.redaction import redact_text
+
+if TYPE_CHECKING:
+    from rl_eval.results.listing import ListedRun
+
+__all__ = ["list_"]
+
+_GAP: Final = "   "
+
+
+def list_(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs in a folder and below, a line each; what they hold is read, and nothing that they name runs."""
+    with reported(debug):
+        from rl_eval.results.listing import list_runs
+
+        runs = list(list_runs(folder))
+        if as_json:
+            typer.echo(json.dumps([run.to_dict() for run in runs], indent=2, allow_nan=False))
+            return
+        for line in _lines([_cells(run) for run in runs]):
+            typer.echo(redact_text(line))
+        if not runs:
+            typer.echo(f"no runs in {folder}", err=True)
+
+
+def _cells(run: ListedRun) -> list[str]:
+    """Return the texts of a line; a broken run has a reason after its path, and no numbers."""
+    if run.status == "broken":
+        return ["", run.status, "", "", "", "", f"{run.path}: {run.problem}"]
+    episodes = f"{run.episodes:,}" if run.episodes == run.planned else f"{run.episodes:,} of {run.planned:,}"
+    when = run.when[:16].replace("T", " ")
+    return [when, run.status, episodes, _mean(run), run.environment, run.policy, run.path]
+
+
+def _mean(run: ListedRun) -> str:
+    from rl_eval.results.report.table import decimals, number
+
+    places = decimals((run.high - run.low) / 4, run.mean_return)
+    mean = number(run.mean_return, places)
+    return f"{mean} ({number(run.low, places)} to {number(run.high, places)})" if run.low < run.high else mean
+
+
+def _lines(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,217 @@
+"""``rl-eval plan``: how long an evaluation takes, and which differences it can show, from a short pilot."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.printing import print_page
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.errors import EvalError, UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.results.report.table import Line, Page
+    from rl_eval.results.result import EvalResult
+    from rl_eval.results.stats.sample_size import Spread
+
+__all__ = ["plan"]
+
+_FEWEST: Final = 5
+"""Episodes from which a standard deviation can be guessed at all."""
+
+
+def plan(
+    config: ConfigPath,
+    section: Section = None,
+    num_episodes: Annotated[
+        int | None,
+        typer.Option(
+            "--num-episodes", "-n", metavar="N", min=2, show_default=False, help="Episodes; by default the config's."
+        ),
+    ] = None,
+    detect: Annotated[
+        float | None,
+        typer.Option(metavar="D", show_default=False, help="Say how many episodes show a difference of D in returns."),
+    ] = None,
+    pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
+    correlation: Annotated[
+        float,
+        typer.Option(
+            metavar="R",
+            min=-1.0,
+            max=0.99,
+            help="Correlation of the returns of two policies on equal seeds, for paired figures; rl-eval compare "
+            "measures it.",
+        ),
+    ] = 0.5,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a short pilot, and say how long an evaluation takes and which difference it can show."""
+    with reported(debug):
+        if detect is not None and not 0 < detect < math.inf:
+            raise UsageError(f"--detect {detect:g}: give a difference above 0")
+        settings = read_settings(
+            config, section, assignments, {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
+        )
+        prepare_process()
+        found = _Planned(settings, _run_pilot(settings, pilot), detect, correlation)
+        if as_json:
+            typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_page(found.page())
+        if found.spread is None and detect is not None:
+            raise typer.Exit(ExitCode.USAGE)
+
+
+def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
+    """Run the first episodes of the plan, in this process if that can be.
+
+    Raises:
+        UsageError: An episode of the pilot failed.
+    """
+    from rl_eval.execution.group import evaluate
+
+    result = evaluate(_pilot_settings(settings, episodes))
+    if result.status == "failed":
+        raise EvalError(f"the pilot failed: {result.reason}")
+    if result.status != "complete":
+        raise UsageError(f"the pilot is not complete, so nothing can be planned by it: {result.reason}")
+    return result
+
+
+def _pilot_settings(settings: EvalSettings, episodes: int) -> EvalSettings:
+    runners = settings.runners
+    evaluation = settings.evaluation.model_copy(update={"num_episodes": episodes, "determinism_check": 0.0})
+    one = runners.model_copy(update={"num_runners": int(_needs_a_process(settings))})
+    return settings.model_copy(update={"evaluation": evaluation, "runners": one})
+
+
+def _needs_a_process(settings: EvalSettings) -> bool:
+    from rl_eval.config.settings import SECTIONS, needs_processes
+
+    if not settings.runners.num_runners:
+        return False
+    given = (getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section))
+    return settings.runners.runner_class.needs_processes or any(map(bool, given))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Figures of a plan, from a pilot of it."""
+
+    settings: EvalSettings
+    result: EvalResult
+    detect: float | None
+    correlation: float
+
+    @property
+    def spread(self) -> Spread | None:
+        """Standard deviation of the pilot's returns; None if they do not differ, or are not finite."""
+        from rl_eval.results.stats.sample_size import Spread
+
+        numbers = self.result.aggregates
+        return Spread(numbers.std, numbers.count) if 0 < numbers.std < math.inf else None
+
+    @property
+    def episodes(self) -> int:
+        return self.settings.evaluation.num_episodes
+
+    def minutes(self, episodes: int) -> float:
+        """Return how long so many episodes take, if all runners are as fast as this process."""
+        timing, runners = self.result.timing, max(1, self.settings.runners.num_runners)
+        return timing.wall_seconds / len(self.result.plan) * episodes / runners / 60
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        from rl_eval.records.plain import plain
+
+        numbers, spread = self.result.aggregates, self.spread
+        planned: dict[str, Any] = {"episodes": self.episodes, "minutes": self.minutes(self.episodes)}
+        pilot = {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std}
+        described = {"pilot": pilot, "planned": planned, "correlation": self.correlation, "detect": None}
+        if spread is not None:
+            planned["half_width"] = spread.half_width(self.episodes)
+            planned["unpaired_difference"] = spread.difference(self.episodes)
+            planned["paired_difference"] = spread.difference(self.episodes, self.correlation)
+            described["detect"] = None if self.detect is None else asdict(self._detection(spread, self.detect))
+        return {key: plain(value) for key, value in described.items()}
+
+    def _detection(self, spread: Spread, difference: float) -> _Detection:
+        unpaired, paired = spread.episodes(difference), spread.episodes(difference, self.correlation)
+        return _Detection(difference, unpaired, self.minutes(unpaired), paired, self.minutes(paired))
+
+    # The page
+
+    def page(self) -> Page:
+        """Lay the figures out."""
+        from rl_eval.results.report.table import Page, environment_name, policy_name
+
+        spread = self.spread
+        return Page(
+            title=environment_name(self.result.provenance) or "plan",
+            subtitle=policy_name(self.result.provenance),
+            state="plan",
+            sections=[self._time_lines(), *([] if spread is None else self._difference_sections(spread))],
+            notes=self._notes(spread),
+        )
+
+    def _time_lines(self) -> list[Line]:
+        from rl_eval.results.report.table import Line, decimals, number
+
+        numbers, runners = self.result.aggregates, self.settings.runners.num_runners
+        places = decimals(numbers.sem, numbers.mean)
+        pilot = f"episodes: mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
+        where = f"on {runners} runners as fast as this process" if runners > 1 else "on one runner"
+        return [
+            Line("pilot", f"{numbers.count:,}", f"{pilot}, {number(self.result.timing.wall_seconds)} s"),
+            Line("plan", f"{self.episodes:,}", f"episodes: about {_span(self.minutes(self.episodes))} {where}"),
+        ]
+
+    def _difference_sections(self, spread: Spread) -> list[list[Line]]:
+        from rl_eval.results.report.table import Line, decimals, number
+
+        def write(value: float) -> str:
+            return number(value, decimals(value / 10))
+
+        paired = f"on equal seeds, if the returns correlate by {self.correlation:g}"
+        shown = [
+            Line("interval", f"± {write(spread.half_width(self.episodes))}", "95 % interval of the mean, roughly"),
+            Line("shows", write(spread.difference(self.episodes)), "difference of two such means, in 80 % of cases"),
+            Line("", write(spread.difference(self.episodes, self.correlation)), paired),
+        ]
+        if self.detect is None:
+            return [shown]
+        found = self._detection(spread, self.detect)
+        needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
+        paired = f"{paired} ({_span(found.paired_minutes)})"
+        return [shown, [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]]
+
+    def _notes(self, spread: Spread | None) -> list[str]:
+        if spread is not None:
+            return []
+        return ["the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"]
+
+
+@dataclass(frozen=True)
+class _Detection:
+    """How many episodes of either policy show a difference, and how long those of one take."""
+
+    difference: float
+    unpaired: int
+    unpaired_minutes: float
+    paired: int
+    paired_minutes: float
+
+
+def _span(minutes: float) -> str:
+    if minutes < 1:
+        return f"{60 * minutes:.2g} s"
+    return f"{minutes:,.0f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"

@@ -1,0 +1,111 @@
+"""``rl-eval retry``: the failed episodes of a run once more, with further attempts."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.output import claimed_folder
+from rl_eval.cli.printing import print_report
+from rl_eval.cli.run import deliver, exit_code_of, run_evaluation
+from rl_eval.cli.settings import prepare_process
+from rl_eval.cli.signals import Interruption
+from rl_eval.cli.trusting import Trust, load_to_run
+from rl_eval.errors import UsageError
+from rl_eval.redaction import redact_text
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.results.result import EvalResult
+
+__all__ = ["retry"]
+
+
+def retry(
+    path: Annotated[
+        str, typer.Argument(metavar="DIR", show_default=False, help="Folder or URI of the evaluation log.")
+    ],
+    attempts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Further attempts of each failed episode; by default as many as the config gives.",
+        ),
+    ] = None,
+    accept_code_change: Annotated[
+        bool, typer.Option("--accept-code-change", help="Go on although the code of environment or policy was changed.")
+    ] = False,
+    trust: Trust = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Run the failed episodes of a run again, with their seeds; what failed before stays in the log."""
+    from rl_eval.cli.progress import make_monitor
+
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
+        monitor.say(f"reading {redact_text(path)}")
+        result = load_to_run(path, trust)
+        if not (result.num_failed or result.stopped_early):
+            monitor.close()
+            typer.echo(f"no episode of {redact_text(path)} failed: there is nothing to run again", err=True)
+            print_report(result)
+            return
+        settings = _settings(result, attempts)
+        prepare_process()
+        _put_aside(path, result, settings, accept_code_change)
+        with claimed_folder(None, path, Path("retry"), None) as folder:
+            given = partial(deliver, folder=folder, quiet=quiet)
+            result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)
+        if code := exit_code_of(result, interruption):
+            raise typer.Exit(code)
+
+
+def _settings(result: EvalResult, attempts: int | None) -> EvalSettings:
+    """Return the recorded settings, with more attempts than any episode has used up.
+
+    Raises:
+        ConfigError: They hold live objects, or secrets that were not written down.
+    """
+    from rl_eval.config.settings import make_settings
+    from rl_eval.results.replay import check_recorded
+
+    config = {name: dict(section) for name, section in result.provenance["config"].items()}
+    check_recorded(config)
+    tolerance = config["fault_tolerance"]
+    spent = max((fault.attempt for fault in result.faults), default=0)
+    tolerance["max_attempts_per_episode"] = spent + (attempts or tolerance["max_attempts_per_episode"])
+    return make_settings(config)
+
+
+def _put_aside(path: str, result: EvalResult, settings: EvalSettings, accept_code_change: bool) -> None:
+    """Have the log forget, for the count, which episodes failed.
+
+    Raises:
+        UsageError: There is no log.
+        LogMismatch: Weights or code are others now.
+    """
+    import numpy as np
+
+    from rl_eval.log import EvaluationLog
+    from rl_eval.log.contents import read_manifest
+    from rl_eval.log.storage import open_storage
+    from rl_eval.policies.filters import configured_weights
+    from rl_eval.results.provenance import manifest_of
+
+    if read_manifest(open_storage(path)) is None:
+        raise UsageError(f"{redact_text(path)} holds a result without an evaluation log: only a run with one goes on")
+    failed = np.flatnonzero(result.table.filled & ~result.table.completed)
+    if not len(failed):
+        return
+    log = EvaluationLog.open(path, accept_code_change=accept_code_change)
+    try:
+        log.retry(manifest_of(settings, settings.plan(), configured_weights(settings.policy)), failed.tolist())
+    finally:
+        log.close()

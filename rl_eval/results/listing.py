@@ -1,0 +1,163 @@
+"""List of the runs in a folder, whoever made them: each is read as data, and one that cannot be read says why.
+
+A complete result is listed as its summary has it, since computing all its numbers again takes long for many runs;
+``load`` and ``rl-eval show`` verify them. Of an unfinished run the log is read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.errors import EvalError, UsageError
+from rl_eval.log.manifest import MANIFEST_FILE
+from rl_eval.records.plain import plain
+from rl_eval.results.loading import load
+from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, read_summary
+from rl_eval.results.report.table import environment_name, policy_name
+
+__all__ = ["ListedRun", "list_runs"]
+
+_LOG_FOLDERS: Final = {"owners", "segments"}
+_LONGEST: Final = 200
+"""Characters of a name or a reason that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run: what it came to, or why that cannot be told."""
+
+    path: str
+    """Folder, below the one that was listed."""
+    status: str
+    """``complete``, ``partial``, ``failed``, or ``broken``."""
+    episodes: int = 0
+    """Episodes that the mean goes over."""
+    planned: int = 0
+    mean_return: float = math.nan
+    low: float = math.nan
+    """Interval of the mean; NaN where there is none."""
+    high: float = math.nan
+    policy: str = ""
+    environment: str = ""
+    when: str = ""
+    """ISO time at which it finished; for a log, when it began."""
+    problem: str = ""
+    """Why a broken one cannot be read."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values; NaN becomes None."""
+        described = plain(asdict(self))
+        assert isinstance(described, dict)
+        return described
+
+
+def list_runs(folder: str | os.PathLike[str]) -> Iterator[ListedRun]:
+    """Yield the runs in a folder and below, by path. Links are not followed, and nothing is imported.
+
+    Raises:
+        UsageError: There is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise UsageError(f"{os.fspath(folder)} is no folder: give one that holds results or evaluation logs")
+    for place, folders, files in os.walk(folder):
+        if not _is_run(folders, files):
+            folders.sort()
+            continue
+        folders[:] = []
+        yield _listed(Path(place), os.path.relpath(place, folder))
+
+
+def _is_run(folders: list[str], files: list[str]) -> bool:
+    return (
+        RESULT_FILE in files
+        or (bool(_LOG_FOLDERS & {*folders}) and MANIFEST_FILE in files)
+        or {*folders} >= _LOG_FOLDERS
+    )
+
+
+def _listed(path: Path, name: str) -> ListedRun:
+    try:
+        return _of_summary(path, name) or _of_log(path, name)
+    except EvalError as error:
+        problem = str(error)
+    except Exception as error:  # Strangers' files can be wrong in any way.
+        problem = f"it is damaged ({type(error).__name__}: {error})"
+    return ListedRun(name, "broken", problem=_line(problem))
+
+
+def _of_summary(path: Path, name: str) -> ListedRun | None:
+    """Read a complete result; None if the log knows better."""
+    if not (path / RESULT_FILE).exists():
+        return None
+    data = read_summary(path / RESULT_FILE)
+    if data.get("status") != "complete":
+        return None
+    check_format(data)
+    planned = int(data["plan"]["num_episodes"])
+    _check_records(path / EPISODES_FILE, planned)
+    provenance, metrics, interval = data["provenance"], data["metrics"], data["interval"]
+    return ListedRun(
+        name,
+        "complete",
+        episodes=int(metrics["num_episodes"]),
+        planned=planned,
+        mean_return=_number(metrics["episode_return_mean"]),
+        low=_number(interval["low"]),
+        high=_number(interval["high"]),
+        **_names(provenance),
+    )
+
+
+def _of_log(path: Path, name: str) -> ListedRun:
+    result = load(path)
+    return ListedRun(
+        name,
+        result.status,
+        episodes=result.aggregates.count,
+        planned=len(result.plan),
+        mean_return=result.mean_return,
+        low=result.interval.low,
+        high=result.interval.high,
+        **_names(result.provenance),
+    )
+
+
+def _names(provenance: Mapping[str, Any]) -> dict[str, str]:
+    when = provenance.get("finished_at") or provenance.get("started_at") or ""
+    return {
+        "policy": _line(policy_name(provenance)),
+        "environment": _line(environment_name(provenance)),
+        "when": _line(str(when)),
+    }
+
+
+def _check_records(path: Path, planned: int) -> None:
+    """Make sure that there is a record of every episode.
+
+    Raises:
+        UsageError: There is not.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        count = pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{path.name} cannot be read: {error}") from error
+    if count != planned:
+        raise UsageError(f"{path.name} holds {count} of {planned} episodes")
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _line(text: str) -> str:
+    """Return text on one line, without characters that a terminal obeys."""
+    shown = "".join(char if char.isprintable() else " " for char in text[: 2 * _LONGEST])
+    return " ".join(shown.split())[:_LONGEST]

@@ -1,0 +1,101 @@
+"""``rl-eval init``: what it writes loads to the settings of the same options, and explains every key."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.commented import commented_yaml
+from rl_eval.config.settings import SECTIONS
+from rl_eval.errors import ConfigError
+from rl_eval.results.loading import load
+from tests.unit.cli_world import call, make_folder
+
+CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.yaml"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+def rich_config():
+    return (
+        EvalConfig()
+        .environment("CartPole-v1", env_kwargs={"text": "a: b # c\n- é", "deep": {"list": [1, None, 2.5]}})
+        .policy("pkg:make", policy_kwargs={"sizes": [64, 64]}, deterministic=False)
+        .evaluation(num_episodes=7, return_bounds=(0.0, 1e6), info_keys=("x",))
+    )
+
+
+@pytest.fixture(params=[rich_config, *CONFIGS], ids=lambda source: getattr(source, "stem", "rich"))
+def config(request):
+    if callable(request.param):
+        return request.param()
+    section = "evaluation" if request.param.stem == "ppo_cartpole" else None
+    return EvalConfig.from_yaml(request.param, section)
+
+
+def loaded(path, text):
+    path.write_text(text, encoding="utf-8")
+    return EvalConfig.from_yaml(path)
+
+
+def test_it_loads_to_the_same_settings(config, tmp_path):
+    assert loaded(tmp_path / "c.yaml", commented_yaml(config)).build() == config.build()
+
+
+def test_every_default_that_it_shows_is_the_default(config, tmp_path):
+    """All lines that are keys count, without their marks: the settings stay the same."""
+    names = "|".join({name for model in SECTIONS.values() for name in model.model_fields})
+    text = re.sub(rf"(?m)^(  )# (({names}): )", r"\1\2", commented_yaml(config))
+    text = re.sub(rf"(?m)^# (({'|'.join(SECTIONS)}):)$", r"\1", text)
+    found = loaded(tmp_path / "c.yaml", text)
+    assert {section: set(values) for section, values in found.to_dict().items()} == {
+        section: set(model.model_fields) for section, model in SECTIONS.items()
+    }
+    if not config.build().policy.policies:  # Who names the runner beside several policies means it.
+        assert found.build().model_dump() == config.build().model_dump()
+
+
+def test_every_key_is_explained(config):
+    """By the docstring of its field."""
+    text = " ".join(commented_yaml(config).replace("#", " ").split())
+    for model in SECTIONS.values():
+        for name, field in model.model_fields.items():
+            described = " ".join(field.description.replace("``", "`").split())
+            assert f"{described} {name}:" in text
+
+
+def test_live_objects_are_refused():
+    with pytest.raises(ConfigError, match="live object"):
+        commented_yaml(EvalConfig().environment(dict))
+
+
+def test_the_file_does_what_the_options_do(folder):
+    options = ["--env", "cli_toys:count", "--policy", "random", "-n", 5, "--seed", 3, "--envs-per-runner", 2]
+    outcome = call("init", "made.yaml", *options)
+    assert outcome.exit_code == 0, outcome.output
+    assert "rl-eval run made.yaml" in outcome.stderr
+    assert call("run", *options, "--output", "a").exit_code == 0
+    assert call("run", "made.yaml", "--output", "b").exit_code == 0
+    assert load("a").fingerprint == load("b").fingerprint
+    assert load("a").provenance["identity"] == load("b").provenance["identity"]
+
+
+def test_nothing_is_replaced(folder):
+    before = Path("toy.yaml").read_text()
+    outcome = call("init", "toy.yaml", "--env", "CartPole-v1", "--policy", "random")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "toy.yaml exists already" in outcome.stderr
+    assert Path("toy.yaml").read_text() == before
+
+
+def test_what_is_evaluated_must_be_said(folder):
+    outcome = call("init", "new.yaml", "--env", "CartPole-v1")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "give --policy, as in rl-eval init new.yaml --env CartPole-v1" in outcome.stderr
+    assert call("init", "new.yaml", "--env", "E", "--policy", "random", "-n", 0).exit_code == ExitCode.USAGE
+    assert not Path("new.yaml").exists()

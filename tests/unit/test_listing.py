@@ -1,0 +1,162 @@
+"""``rl-eval list``: a line for each run in a folder, strangers' and broken ones too; nothing of them runs."""
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import UsageError
+from rl_eval.log import EvaluationLog
+from rl_eval.results.listing import list_runs
+from rl_eval.results.loading import load
+from tests.unit.cli_world import call, make_folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs of all kinds, made once: a result, a log, one that failed and one that was stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = make_folder(tmp_path_factory.mktemp("runs"), patch)
+        assert call("run", "toy.yaml", "-q", "--output", "all/result").exit_code == 0
+        assert call("run", "toy.yaml", "-q", "--run-dir", "all/deeper/log").exit_code == 0
+        flaky = ["environment.env=rl_eval.testing:faulty", "fault_tolerance.max_attempts_per_episode=2"]
+        flaky += ["environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}"]
+        args = [part for text in flaky for part in ("--set", text)]
+        assert call("run", "toy.yaml", "-q", "--output", "all/some", *args).exit_code == ExitCode.PARTIAL
+        shutil.copytree("all/deeper/log", "all/stopped")
+        Path("all/stopped/result.json").unlink()
+        (folder / "all" / "empty").mkdir()
+    return folder / "all"
+
+
+@pytest.fixture
+def runs(made, tmp_path, monkeypatch):
+    """A copy, in a folder where nothing that they name can be imported."""
+    shutil.copytree(made, tmp_path / "all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "cli_toys", raising=False)
+    return tmp_path / "all"
+
+
+def listed(folder):
+    return {run.path: run for run in list_runs(folder)}
+
+
+def test_every_run_is_listed_with_the_numbers_of_its_result(runs):
+    """Those of a complete one are in its summary, and are what loading it computes."""
+    found = listed(runs)
+    assert list(found) == ["deeper/log", "result", "some", "stopped"]
+    for name, run in found.items():
+        result = load(runs / name)
+        assert (run.status, run.planned) == (result.status, 30)
+        assert run.episodes == result.aggregates.count
+        assert run.mean_return == result.mean_return
+        assert (run.low, run.high) == pytest.approx((result.interval.low, result.interval.high), nan_ok=True)
+        assert run.when.startswith("20")
+    assert math.isnan(found["some"].low)
+    assert (found["result"].policy, found["result"].environment) == ("cli_toys:ones", "cli_toys:count")
+
+
+def test_nothing_that_a_run_names_is_imported(runs):
+    outcome = call("list", runs)
+    assert outcome.exit_code == 0, outcome.output
+    assert "cli_toys" not in sys.modules
+
+
+def test_a_run_is_a_line(runs):
+    """Of aligned columns, the path last."""
+    lines = call("list", runs).stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["deeper/log", "result", "some", "stopped"]
+    assert len({line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}) == 1
+    mean = load(runs / "result").mean_return
+    assert f"complete   30         {mean:.2f} (" in lines[1]
+    assert " of 30" in lines[2]
+
+
+def test_the_list_as_json(runs):
+    shown = json.loads(call("list", runs, "--json").stdout)
+    assert [run["path"] for run in shown] == ["deeper/log", "result", "some", "stopped"]
+    assert shown[2]["low"] is None
+
+
+def test_a_run_at_work_is_listed(runs):
+    log = EvaluationLog.open(runs / "stopped")
+    try:
+        assert listed(runs)["stopped"].status == "complete"
+    finally:
+        log.close()
+
+
+def spoil(path, **changes):
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda run: (run / "result.json").write_text("{"), "is damaged"),
+        (lambda run: (run / "result.json").write_text("[]"), "it holds a list"),
+        (lambda run: (run / "result.json").write_bytes(b"\xff\xfe"), "is damaged"),
+        (lambda run: (run / "result.json").write_text("[" * 100_000), "damaged (RecursionError"),
+        (lambda run: (run / "episodes.parquet").unlink(), "episodes.parquet cannot be read"),
+        (lambda run: (run / "episodes.parquet").write_bytes(b"PAR1"), "episodes.parquet cannot be read"),
+        (lambda run: spoil(run / "result.json", format=99), "has format 99"),
+        (lambda run: spoil(run / "result.json", plan=None), "damaged (TypeError"),
+        (lambda run: spoil(run / "result.json", plan={"num_episodes": 10**15}), "holds 30 of 1000000000000000"),
+        (lambda run: spoil(run / "result.json", metrics={}), "damaged (KeyError"),
+        (lambda run: spoil(run / "result.json", status=["complete"]), "status"),
+        (lambda run: spoil(run / "result.json", interval={"low": "x", "high": 1}), "damaged (ValueError"),
+    ],
+)
+def test_a_broken_run_is_a_line_with_its_reason(runs, change, reason):
+    """The others are listed as ever."""
+    change(runs / "result")
+    outcome = call("list", runs)
+    assert outcome.exit_code == 0, outcome.output
+    lines = outcome.stdout.splitlines()
+    assert len(lines) == 4
+    assert "broken" in lines[1]
+    assert "result: " in lines[1]
+    assert reason in lines[1]
+
+
+def test_a_damaged_log_is_a_line_with_its_reason(runs):
+    segment = min((runs / "stopped" / "segments").iterdir())
+    segment.write_bytes(segment.read_bytes()[:100])
+    assert listed(runs)["stopped"].status == "broken"
+    assert segment.name in listed(runs)["stopped"].problem
+
+
+def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
+    """No escape sequence, and no second line."""
+    identity = {"policy": "\x1b[31mred\nbroken   /etc\r", "environment": {"env": "e" * 10_000}}
+    spoil(runs / "result" / "result.json", provenance={"identity": identity, "finished_at": "\x07now"})
+    lines = call("list", runs).stdout.splitlines()
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+    assert "[31mred broken /etc" in lines[1]
+    assert len(lines[1]) < 1_000
+
+
+def test_links_are_not_followed(runs):
+    """A link to the newest run lists it once, and one that leads up lists nothing for ever."""
+    (runs / "latest").symlink_to(runs / "result")
+    (runs / "up").symlink_to(runs.parent)
+    assert list(listed(runs)) == ["deeper/log", "result", "some", "stopped"]
+
+
+def test_a_folder_without_runs_and_no_folder(tmp_path):
+    outcome = call("list", tmp_path)
+    assert (outcome.exit_code, outcome.stdout) == (0, "")
+    assert "no runs in" in outcome.stderr
+    assert json.loads(call("list", tmp_path, "--json").stdout) == []
+    outcome = call("list", tmp_path / "nowhere")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "nowhere is no folder" in outcome.stderr
+    with pytest.raises(UsageError):
+        next(list_runs(tmp_path / "nowhere"))

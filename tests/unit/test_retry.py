@@ -1,0 +1,166 @@
+"""``rl-eval retry``: failed episodes run again, and the result is that of a run that had so many attempts at once."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import LogError
+from rl_eval.log import EvaluationLog, read_log
+from rl_eval.results.loading import load
+from tests.unit.cli_world import call, make_folder
+from tests.unit.log_world import make_batch, make_manifest
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+def faulty(attempts, *rates):
+    kwargs = {"env": "two_length", "attempt_rates": list(rates)}
+    values = {
+        "environment.env": "rl_eval.testing:faulty",
+        "environment.env_kwargs": json.dumps(kwargs),
+        "fault_tolerance.max_attempts_per_episode": attempts,
+    }
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture
+def flaky(folder):
+    """A run in which some episodes failed twice; nothing fails a third time."""
+    assert call("run", "toy.yaml", "--run-dir", "runs", *faulty(2, 0.4, 0.6)).exit_code == ExitCode.PARTIAL
+    return load("runs")
+
+
+def failed(result):
+    return np.flatnonzero(result.table.filled & ~result.table.completed).tolist()
+
+
+def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
+    """Bit for bit, with all faults of either session, and a note that says what happened."""
+    outcome = call("retry", "runs")
+    assert outcome.exit_code == 0, outcome.output
+    assert call("run", "toy.yaml", "--run-dir", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
+    found, whole = load("runs"), load("whole")
+    assert found.fingerprint == whole.fingerprint
+    assert found.status == "complete"
+    faults = [sorted((fault.index, fault.attempt) for fault in result.faults) for result in (found, whole)]
+    assert faults[0] == faults[1]
+    assert f"{flaky.num_failed} failed episodes were run again" in " ".join(found.notes)
+    saved = json.loads(Path("runs/result.json").read_text())
+    assert saved["fingerprint"] == found.fingerprint
+
+
+def test_only_what_failed_runs_again(flaky):
+    """What has completed keeps its records, down to its times."""
+    call("retry", "runs")
+    kept = flaky.table.completed
+    assert load("runs").table.rows[kept].tobytes() == flaky.table.rows[kept].tobytes()
+
+
+def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
+    """Attempts are counted on, and no fault is lost."""
+    call("run", "toy.yaml", "--run-dir", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
+    first = load("runs")
+    assert call("retry", "runs", "--attempts", 2).exit_code == ExitCode.PARTIAL
+    second = load("runs")
+    assert second.num_failed > 1
+    assert {*failed(second)} <= {*failed(first)}
+    assert {*second.table.rows["attempts"][failed(second)].tolist()} == {3}
+    assert call("retry", "runs", "--attempts", 1).exit_code == 0
+    third = load("runs")
+    assert {*third.table.rows["attempts"][failed(second)].tolist()} == {4}
+    assert third.faults == second.faults
+
+
+def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkeypatch):
+    """The episodes are unfinished then, the saved result is older and no contradiction, and retry goes on."""
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_eval.cli.retry.run_evaluation", lambda *args: 1 / 0)
+        assert call("retry", "runs").exit_code == ExitCode.BUG
+    between = load("runs")
+    assert len(between.episodes) == 30 - flaky.num_failed
+    assert len(between.faults) == len(flaky.faults)
+    assert call("retry", "runs").exit_code == 0
+    assert load("runs").status == "complete"
+
+
+def test_where_nothing_failed_nothing_runs(folder):
+    call("run", "toy.yaml", "--run-dir", "runs")
+    before = sorted(Path("runs/segments").iterdir())
+    outcome = call("retry", "runs")
+    assert outcome.exit_code == 0
+    assert "there is nothing to run again" in outcome.stderr
+    assert sorted(Path("runs/segments").iterdir()) == before
+
+
+def test_a_result_without_a_log_is_a_usage_error(flaky):
+    shutil.copytree("runs", "copy", ignore=lambda *_: ["segments", "manifest.json", "owners"])
+    outcome = call("retry", "copy")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "without an evaluation log" in outcome.stderr
+
+
+def test_other_code_is_refused_before_anything_is_put_aside(folder):
+    """Unless it is accepted: often it is what mends the episodes."""
+    source = Path("cli_toys.py").read_text()
+    broken = source.replace("self.episodes += 1", "self.episodes += 1\n        assert self.np_random.random() < 0.8")
+    Path("cli_toys.py").write_text(broken)
+    assert call("run", "toy.yaml", "--run-dir", "runs").exit_code == ExitCode.PARTIAL
+    before = load("runs")
+    Path("cli_toys.py").write_text(source)
+    outcome = call("retry", "runs")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "was begun with other code" in outcome.stderr
+    assert load("runs").fingerprint == before.fingerprint
+
+
+def test_a_strangers_run_is_not_run(flaky, monkeypatch, tmp_path_factory):
+    """It names code."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    outcome = call("retry", "runs")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "--trust" in outcome.stderr
+    assert load("runs").fingerprint == flaky.fingerprint
+
+
+# The log
+
+
+def write_failures(run_dir, indices=range(20)):
+    log = EvaluationLog.open(run_dir)
+    log.begin(make_manifest())
+    log.append(make_batch(indices))
+    log.flush(10)
+    log.close()
+
+
+def test_failed_records_of_earlier_sessions_are_put_aside_and_no_others(tmp_path):
+    """Of the indices 3, 10 and 17 that failed, 3 and 10 are retried, and so is 4, which had completed."""
+    write_failures(tmp_path)
+    log = EvaluationLog.open(tmp_path)
+    log.retry(make_manifest(), [3, 10, 4])
+    log.close()
+    found = read_log(tmp_path)
+    assert sorted(found.rows["index"]) == sorted({*range(20)} - {3, 10})
+    assert found.infos.shape == (18, 2)
+    assert found.retried == (3, 4, 10)
+    write_failures(tmp_path, [3])
+    assert sorted(read_log(tmp_path).rows["index"]) == sorted({*range(20)} - {10})
+    assert read_log(tmp_path).mismatches == ()
+
+
+def test_a_damaged_retry_is_no_silent_one(tmp_path):
+    write_failures(tmp_path)
+    log = EvaluationLog.open(tmp_path)
+    log.retry(make_manifest(), [3])
+    log.close()
+    path = tmp_path / "retries" / "000001.json"
+    path.write_text(path.read_text().replace("[3]", "[4]"))
+    with pytest.raises(LogError, match=r"retries/000001.json is damaged"):
+        read_log(tmp_path)

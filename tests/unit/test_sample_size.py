@@ -1,0 +1,199 @@
+"""Sample sizes keep what they promise: power in simulations, published figures, and the commands that print them."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import UsageError
+from rl_eval.results.comparison import is_shown
+from rl_eval.results.loading import load
+from rl_eval.results.stats.paired import paired_difference
+from rl_eval.results.stats.rates import compare_rates, parse_rate
+from rl_eval.results.stats.sample_size import Spread, episodes_for_rates
+from tests.unit.cli_world import call, make_folder
+
+# Success rates
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """His example: 56 of 70 against 48 of 80, 5.24 % to 33.39 %."""
+    found = compare_rates(parse_rate("48/80"), parse_rate("56/70"))
+    assert found.difference == pytest.approx(0.2)
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+def test_the_test_is_fishers():
+    """His tea: three of four cups told right on either side, p = 0.486."""
+    found = compare_rates(parse_rate("3/4"), parse_rate("1/4"))
+    assert found.p_value == pytest.approx(34 / 70)
+    assert not found.is_shown
+    assert compare_rates(parse_rate("18/20"), parse_rate("4 / 20")).is_shown
+
+
+@pytest.mark.parametrize("text", ["17", "17/", "21/20", "0/0", "-1/20", "1.5/3", "17/20; x", "9999999999/1"])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(UsageError, match="is no success rate"):
+        parse_rate(text)
+
+
+def power_of_fisher(a, b, episodes):
+    """Probability that the test rejects at 5 %, summed over all outcomes."""
+    counts = np.arange(episodes + 1)
+    likely = np.outer(stats.binom.pmf(counts, episodes, a), stats.binom.pmf(counts, episodes, b))
+    found = 0.0
+    for total in range(2 * episodes + 1):
+        mine = np.arange(max(0, total - episodes), min(episodes, total) + 1)
+        weights = stats.hypergeom.pmf(mine, 2 * episodes, episodes, total)
+        p_values = (weights * (weights <= weights[:, None] * (1 + 1e-7))).sum(axis=1)
+        found += likely[mine, total - mine][p_values <= 0.05].sum()
+    return found
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.85, 0.7), (0.5, 0.2), (0.1, 0.6)])
+def test_so_many_episodes_tell_rates_apart(a, b):
+    """The exact power of the test is 80 % and a little more, and a tenth fewer episodes have less."""
+    needed = episodes_for_rates(a, b)
+    assert episodes_for_rates(b, a) == needed
+    assert 0.8 <= power_of_fisher(a, b, needed) <= 0.84
+    assert power_of_fisher(a, b, int(0.9 * needed)) < 0.8
+
+
+def test_equal_rates_are_told_apart_by_no_number():
+    assert compare_rates(parse_rate("1/2"), parse_rate("2/4")).episodes_needed is None
+    with pytest.raises(UsageError, match="no number of episodes"):
+        episodes_for_rates(0.5, 0.5)
+
+
+def test_power_prints_the_figures():
+    outcome = call("power", "17/20", "14/20")
+    assert outcome.exit_code == 0, outcome.output
+    for part in ("85.0 %", "17 of 20", "b - a        -15.0 %", "0.45", "episodes     134", "no difference shown"):
+        assert part in outcome.stdout
+    shown = json.loads(call("power", "17/20", "14/20", "--json").stdout)
+    assert (shown["p_value"], shown["episodes_needed"]) == (pytest.approx(0.4506, abs=1e-4), 134)
+    assert "b succeeds less often than a" in call("power", "17/20", "0/20").stdout
+
+
+def test_power_of_nonsense_is_a_usage_error():
+    outcome = call("power", "17/20", "21/20")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "'21/20' is no success rate: 21 of 20" in outcome.stderr
+
+
+# Returns
+
+
+@pytest.mark.parametrize("correlation", [None, 0.0, 0.5])
+def test_episodes_and_differences_are_each_others_inverse(correlation):
+    spread = Spread(std=30.0, count=20)
+    episodes = spread.episodes(5.0, correlation)
+    assert spread.difference(episodes, correlation) <= 5.0 < spread.difference(episodes - 1, correlation)
+
+
+def test_a_long_pilot_gives_the_textbook_figure():
+    """``2 (1.96 + 0.84)^2`` episodes show one standard deviation, and one more for the t test."""
+    assert Spread(1.0, 1_000_000).episodes(1.0) == 17
+    assert Spread(1.0, 5).episodes(1.0) > 25
+
+
+def test_few_episodes_show_nothing():
+    assert np.isnan(Spread(1.0, 20).difference(1, 0.5))
+
+
+def unpaired_share(rounds, difference=0.5, pilot=20):
+    """Share of experiments, each with a pilot of its own, in which the t test shows the difference.
+
+    Means and variances of normal samples are drawn from their own distributions.
+    """
+    draws = np.random.default_rng(3)
+    pilots = np.sqrt(draws.chisquare(pilot - 1, rounds) / (pilot - 1))
+    episodes = np.array([Spread(std, pilot).episodes(difference) for std in pilots])
+    means = draws.normal(difference, np.sqrt(2 / episodes))
+    degrees = 2 * episodes - 2
+    pooled = np.sqrt(draws.chisquare(degrees) / degrees * 2 / episodes)
+    return float(np.mean(2 * stats.t.sf(np.abs(means / pooled), degrees) <= 0.05))
+
+
+def paired_share(rounds, difference=0.5, correlation=0.5, pilot=20):
+    """The same for pairs, as ``rl-eval compare`` judges them."""
+    draws, shown = np.random.default_rng(4), 0
+    for _ in range(rounds):
+        episodes = Spread(draws.normal(size=pilot).std(ddof=1), pilot).episodes(difference, correlation)
+        start, a, b = draws.normal(size=(3, episodes)) * np.sqrt([[correlation], [1 - correlation], [1 - correlation]])
+        shown += is_shown(paired_difference(start + a, start + b + difference), 0.95)
+    return shown / rounds
+
+
+def test_so_many_episodes_show_a_difference():
+    assert 0.76 <= unpaired_share(1_000) <= 0.84
+
+
+@pytest.mark.slow
+def test_so_many_pairs_show_a_difference():
+    assert 0.76 <= paired_share(1_000) <= 0.84
+
+
+# rl-eval plan
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return make_folder(tmp_path, monkeypatch)
+
+
+VARIED = ["--set", "policy.policy=cli_toys:alternate"]
+
+
+def test_a_plan_rests_on_the_first_episodes_of_the_run(folder):
+    """Mean and spread of the pilot are those of the run's beginning, and all figures follow from them."""
+    call("run", "toy.yaml", *VARIED, "-q", "-n", 12, "--output", "first")
+    outcome = call("plan", "toy.yaml", *VARIED, "--pilot", 12, "--detect", 0.5, "-n", 200, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    numbers, shown = load("first").aggregates, json.loads(outcome.stdout)
+    assert shown["pilot"] == {"episodes": 12, "mean": numbers.mean, "std": numbers.std}
+    spread = Spread(numbers.std, 12)
+    assert shown["planned"]["episodes"] == 200
+    assert shown["planned"]["unpaired_difference"] == spread.difference(200)
+    assert shown["planned"]["paired_difference"] == spread.difference(200, 0.5)
+    assert shown["detect"]["unpaired"] == spread.episodes(0.5)
+    assert shown["detect"]["paired"] == spread.episodes(0.5, 0.5)
+    per_episode = shown["planned"]["minutes"] / 200
+    assert shown["detect"]["paired_minutes"] == pytest.approx(per_episode * shown["detect"]["paired"])
+
+
+def test_a_plan_is_one_page(folder):
+    outcome = call("plan", "toy.yaml", *VARIED, "--detect", 0.5)
+    for part in ("pilot        20", "plan         30", "± ", "show 0.5 in 80 %", "correlate by 0.5"):
+        assert part in outcome.stdout
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+
+
+def test_more_runners_are_that_much_faster_and_the_pilot_needs_none(folder):
+    """Its episodes run in this process; no cluster is started to guess how long one would take."""
+    outcome = call("plan", "toy.yaml", *VARIED, "--set", "runners.num_runners=4")
+    assert "on 4 runners as fast as this process" in " ".join(outcome.stdout.split())
+
+
+def test_returns_that_do_not_vary_plan_nothing(folder):
+    """Without a spread there is no difference to speak of, and --detect has no answer."""
+    args = ["plan", "toy.yaml", "--set", "evaluation.max_episode_steps=3"]
+    assert call(*args).exit_code == 0
+    outcome = call(*args, "--detect", 1)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "do not vary" in " ".join(outcome.stdout.split())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_difference_to_detect_is_above_0(folder, value):
+    outcome = call("plan", "toy.yaml", "--detect", value)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "give a difference above 0" in outcome.stderr
+
+
+def test_a_pilot_that_fails_plans_nothing(folder):
+    outcome = call("plan", "toy.yaml", "--set", "environment.env_kwargs={fail: true}")
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "the pilot failed: RuntimeError: the simulator broke" in outcome.stderr
