@@ -76,4 +76,4 @@ def regressions(shift, rounds=150, episodes=100):
 
 def test_equal_policies_are_seldom_a_regression_and_one_that_is_worse_by_a_standard_deviation_always_is():
     assert regressions(0.0) <= 0.05
-    assert regressions(-1.0) >= 0.99
+    assert regressions(-1.0, rounds=20) == 1.0
