@@ -46,6 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis try a few examples of each law; ``--hypothesis-profile=default`` lets it try a hundred."""
+    if config.pluginmanager.hasplugin("hypothesispytest") and not config.getoption("--hypothesis-profile"):
+        from hypothesis import settings
+
+        settings.register_profile("quick", max_examples=25, deadline=None)
+        settings.load_profile("quick")
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run a few named files in this process, and whole folders in as many workers as there are cores."""
     files = config.args and all(Path(arg.partition("::")[0]).is_file() for arg in config.args)

@@ -49,7 +49,7 @@ class Opening(Job):
         if self._withdrawn():  # It may have been cancelled before it was ever waiting.
             return
         if self._sync is not None and (error := self._sync.future.exception()) is not None:
-            self.fail(error)
+            self._outcome.fail(error)  # Nothing is being read yet that could be waited for.
             return
         self._outcome.begin(self.pool)
         if self._held is not None:

@@ -60,7 +60,9 @@ class TestMultiAgentRunner(EvalRunnerContract):
     """Without noise, which is a seat's own: a recurrent policy that takes the most likely action."""
 
     runner = SoloRunner
-    config = EvalConfig().environment("CartPole-v1").policy("rl_eval.testing:make_gru").evaluation(max_episode_steps=60)
+    config = EvalConfig().environment("CartPole-v1").policy("rl_eval.testing:make_gru").evaluation(max_episode_steps=25)
+    num_episodes = 6
+    lane_counts = (1, 3)
 
     # What observers see is by agent here: tests/unit/test_multi_agent.py compares it with the record.
     test_an_observer_sees_every_step_of_each_episode_in_order = None  # type: ignore[assignment]

@@ -4,27 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 
 from rl_eval import EvalConfig, EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
 from rl_eval.config.settings import EvalSettings
-from rl_eval.records.episode import Lease, RunReport
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport
 from rl_eval.testing import EvalRunnerContract
 
 
-class TestVector(EvalRunnerContract):
-    """Recurrent, sampled, in up to eight lanes."""
+class Recurrent(EvalRunnerContract):
+    """Recurrent and sampled, in episodes of at most 25 steps; the reference loop has run once for all tests."""
+
+    config = (
+        EvalConfig()
+        .environment("CartPole-v1")
+        .policy("rl_eval.testing:make_gru", deterministic=False)
+        .evaluation(max_episode_steps=25)
+    )
+    num_episodes = 6
+
+    @property
+    def reference(self) -> EpisodeTable:  # type: ignore[override]
+        """See :class:`EvalRunnerContract`."""
+        return reference_rows(max(self.lane_counts))
+
+
+@cache
+def reference_rows(most_lanes: int) -> EpisodeTable:
+    """Return the rows of the reference loop for :class:`Recurrent`."""
+    of_suite: Any = EvalRunnerContract.reference
+    rows: EpisodeTable = of_suite.func(suite_of(SingleAgentEvalRunner, most_lanes))
+    return rows
+
+
+def suite_of(runner: type[EvalRunner], lanes: int = 1) -> EvalRunnerContract:
+    """Build the suite of a runner."""
+    made: EvalRunnerContract = type("Suite", (Recurrent,), {"runner": runner, "lane_counts": (lanes,)})()
+    return made
+
+
+class TestVector(Recurrent):
+    """In fewer lanes than there are episodes, and in more."""
 
     runner = VectorEvalRunner
+    lane_counts = (3, 8)
 
 
 class TestVectorOverABlock(EvalRunnerContract):
     """More lanes than a block of inference has rows, and a module whose weights are drawn anew for every test."""
 
     runner = "vector"
-    config = EvalConfig().environment("CartPole-v1").policy("rl_eval.policies.mlp:make_mlp")
+    config = (
+        EvalConfig().environment("CartPole-v1").policy("rl_eval.policies.mlp:make_mlp").evaluation(max_episode_steps=25)
+    )
     lane_counts = (17,)
 
 
@@ -41,7 +76,7 @@ class TestVectorNested(EvalRunnerContract):
     lane_counts = (1, 3)
 
 
-class TestSingleAgent(EvalRunnerContract):
+class TestSingleAgent(Recurrent):
     """One environment."""
 
     runner = SingleAgentEvalRunner
@@ -348,12 +383,6 @@ BROKEN: dict[type[EvalRunner], str] = {
     ForgetsVersions: "test_rows_carry_the_version_of_the_weights",
     LeavesEnvironmentsOpen: "test_stop_closes_every_environment",
 }
-
-
-def suite_of(broken: type[EvalRunner]) -> EvalRunnerContract:
-    """Build the suite of a runner that has one lane."""
-    made: EvalRunnerContract = type("Suite", (EvalRunnerContract,), {"runner": broken, "lane_counts": (1,)})()
-    return made
 
 
 @pytest.mark.parametrize(("broken", "test"), BROKEN.items(), ids=[broken.__name__ for broken in BROKEN])

@@ -39,8 +39,12 @@ from rl_eval.weights import load_weights_file, snapshot_weights
 Array = npt.NDArray[Any]
 
 LAYOUTS = [("single_agent", 1), ("vector", 1), ("vector", 3), ("vector", 8)]
-layouts = pytest.mark.parametrize(("kind", "lanes"), LAYOUTS)
-kinds = pytest.mark.parametrize(("kind", "lanes"), [("single_agent", 1), ("vector", 3)])
+QUICK = [("single_agent", 1), ("vector", 3)]
+layouts = pytest.mark.parametrize(
+    ("kind", "lanes"),
+    [layout if layout in QUICK else pytest.param(*layout, marks=pytest.mark.slow) for layout in LAYOUTS],
+)
+kinds = pytest.mark.parametrize(("kind", "lanes"), QUICK)
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights"
 EPISODES = 20

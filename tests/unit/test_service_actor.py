@@ -272,8 +272,9 @@ def test_names_of_clients_need_not_be_those_of_folders(world):
         assert world.tickets(name) == [(f"of {name}", 0)]
 
 
-def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(scored):
-    """Also twice in a row, and if a request without weights of its own waits behind them."""
+def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(scored, monkeypatch):
+    """Also twice in a row, and if a request without weights of its own waits behind them; none waits for its log."""
+    monkeypatch.setattr("rl_eval.execution.opening._LAST_READ_S", 2 * LIMIT_S)
     scored.submit("good", sent=weights(3))
     scored.result("good")
     scored.hold()

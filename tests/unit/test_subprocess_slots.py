@@ -111,7 +111,7 @@ def told(result: Any) -> list[tuple[Any, ...]]:
 def test_rows_are_those_of_any_runner() -> None:
     """A recurrent policy that samples; exceptions cost the same attempts, and have the same words."""
     wild = {"attempt_rates": [0.5], "within_steps": 10}
-    ours, theirs = (evaluate(config(runner=runner, **wild)) for runner in ("subprocess", "vector"))
+    ours, theirs = (evaluate(config(2, runner=runner, **wild)) for runner in ("subprocess", "vector"))
     assert ours.fingerprint == theirs.fingerprint == reference()
     assert told(ours) == told(theirs) != []
     assert all("in _strike" in fault.traceback for fault in ours.faults)
@@ -155,7 +155,7 @@ def test_a_slow_slot_stalls_nobody(tmp_path: Path) -> None:
     """While some episodes stand still in a step, all others complete."""
     gate = tmp_path / "gate"
     made = EvalConfig().environment(Walk, env_kwargs={"gate": str(gate)}).policy(steer)
-    made.runners(runner="subprocess", num_envs_per_runner=4).evaluation(num_episodes=12, info_keys=["slow"])
+    made.runners(runner="subprocess", num_envs_per_runner=3).evaluation(num_episodes=12, info_keys=["slow"])
     plan = leases(made)
     slow = [lease for lease in plan if np.random.default_rng(lease.seed).random() < 0.5]
     fast = [lease for lease in plan if lease not in slow]
