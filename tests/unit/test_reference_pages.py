@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -109,7 +110,36 @@ def layers_page() -> str:
     return "\n".join([*lines, ""])
 
 
-PAGES = {"architecture.md": layers_page, "configuration.md": configuration_page, "results.md": columns_page}
+def commands_of(command: Any, name: str = "rl-eval") -> Iterator[tuple[str, Any]]:
+    """Yield the commands of the command line with their full names, those of groups included."""
+    for part, below in getattr(command, "commands", {}).items():
+        yield from commands_of(below, f"{name} {part}") if hasattr(below, "commands") else [(f"{name} {part}", below)]
+
+
+def plain_option(shown: str) -> str:
+    """Return an option as it is typed: no types but choices, and nothing that would end the cell of a table."""
+    return re.sub(r" <(?:float|int|path|str)>", "", shown).replace("|", ", ")
+
+
+def commands_page() -> str:
+    """Return the reference of all commands, with their arguments, options and exit codes as ``--help`` has them."""
+    lines = []
+    for name, command in commands_of(get_command(app)):
+        context = command.context_class(command, info_name=name)
+        lines += [f"## `{name}`", "", one_line(command.help), "", "| argument or option | meaning |", "|---|---|"]
+        records = filter(None, (param.get_help_record(context) for param in command.params))
+        lines += [f"| `{plain_option(option)}` | {one_line(meaning)} |" for option, meaning in records]
+        codes = inspect.cleandoc((command.epilog or "").replace("\b\n", ""))
+        lines += ["", *(["```text", codes, "```", ""] if codes else [])]
+    return "\n".join(lines)
+
+
+PAGES = {
+    "architecture.md": layers_page,
+    "commands.md": commands_page,
+    "configuration.md": configuration_page,
+    "results.md": columns_page,
+}
 
 
 def generated(page: str) -> str:
