@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
 
 
 def test_evaluations_on_warm_runners_use_the_weights_of_their_turn(trained: EvalRunnerGroup) -> None:
-    """Each evaluation has one weights version, and its own numbers."""
+    """Each evaluation has one weights version, and its own numbers, which are those of a network in this process."""
     early, final = load_weights_file(EARLY), load_weights_file(FINAL)
     start = trained.sync_weights(early)
     first = trained.evaluate()
@@ -77,6 +77,7 @@ def test_evaluations_on_warm_runners_use_the_weights_of_their_turn(trained: Eval
     assert versions == [{start}, {start + 50}, {start + 51}]
     assert second.mean_return == 500.0
     assert first.fingerprint == third.fingerprint != second.fingerprint
+    assert first.fingerprint == evaluate(config(0, 3).policy(MLP, weights=EARLY)).fingerprint
     assert first.provenance["weights"]["digest"] == third.provenance["weights"]["digest"]
 
 

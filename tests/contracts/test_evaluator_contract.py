@@ -16,7 +16,6 @@ import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
 from machines import eventually
-from tensordict import TensorDict
 from torch import nn
 
 from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
@@ -34,15 +33,19 @@ def _subjects(here: Sequence[str], *marks: Any) -> list[Any]:
     return [*here, *(pytest.param(name, marks=[pytest.mark.ray, *marks]) for name in ELSEWHERE)]
 
 
+def _slow_service() -> Any:
+    return pytest.param("service", marks=[pytest.mark.ray, pytest.mark.slow])
+
+
 def _subject(request: pytest.FixtureRequest) -> Any:
     if request.param in ELSEWHERE:
         request.getfixturevalue("ray_cluster")
     return request.param
 
 
-@pytest.fixture(params=_subjects(HERE))
+@pytest.fixture(params=[*HERE, pytest.param("ray", marks=pytest.mark.ray), _slow_service()])
 def backend(request: pytest.FixtureRequest) -> Any:
-    """Every kind of evaluator."""
+    """Every kind of evaluator; ``tests/cluster/test_service.py`` has the weights of every client of a service."""
     return _subject(request)
 
 
@@ -137,6 +140,8 @@ def test_the_same_plan_gives_the_same_fingerprint(mostly: Any) -> None:
 
 def test_each_evaluation_has_the_weights_of_its_request(backend: Any) -> None:
     """In every form; what happens to the caller's module afterwards does not reach it."""
+    from tensordict import TensorDict  # It takes seconds to load, which other tests need not pay.
+
     module = Parts()
     forms: list[Callable[[], Any]] = [
         lambda: module,

@@ -53,7 +53,7 @@ def test_a_config_runs(path: Path) -> None:
 def test_the_flaky_simulator_changes_nothing() -> None:
     """flaky.yaml has the fingerprint of cartpole.yaml, though three in ten of its first attempts fail."""
     plain, flaky = (
-        evaluate(load(ROOT / "configs" / name).runners(num_runners=0).evaluation(num_episodes=60)) for name in PAIR
+        evaluate(load(ROOT / "configs" / name).runners(num_runners=0).evaluation(num_episodes=24)) for name in PAIR
     )
     assert flaky.fingerprint == plain.fingerprint
     assert 0.2 < sum(record.attempts > 1 for record in flaky.episodes) / len(flaky.episodes) < 0.4

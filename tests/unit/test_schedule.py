@@ -575,8 +575,7 @@ def test_episodes_that_fail_everywhere_exclude_nobody() -> None:
 @pytest.mark.parametrize(("lanes", "runners"), [(8, 2), (16, 3), (1, 2)])
 def test_attempts_that_fail_by_themselves_exclude_nobody(lanes: int, runners: int) -> None:
     """Failures come at once and completions late: a runner that has only failed so far is not broken for that."""
-    excluding = 0
-    for seed in range(50):
+    for seed in range(25):
         draws = random.Random(seed)
         faulty = {(index, attempt) for index in range(120) for attempt in (1, 2) if draws.random() < 0.5}
         group = Group(120, lanes, broken=0, healthy=runners, turns=50, faulty=faulty)
@@ -584,8 +583,7 @@ def test_attempts_that_fail_by_themselves_exclude_nobody(lanes: int, runners: in
             group.join(runner)
         while not group.schedule.complete and group.now < 100_000:
             group.turn()
-        excluding += any(isinstance(command, Exclude) for command in group.told)
-    assert excluding <= 1, excluding
+        assert not any(isinstance(command, Exclude) for command in group.told), seed
 
 
 # ------------------------------------------------------------------------------ any history
