@@ -5,7 +5,6 @@ The policy is the same network for all, and takes its argmax. Frames are counted
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +13,9 @@ from typing import Any
 
 from benchmarks.contenders import base, rl_eval_, rllib, torchrl_parts
 
+_NAME = "trajectory"
+_BATCHES = 10
+"""More than are taken."""
 _BATCH = 20_000
 """Frames of a batch while memory is watched."""
 
@@ -23,7 +25,8 @@ def ours(params: base.Params) -> dict[str, Any]:
     config = rl_eval_.make_config("throughput", {**params, "episodes": 1})
     options = {"num_env_steps": params["frames"], "mode": "truncate_episodes"}
     with rl_eval_.warm_group(config, params) as group:
-        return _timed(lambda: len(group.sample(**options)))
+        # What the first batch left over must not count.
+        return _timed(lambda: len(group.sample(**options)), group.sampler.restart)
 
 
 def torchrl(params: base.Params) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def torchrl(params: base.Params) -> dict[str, Any]:
             [torchrl_parts.env_maker("throughput", params)] * params["runners"],
             torchrl_parts.policy_maker("throughput"),
             frames_per_batch=params["frames"],
-            total_frames=-1,
+            total_frames=_BATCHES * params["frames"],
             num_collectors=params["runners"],
             remote_configs={"num_cpus": 1, "num_gpus": 0, "memory": 1e9},
             ray_init_config={"ignore_reinit_error": True},
@@ -74,25 +77,27 @@ def rllib_runners(params: base.Params) -> dict[str, Any]:
 
 
 def recording(params: base.Params) -> dict[str, Any]:
-    """Run the same episodes with and without recording, in turn, in this process; seconds are CPU seconds."""
+    """Run the same episodes with and without recording, in turn, in this process; seconds are CPU seconds.
+
+    With it they end as the arrays of one batch.
+    """
     import torch
 
-    from rl_eval import EvalRunnerGroup
+    from rl_eval.runners import VectorEvalRunner
+    from rl_eval.trajectories import TrajectoryRecorder
 
     torch.set_num_threads(1)
-    made = rl_eval_.make_config("throughput", {**params, "runners": 0})
-    config = made.policy(deterministic=not params["drawn"]).evaluation(determinism_check=0)
-    with EvalRunnerGroup(config, threaded=False) as group:
-        plain = functools.partial(_evaluated, group, params["episodes"])
-        sampled = functools.partial(_sampled, group, params["episodes"])
-        seconds: dict[str, list[float]] = {"unrecorded": [], "recorded": []}
-        for _ in range(params["rounds"]):
-            for name, play in (("unrecorded", plain), ("recorded", sampled)):
-                started = time.process_time()
-                frames = play()
-                seconds[name].append(time.process_time() - started)
-    rates = {name: frames / min(spent) for name, spent in seconds.items()}
-    return {"rates": rates, "cost": 1 - rates["recorded"] / rates["unrecorded"], "frames": frames}
+    settings = rl_eval_.make_config("throughput", {**params, "runners": 0}).policy(deterministic=not params["drawn"])
+    runners = {name: VectorEvalRunner(settings.build(), 0) for name in ("unrecorded", "recorded")}
+    runners["recorded"].observe({_NAME: TrajectoryRecorder})
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(params["rounds"] + 1):
+        for name, runner in runners.items():
+            started = time.process_time()
+            frames = _play(runner, params["episodes"])
+            seconds[name].append(time.process_time() - started)
+    rates = {name: frames / min(spent[1:]) for name, spent in seconds.items()}
+    return {"rates": rates, "cost": 1 - rates["recorded"] / rates["unrecorded"], "frames": frames, "rounds": seconds}
 
 
 def memory(params: base.Params) -> dict[str, Any]:
@@ -111,18 +116,27 @@ def memory(params: base.Params) -> dict[str, Any]:
     return {"resident": found}
 
 
-def _evaluated(group: Any, episodes: int) -> int:
-    return int(group.evaluate(num_episodes=episodes).counted_rows["length"].sum())
+def _play(runner: Any, episodes: int) -> int:
+    """Run episodes, and make a batch of those that were recorded; return the number of frames."""
+    from rl_eval.records.episode import Lease
+    from rl_eval.trajectories import Fragment, as_arrays
+
+    plan = runner.settings.plan()
+    report = runner.run([Lease(index, plan[index].seed, 1, 0) for index in range(episodes)])
+    done, frames, kept = len(report.rows), report.env_steps, dict(report.artifacts)
+    while done < episodes:
+        report = runner.run()
+        done, frames, kept = done + len(report.rows), frames + report.env_steps, kept | report.artifacts
+    found = [kept[index][_NAME] for index in sorted(kept)]
+    if found and len(as_arrays([Fragment(one, 0, len(one)) for one in found])["action"]) != frames:
+        raise RuntimeError("the batch has not all frames")
+    return int(frames)
 
 
-def _sampled(group: Any, episodes: int) -> int:
-    group.sampler.restart()
-    return len(group.sample(episodes, as_arrays=True)["action"])
-
-
-def _timed(take: Callable[[], int]) -> dict[str, Any]:
+def _timed(take: Callable[[], int], clear: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Take a batch to warm up, and three for the row."""
     take()
+    clear()
     frames, seconds = base.timed(lambda: sum(take() for _ in range(3)))
     return {"frames": frames, "seconds": seconds, "steps_per_second": frames / seconds}
 
