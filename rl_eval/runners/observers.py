@@ -195,10 +195,12 @@ class ObservedSlot:
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
         """Call what has not raised in this episode; return what was returned, by name."""
         returned = {}
-        for name in [name for name in parts if name not in self._broken]:
+        for name, part in parts.items():
+            if name in self._broken:
+                continue
             try:
-                returned[name] = call(parts[name])
-            except Exception as error:  # noqa: PERF203 - each for itself
+                returned[name] = call(part)
+            except Exception as error:
                 self._attribute(name, where, error)
         return returned
 
