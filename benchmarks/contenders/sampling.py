@@ -147,8 +147,9 @@ def _process_id(runner: Any) -> int:
 
 
 def _resident(process: int) -> int:
-    """Return the bytes of memory that a process has."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of memory that a process has for itself, without pages of Ray's object store."""
+    resident, shared = map(int, Path(f"/proc/{process}/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

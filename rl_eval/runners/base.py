@@ -467,9 +467,12 @@ class EvalRunner(WorkerInterface):
     def _observe(self, slot: int, env: Any) -> ObservedSlot:
         """Build the observers of an environment."""
         outputs = partial(self._inference_outputs, slot)
-        sweeps = self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
-        log = None if sweeps is None else EpisodeLog(sweeps, slot)
+        log = partial(self._episode_log, slot)
         return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note, log)
+
+    def _episode_log(self, slot: int) -> EpisodeLog | None:
+        sweeps = self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
+        return None if sweeps is None else EpisodeLog(sweeps, slot)
 
     def _inference_outputs(self, slot: int) -> Any:
         return self._inference.outputs(slot)

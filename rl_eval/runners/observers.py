@@ -106,7 +106,7 @@ class ObservedSlot:
         idle: Called before them, so that the limits of a step are not theirs.
         outputs: Returns the policy's outputs for the slot.
         note: Takes a note, the episode's index, its step and what was raised.
-        log: The slot's part of the log of sweeps; None without.
+        log: Returns the slot's part of the log of sweeps, None without.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ObservedSlot:
         idle: Callable[[], None],
         outputs: Callable[[], Any],
         note: Callable[[str], None],
-        log: EpisodeLog | None = None,
+        log: Callable[[], EpisodeLog | None] = lambda: None,
     ) -> None:
         self._idle = idle
         self._log = log
@@ -162,7 +162,7 @@ class ObservedSlot:
         """Let an observer stand before a step, if it is one that does; return what to call."""
         if name not in self._steppers or not hasattr(observer, "wrap_step"):
             return step
-        recorded = observer.wrap_step(step, self._log, partial(self._attribute_once, name))
+        recorded = observer.wrap_step(step, self._log(), partial(self._attribute_once, name))
         if recorded is None:
             return step
         del self._steppers[name]
