@@ -28,6 +28,7 @@ from benchmarks import (
     planning,
     policies,
     safety,
+    sampling,
     slots,
     startup,
     table,
@@ -50,6 +51,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
     "environments": table.environments,
     "ope": table.off_policy,
     "multi_agent": table.multi_agent,
+    "sampling": sampling.tables,
 }
 _MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
 
@@ -134,6 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
     many.add_argument("--episodes", type=_positive, default=32, help="episodes per round (%(default)s)")
     many.add_argument("--only", default="", metavar="REGEX", help="run the cells whose label matches")
+    taken = add("sampling", "frames per second of samples, what recording costs, memory", repeat=3)
+    taken.add_argument("--peers-python", type=Path, default=peers, help="interpreter with the peers (%(default)s)")
+    taken.add_argument("--only", default="", metavar="REGEX", help="run the cells whose label matches")
+    taken.add_argument("--frames", type=_positive, default=100_000, help="frames of a batch (%(default)s)")
+    taken.add_argument("--memory", action="store_true", help="stream 5 million frames, and watch memory instead")
     log = add("log", "an evaluation log written, continued and summarised", repeat=1)
     log.add_argument("--episodes", type=_positive, default=1_000_000, help="rows (%(default)s)")
     safe = add("safety", "cost of log, recorder and deadlines when nothing happens", repeat=9)
@@ -171,10 +178,18 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         cells = matrix.correctness(args.runners, args.episodes, 4 if args.quick else args.evaluations)
     elif args.name == "multi_agent":
         cells = matrix.multi_agent(16 if args.quick else args.episodes)
+    elif args.name == "sampling":
+        cells = _sampling(args)
     else:
         rounds = 3 if args.quick else args.rounds
         cells = matrix.broadcast(args.runners, args.params, rounds, args.object_store_gb)
     return cells
+
+
+def _sampling(args: argparse.Namespace) -> list[Cell]:
+    if args.memory:
+        return sampling.memory(200_000 if args.quick else 5_000_000)
+    return sampling.cells(4_000 if args.quick else args.frames, rounds=2 if args.quick else 10)
 
 
 def _of_ours(args: argparse.Namespace) -> list[Row]:

@@ -43,6 +43,7 @@ from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
+from rl_eval.runners.sweep_log import EpisodeLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -115,6 +116,8 @@ class EvalRunner(WorkerInterface):
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
+    acts_in_sweeps: ClassVar[bool] = False
+    """Whether every live lane takes one step after each act of the policy."""
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
@@ -464,7 +467,12 @@ class EvalRunner(WorkerInterface):
     def _observe(self, slot: int, env: Any) -> ObservedSlot:
         """Build the observers of an environment."""
         outputs = partial(self._inference_outputs, slot)
-        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note)
+        log = partial(self._episode_log, slot)
+        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note, log)
+
+    def _episode_log(self, slot: int) -> EpisodeLog | None:
+        sweeps = self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
+        return None if sweeps is None else EpisodeLog(sweeps, slot)
 
     def _inference_outputs(self, slot: int) -> Any:
         return self._inference.outputs(slot)

@@ -25,6 +25,7 @@ from rl_eval.protocols import Policy, Recurrent
 from rl_eval.runners.nested import assign_rows, copy_batch, no_grad, take_rows
 from rl_eval.runners.probe import BLOCK, Probe
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
+from rl_eval.runners.sweep_log import SweepLog
 
 __all__ = ["BLOCK", "Inference"]
 
@@ -78,8 +79,12 @@ class Inference:
         self._overwrites = False
         self.keeps_outputs = False
         """Whether :meth:`outputs` will be asked for what the policy computes."""
-        self._outputs: dict[int, Any] = {}
-        """Of the last :meth:`act`: what the policy computed besides actions, by lane."""
+        self._computed: list[tuple[Any, Any]] = []
+        """Of the last :meth:`act`: rows of each forward pass, and what the policy computed for them besides actions."""
+        self._outputs: dict[int, Any] | None = None
+        """The same by lane, once it was asked for."""
+        self.sweeps = self._sweep_log()
+        """What records whole sweeps; None where observations or actions are nested."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self.notes: tuple[str, ...] = ()
@@ -103,6 +108,8 @@ class Inference:
     def end(self, lane: int) -> None:
         """Free the lane."""
         self.live[lane] = False
+        if self.sweeps is not None:
+            self.sweeps.end(lane)
 
     def act(self) -> tuple[Any, dict[int, Exception]]:
         """Choose an action for every live lane.
@@ -110,7 +117,7 @@ class Inference:
         Returns:
             Actions indexable by lane, and the error of each lane whose row the policy failed on.
         """
-        self._outputs = {}
+        self._computed, self._outputs = [], None
         with no_grad():
             try:
                 actions = self._act_batched() if self._batched else self._act_by_chunks(self._chunk)
@@ -120,6 +127,8 @@ class Inference:
             except Exception:
                 actions, errors = self._act_alone()
         self._steps += self.live
+        if self.sweeps is not None and self.sweeps.wanted:
+            self.sweeps.add(self.observations.arrays, actions, self._computed)
         return self._reader.split(actions), errors
 
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
@@ -146,18 +155,22 @@ class Inference:
 
     def outputs(self, lane: int) -> Any:
         """Return the row of what the policy's last ``act`` computed besides actions, None if it does not tell."""
+        if self._outputs is None:
+            self._outputs = {}
+            for rows, computed in self._computed:
+                places = np.arange(self._rows)[rows].tolist()
+                self._outputs |= {at: take_rows(computed, row) for row, at in enumerate(places) if self.live[at]}
         return self._outputs.get(lane)
 
+    def _sweep_log(self) -> SweepLog | None:
+        space, observations = self._reader.structure, self.observations.arrays
+        if isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
+            return None
+        return SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
+
     def _keep_outputs(self, rows: Any) -> None:
-        computed = getattr(self._policy, "outputs", None)
-        if computed is None:
-            return
-        lanes = np.arange(self._rows)[rows].tolist()
-        if type(computed) is dict and all(type(leaf) is np.ndarray for leaf in computed.values()):
-            told = (dict(zip(computed, row, strict=True)) for row in zip(*computed.values(), strict=True))
-            self._outputs |= zip(lanes, told, strict=False)
-        else:
-            self._outputs |= {lane: take_rows(computed, row) for row, lane in enumerate(lanes) if self.live[lane]}
+        if (computed := getattr(self._policy, "outputs", None)) is not None:
+            self._computed.append((rows, computed))
 
     def _act_batched(self) -> Any:
         """One forward pass over the live rows, whatever their number."""
@@ -190,6 +203,7 @@ class Inference:
         The others get what they would have got anyway, since a row does not depend on its neighbours; so one
         bad observation costs one episode an attempt, in every layout.
         """
+        self._computed = []
         errors: dict[int, Exception] = {}
         parts = []
         copies = min(self._chunk, BLOCK)

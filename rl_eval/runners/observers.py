@@ -12,6 +12,7 @@ import numpy as np
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
+from rl_eval.runners.sweep_log import EpisodeLog
 
 __all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "StepRecorder", "observer_factories"]
 
@@ -59,13 +60,14 @@ class StepRecorder(Protocol):
     """An observer that stands between runner and environment itself: its part of a step costs less than a call."""
 
     def wrap_step(
-        self, step: Callable[[Any], Any], outputs: Callable[[], Any], failed: Callable[[Exception], None]
+        self, step: Callable[[Any], Any], log: EpisodeLog | None, failed: Callable[[Exception], None]
     ) -> Callable[[Any], Any] | None:
         """Return what to call instead of ``step`` in the attempt that has begun; None to be told by ``on_step``.
 
         Args:
             step: Its result and what it raises are passed on.
-            outputs: Returns the policy's outputs for the slot.
+            log: Records what the policy sees and chooses in the slot, once told to begin; None where runners do not
+                step all slots in turn, or values are nested.
             failed: Takes what the observer raises itself.
         """
 
@@ -104,6 +106,7 @@ class ObservedSlot:
         idle: Called before them, so that the limits of a step are not theirs.
         outputs: Returns the policy's outputs for the slot.
         note: Takes a note, the episode's index, its step and what was raised.
+        log: Returns the slot's part of the log of sweeps, None without.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class ObservedSlot:
         idle: Callable[[], None],
         outputs: Callable[[], Any],
         note: Callable[[str], None],
+        log: Callable[[], EpisodeLog | None] = lambda: None,
     ) -> None:
         self._idle = idle
+        self._log = log
         self._outputs = outputs
         self._note = note
         self._index = self._steps = 0
@@ -157,7 +162,7 @@ class ObservedSlot:
         """Let an observer stand before a step, if it is one that does; return what to call."""
         if name not in self._steppers or not hasattr(observer, "wrap_step"):
             return step
-        recorded = observer.wrap_step(step, self._outputs, partial(self._attribute_once, name))
+        recorded = observer.wrap_step(step, self._log(), partial(self._attribute_once, name))
         if recorded is None:
             return step
         del self._steppers[name]
@@ -190,10 +195,12 @@ class ObservedSlot:
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
         """Call what has not raised in this episode; return what was returned, by name."""
         returned = {}
-        for name in [name for name in parts if name not in self._broken]:
+        for name, part in parts.items():
+            if name in self._broken:
+                continue
             try:
-                returned[name] = call(parts[name])
-            except Exception as error:  # noqa: PERF203 - each for itself
+                returned[name] = call(part)
+            except Exception as error:
                 self._attribute(name, where, error)
         return returned
 

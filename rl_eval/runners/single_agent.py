@@ -19,6 +19,7 @@ class SingleAgentEvalRunner(EvalRunner):
 
     default_lanes: ClassVar[int] = 1
     max_lanes: ClassVar[int | None] = 1
+    acts_in_sweeps: ClassVar[bool] = True
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False

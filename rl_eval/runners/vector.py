@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
@@ -21,6 +21,8 @@ class VectorEvalRunner(EvalRunner):
     A sweep is one forward pass and one step of every live lane. A sweep that outlives its budget is left in
     the middle and resumed by the next call, so a slow simulator does not hold a whole sweep's worth of steps.
     """
+
+    acts_in_sweeps: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)

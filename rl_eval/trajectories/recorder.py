@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.runners.sweep_log import EpisodeLog
 from rl_eval.trajectories.trajectory import CompressedArray, Key, Leaf, Trajectory, action_leaves, observation_leaves
 
 __all__ = ["TrajectoryRecorder"]
@@ -50,12 +51,16 @@ class TrajectoryRecorder:
         self._told = 0
         """Steps at which the policy told its outputs."""
         self._steps = 0
-        self._start: tuple[EpisodeSpec, int] = (EpisodeSpec(0, 0), 0)
+        self._log: EpisodeLog | None = None
+        """What has the steps of this episode; None where they are written one by one."""
+        self._taken_in: list[float] = []
+        self._last: Any = None
+        """Observation after the last step."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """See :class:`rl_eval.runners.EpisodeObserver`."""
         self._steps = self._told = 0
-        self._start = (spec, attempt)
+        self._log = None
         _write(self._observations, 0, observation)
 
     def on_step(
@@ -79,35 +84,24 @@ class TrajectoryRecorder:
         if policy_outputs is not None:
             self._write_outputs(step, policy_outputs)
 
-    def wrap_step(self, step: Step, outputs: Callable[[], Any], failed: Callable[[Exception], None]) -> Step | None:
-        """See :class:`rl_eval.runners.observers.StepRecorder`; None where values are nested, images or infos."""
-        (observed, observations), (acted, actions) = self._observations[0], self._actions[0]
-        parts = len(self._observations) + len(self._actions) + len(self._infos)
-        if parts != 2 or observed.path or acted.path or not isinstance(observations, _Rows):
+    def wrap_step(self, step: Step, log: EpisodeLog | None, failed: Callable[[Exception], None]) -> Step | None:
+        """See :class:`rl_eval.runners.observers.StepRecorder`; None where there is no log, and for images or infos."""
+        if log is None or self._infos or isinstance(self._observations[0][1], _Images):
             return None
-        rewards, tells = self._rewards, False
-        room = min(len(column.array) for column in (observations, actions, rewards)) - 1
+        log.begin()
+        self._log, self._failed = log, failed
+        rewards: list[float] = []
+        self._taken_in = rewards
 
         def recorded(action: Any) -> Any:
-            nonlocal tells, room
-            row = self._steps
-            if row >= room:
-                room = min(column.with_room(row + 2) for column in (observations, actions, rewards)) - 1
-            try:
-                actions.array[row] = action
-            except Exception as error:
-                failed(error)
             result = step(action)
-            if type(result) is not tuple or len(result) != 5:
-                return result  # The runner refuses it.
-            self._steps = row + 1
-            try:
-                observations.array[row + 1] = result[0]
-                rewards.array[row] = result[1] if type(result[1]) is float else np.asarray(result[1]).item()
-                if (tells or row == 0) and (tells := (told := outputs()) is not None):
-                    self._write_outputs(row, told)
-            except Exception as error:
-                failed(error)
+            if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
+                reward = result[1]
+                try:
+                    rewards.append(reward if type(reward) is float else np.asarray(reward).item())
+                except Exception as error:
+                    failed(error)
+                self._last = result[0]
             return result
 
         return recorded
@@ -120,9 +114,13 @@ class TrajectoryRecorder:
             column.write(step, outputs[name])
         self._told += 1
 
-    def on_episode_end(self, record: EpisodeRecord) -> Trajectory:
-        """Return the trajectory of the attempt that completed."""
-        steps = self._steps
+    def on_episode_end(self, record: EpisodeRecord) -> Trajectory | None:
+        """Return the trajectory of the attempt that completed; None if its last observation cannot be kept."""
+        try:
+            arrays = self._written() if self._log is None else self._cut_out(self._log)
+        except (TypeError, ValueError) as error:  # Of the last observation, which no policy has seen.
+            self._failed(error)
+            return None
         return Trajectory(
             index=record.index,
             seed=record.seed,
@@ -130,12 +128,34 @@ class TrajectoryRecorder:
             weights_version=record.weights_version,
             terminated=record.terminated,
             truncated=record.truncated,
-            observations={leaf.key: column.taken(steps + 1) for leaf, column in self._observations},
-            actions={leaf.key: column.taken(steps) for leaf, column in self._actions},
-            rewards=self._rewards.taken(steps),
-            infos={key: column.taken(steps) for key, column in self._infos.items()},
-            outputs=self._taken_outputs(),
+            **arrays,
         )
+
+    def _cut_out(self, log: EpisodeLog) -> dict[str, Any]:
+        """Return the arrays of an episode that the log of sweeps has."""
+        (observed, _), (acted, _) = self._observations[0], self._actions[0]
+        seen, actions, outputs = log.steps()
+        observations = np.empty((len(seen) + 1, *observed.shape), observed.dtype)
+        observations[:-1] = seen
+        observations[-1] = self._last
+        return {
+            "observations": {observed.key: observations},
+            "actions": {acted.key: actions.copy()},
+            "rewards": np.array(self._taken_in),
+            "infos": {},
+            "outputs": {tuple(name.split(".")): rows.copy() for name, rows in outputs.items()},
+        }
+
+    def _written(self) -> dict[str, Any]:
+        """Return the arrays of an episode that was written step by step."""
+        steps = self._steps
+        return {
+            "observations": {leaf.key: column.taken(steps + 1) for leaf, column in self._observations},
+            "actions": {leaf.key: column.taken(steps) for leaf, column in self._actions},
+            "rewards": self._rewards.taken(steps),
+            "infos": {key: column.taken(steps) for key, column in self._infos.items()},
+            "outputs": self._taken_outputs(),
+        }
 
     def _taken_outputs(self) -> dict[Key, Array]:
         if self._told != self._steps:

@@ -239,6 +239,24 @@ def test_log_probabilities_are_those_of_the_actions(space: Any, module: nn.Modul
     torch.testing.assert_close(batch["action_log_prob"], expected.double(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("lanes", [1, 3, 20])
+def test_whole_sweeps_and_single_steps_are_recorded_alike(lanes: int) -> None:
+    """Without info keys whole sweeps are recorded, with them step by step: the same frames, through failed attempts."""
+    batches = []
+    for keys in ((), ("speed",)):
+        made = config(lanes, env=troubled(seeded("raise")), info_keys=keys).policy(Logits(3), deterministic=False)
+        with inline(made) as group:
+            first = group.sample(num_env_steps=77, mode="truncate_episodes", as_arrays=True)
+            second = group.sample(25, as_arrays=True)
+            batches.append((first, second))
+    for swept, stepped in zip(*batches, strict=True):
+        assert "action_log_prob" in swept
+        assert stepped.pop("next.info.speed") is not None
+        assert swept.keys() == stepped.keys()
+        for key, array in stepped.items():
+            np.testing.assert_array_equal(swept[key], array, err_msg=key)
+
+
 def test_a_deterministic_policy_tells_no_log_probability() -> None:
     with inline(config().policy(Logits(3))) as group:
         assert "action_log_prob" not in group.sample(2, as_arrays=True)

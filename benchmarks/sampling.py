@@ -1,0 +1,99 @@
+"""Sampling side by side: frames per second in the caller's hands, what recording costs, and memory over millions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.table import Table
+
+from benchmarks.runner import Cell, Row
+
+__all__ = ["cells", "memory", "tables"]
+
+_SLOTS: Final = 64
+_KINDS: Final = {"deterministic": {}, "drawn, with log-probabilities": {"drawn": True}}
+_SHORT: Final = {"deterministic, 9 steps": {"episode_steps": 9, "episodes": 1024}}
+
+
+def cells(frames: int, rounds: int) -> list[Cell]:
+    """Return the contenders at one and at two runners, and the work with and without recording."""
+    names = [
+        ("rl_eval group.sample", "ours", _SLOTS),
+        ("TorchRL RayCollector, SerialEnv(16)", "torchrl", 16),
+        ("RLlib EnvRunnerGroup", "rllib", _SLOTS),
+    ]
+    found = [
+        _cell(label, scenario, f"{runners} runners", {"frames": frames, "runners": runners, "envs": envs})
+        for runners in (1, 2)
+        for label, scenario, envs in names
+    ]
+    for label, kind in (_KINDS | _SHORT).items():
+        work = {"episodes": _SLOTS, "drawn": False, "envs": _SLOTS, "rounds": rounds, **kind}
+        found.append(_cell(label, "recording", "recording", work))
+    return found
+
+
+def memory(frames: int) -> list[Cell]:
+    """Return the stream of frames whose memory is watched."""
+    work = {"frames": frames, "runners": 1, "envs": _SLOTS}
+    return [_cell("iter_samples", "memory", "memory", work, timeout_s=3600.0)]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Return a table of rates, one of the cost of recording, and one of memory, of what was measured."""
+    rates = [row for row in rows if row["column"].endswith("runners")]
+    recorded = [row for row in rows if row["column"] == "recording"]
+    streamed = [row for row in rows if row["column"] == "memory"]
+    made = ((_rates, rates), (_costs, recorded), (_memory, streamed))
+    return [table(part) for table, part in made if part]
+
+
+def _rates(rows: Sequence[Row]) -> Table:
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    table = _table("sampling: CartPole frames per second, data in the caller's hands", "contender", *columns)
+    for label in dict.fromkeys(row["label"] for row in rows):
+        found = {row["column"]: row for row in rows if row["label"] == label}
+        table.add_row(label, *(_rate(found[column]) if column in found else "" for column in columns))
+    return table
+
+
+def _rate(row: Row) -> str:
+    return f"{row['steps_per_second']:,.0f}" if row["status"] == "ok" else _failure(row)
+
+
+def _costs(rows: Sequence[Row]) -> Table:
+    title = f"recording: {_SLOTS} slots, frames per CPU second"
+    table = _table(title, "policy", "unrecorded", "recorded", "cost")
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["label"], _failure(row))
+            continue
+        rates = [f"{row['rates'][name]:,.0f}" for name in ("unrecorded", "recorded")]
+        table.add_row(row["label"], *rates, f"{row['cost']:.1%}")
+    return table
+
+
+def _memory(rows: Sequence[Row]) -> Table:
+    table = _table("memory: resident megabytes", "frames", "driver", "runners")
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(_failure(row))
+        for frames, driver, runners in row.get("resident", ()):
+            table.add_row(f"{frames:,}", f"{driver / 1e6:,.1f}", f"{runners / 1e6:,.1f}")
+    return table
+
+
+def _failure(row: Row) -> str:
+    return f"{row['status']}: {row.get('error', '')}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _cell(label: str, scenario: str, column: str, work: dict[str, object], timeout_s: float = 600.0) -> Cell:
+    return Cell(label, "sampling", {"scenario": scenario, **work}, column, peers=True, timeout_s=timeout_s)
