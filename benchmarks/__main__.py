@@ -158,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
-    logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=2)
-    logged.add_argument("--worlds", type=_positive, default=200, help="random tabular MDPs (%(default)s)")
+    logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=4)
+    logged.add_argument("--worlds", type=_positive, default=150, help="random tabular MDPs (%(default)s)")
     return parser
 
 

@@ -138,7 +138,7 @@ def random_world(seed: int, *, closeness: float = 1.0) -> World:
     )
 
 
-def measure(num_worlds: int = 200, sizes: Sequence[int] = (30, 100, 300), repeats: int = 2) -> list[dict[str, Any]]:
+def measure(num_worlds: int = 150, sizes: Sequence[int] = (50, 200), repeats: int = 4) -> list[dict[str, Any]]:
     """Return one row per estimator and number of episodes: error, coverage of the intervals, refusals.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rl_eval.adapters import integration_for
 from rl_eval.config.settings import EvalSettings, PolicySection
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights
@@ -62,6 +63,8 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     section = settings.policy
     if not section.policies:
         return settings.model_copy(update={"policy": section.model_copy(update={**_LIVE, "policy": policy})})
+    if (divide := integration_for(policy, "as_policies")) is not None:
+        policy = divide(policy, tuple(section.policies))
     if not isinstance(policy, Mapping):
         raise ConfigError(
             f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}: pass a "

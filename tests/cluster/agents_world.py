@@ -206,6 +206,37 @@ class FaultyAuction(_Faulty, Auction):
     """One agent at a time."""
 
 
+def rllib_crowd(*, folder: str = "", raising: bool = False) -> Any:
+    """The crowd as RLlib's ``MultiAgentEnv``: live agents have an observation, and ``__all__`` ends the episode."""
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+    class RLlibCrowd(MultiAgentEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.crowd = FaultyCrowd(folder, raising=raising)
+            self.begin_episode = self.crowd.begin_episode
+            self.possible_agents = list(Crowd.possible_agents)
+            self.observation_spaces = dict.fromkeys(self.possible_agents, BODY)
+            self.action_spaces = dict.fromkeys(self.possible_agents, MOVES)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return self.crowd.reset(seed)
+
+        def step(self, action_dict: dict[str, Any]) -> Any:
+            observations, rewards, terminated, truncated, infos = self.crowd.step(action_dict)
+            over = not self.crowd.agents
+            cut = over and any(truncated.values())
+            return (
+                observations,
+                rewards,
+                {**terminated, "__all__": over and not cut},
+                {**truncated, "__all__": cut},
+                infos,
+            )
+
+    return RLlibCrowd()
+
+
 def _first_time(path: Path) -> bool:
     try:
         path.touch(exist_ok=False)
@@ -214,10 +245,18 @@ def _first_time(path: Path) -> bool:
     return True
 
 
-WORLDS: dict[str, tuple[Any, type]] = {
+def batched_config() -> EvalConfig:
+    """One policy is exact, and the other acts in batches of whichever agents live, to which it is indifferent."""
+    policies = {"hawk": {"policy": Counting(1)}, "dove": {"policy": Noisy(2), "inference": "batched"}}
+    return crowd_config().policy(policies=policies)
+
+
+WORLDS: dict[str, tuple[Any, Any]] = {
     "agents that come and die": (crowd_config, FaultyCrowd),
     "policies that take turns": (lambda: crowd_config(by_index), FaultyCrowd),
     "one agent at a time": (auction_config, FaultyAuction),
+    "one policy in batches": (batched_config, FaultyCrowd),
+    "RLlib's MultiAgentEnv": (crowd_config, rllib_crowd),
 }
 
 

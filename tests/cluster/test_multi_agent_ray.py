@@ -31,6 +31,7 @@ def check(world: str, runners: int, slots: int, fault: str, folder: Path) -> Non
     kwargs = {"none": {}, "raise": {"raising": True}, "kill": {"folder": str(folder)}}[fault]
     result = evaluate(faulty_config(world, **kwargs).runners(num_runners=runners, num_envs_per_runner=slots))
     assert bits(result) == reference(world)
+    assert any("policy.inference is batched" in note for note in result.notes) == (world == "one policy in batches")
     assert (len(result.faults) == 20) == (fault == "raise")
     assert result.provenance["runners_lost"] == (fault == "kill")
     assert len(list(folder.iterdir())) == (fault == "kill")

@@ -126,10 +126,7 @@ def test_callbacks_of_environment_runners_are_named() -> None:
         evaluation_function(EvalConfig().environment("Pendulum-v1").policy(weights="x.pt"))
 
 
-def test_agents_and_stacks_that_cannot_be_evaluated_are_named() -> None:
-    several = ppo("CartPole-v1").multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
-    with pytest.raises(ConfigError, match="several agents"):
-        eval_config_of(several)
+def test_the_old_stack_is_named() -> None:
     old = ppo("CartPole-v1").api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     with pytest.raises(ConfigError, match="new API stack"):
         eval_config_of(old)

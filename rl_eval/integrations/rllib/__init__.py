@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_eval.integrations.rllib.agents import as_agents_env
-from rl_eval.integrations.rllib.algorithm import as_policy, as_weights, portable, versioned_weights
+from rl_eval.integrations.rllib.algorithm import as_policies, as_policy, as_weights, portable, versioned_weights
 from rl_eval.integrations.rllib.checkpoint import load_policy
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.integrations.rllib.evaluation import EvaluationFunction, evaluation_function
@@ -15,6 +15,7 @@ __all__ = [
     "EvaluationSession",
     "RLModulePolicy",
     "as_agents_env",
+    "as_policies",
     "as_policy",
     "as_weights",
     "eval_config_of",

@@ -28,6 +28,7 @@ _PLUMBING: Final = frozenset(
     {
         "GetActions",
         "ListifyDataForVectorEnv",
+        "ModuleToAgentUnmapping",
         "RemoveSingleTsTimeRankFromBatch",
         "TensorToNumpy",
         "UnBatchToIndividualItems",

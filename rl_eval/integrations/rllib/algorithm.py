@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
@@ -10,16 +12,19 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 
 from rl_eval.config.settings import PolicySection
-from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.errors import ConfigError, WeightsError, nearest
+from rl_eval.integrations.rllib.config import module_ids
+from rl_eval.integrations.rllib.connected import Pipelines, check_separate
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
 from rl_eval.policies.random_state import random_state_kept
 
-__all__ = ["VersionedWeights", "as_policy", "as_weights", "portable", "versioned_weights"]
+__all__ = ["VersionedWeights", "as_policies", "as_policy", "as_weights", "portable", "versioned_weights"]
 
 _FETCH_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = f"{FILTERS}."
@@ -28,8 +33,8 @@ _PREFIX: Final = f"{FILTERS}."
 class VersionedWeights(NamedTuple):
     """Weights of one moment, and RLlib's number for it."""
 
-    tensors: dict[str, torch.Tensor]
-    """By the names that they have in :attr:`RLModulePolicy.module`; a copy."""
+    tensors: dict[str, Any]
+    """Copies by their names in :attr:`RLModulePolicy.module`; with several agents such dicts by policy."""
     weights_seq_no: int
 
 
@@ -46,6 +51,11 @@ def portable(value: Any) -> RLModulePolicy:
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
+    if isinstance(value, MultiRLModule):
+        raise ConfigError(
+            "a MultiRLModule is several policies: configure policy.policies, and give a mapping from their ids to "
+            "RLModules, such as dict(module.items())"
+        )
     if isinstance(value, RLModule):
         return _policy_of_module(value)
     raise ConfigError(
@@ -67,8 +77,32 @@ def as_policy(
     return portable(value)
 
 
-def as_weights(value: Any) -> dict[str, torch.Tensor]:
-    """Return an Algorithm's weights with the statistics of its filters, as copies.
+def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]:
+    """Return policies of an Algorithm of several agents by id; see :func:`portable`.
+
+    Args:
+        value: An Algorithm of the new API stack.
+        names: Ids of the policies.
+
+    Raises:
+        ConfigError: It is no such Algorithm, has no such policy, or one cannot be evaluated.
+        WeightsError: A MeanStdFilter has seen nothing yet.
+    """
+    if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
+        raise ConfigError(
+            f"a {type(value).__name__} of RLlib is not several policies: give an Algorithm of several agents, or a "
+            "mapping from the ids of policies to RLModules"
+        )
+    _check_stack(value)
+    known = module_ids(value.config)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"the Algorithm has no policy {name!r}: {nearest(name, known)}")
+    return _policies_of(value, names)
+
+
+def as_weights(value: Any) -> dict[str, Any]:
+    """Return an Algorithm's weights with the statistics of its filters, as copies; with several agents by policy.
 
     Raises:
         WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
@@ -76,48 +110,70 @@ def as_weights(value: Any) -> dict[str, torch.Tensor]:
     return versioned_weights(value).tensors
 
 
-def versioned_weights(algorithm: Any) -> VersionedWeights:
+def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedWeights:
     """Return an Algorithm's weights and their number, read from its learners together.
 
     Filters count what every environment runner has seen, also since RLlib last merged them: RLlib merges after it
     evaluates, so its own evaluation lags behind by one iteration.
 
+    Args:
+        algorithm: The Algorithm.
+        names: Ids of policies, of an Algorithm of several agents; by default all.
+
     Raises:
+        ConfigError: A policy cannot be evaluated.
         WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
     """
     if not isinstance(algorithm, Algorithm):
         raise WeightsError(f"a {type(algorithm).__name__} of RLlib has no weights to send: give the Algorithm")
     state = algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)["learner"]
-    modules = state["rl_module"]
-    if DEFAULT_MODULE_ID not in modules:
-        raise WeightsError(
-            f"the Algorithm has the modules {sorted(modules)}, and rl_eval evaluates {DEFAULT_MODULE_ID!r}"
-        )
-    tensors = {name: torch.from_numpy(np.array(value)) for name, value in modules[DEFAULT_MODULE_ID].items()}
-    pieces = _env_to_module(algorithm).connectors
+    pipelines = _pipelines(algorithm)
+    pieces = pipelines.env_to_module.connectors
     others = _states_elsewhere(algorithm) if any(type(piece) is MeanStdFilter for piece in pieces) else []
-    tensors |= {_PREFIX + name: value for name, value in filter_tensors(pieces, others).items()}
-    return VersionedWeights(tensors, int(state["weights_seq_no"]))
+
+    def tensors_of(module_id: str) -> dict[str, torch.Tensor]:
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in state["rl_module"][module_id].items()}
+        filters = filter_tensors(pieces, others, pipelines.agent(module_id))
+        return tensors | {_PREFIX + name: value for name, value in filters.items()}
+
+    if not algorithm.config.is_multi_agent:
+        return VersionedWeights(tensors_of(DEFAULT_MODULE_ID), int(state["weights_seq_no"]))
+    chosen = names or module_ids(algorithm.config)
+    return VersionedWeights({name: tensors_of(name) for name in chosen}, int(state["weights_seq_no"]))
 
 
 def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
-    config = algorithm.config
-    if not config.enable_env_runner_and_connector_v2:
-        raise ConfigError("the Algorithm uses RLlib's old API stack; rl_eval evaluates RLModules, of the new one")
-    if config.is_multi_agent:
-        raise ConfigError("the Algorithm has several agents, and rl_eval evaluates one")
-    weights, _ = versioned_weights(algorithm)
+    _check_stack(algorithm)
+    if algorithm.config.is_multi_agent:
+        raise ConfigError(
+            f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}: name them in policy.policies, "
+            "as eval_config_of(algorithm.config) does"
+        )
+    weights = versioned_weights(algorithm).tensors
     with random_state_kept():
-        module = config.get_rl_module_spec(spaces=algorithm.spaces, inference_only=True).build()
-    policy = RLModulePolicy(
-        module,
-        _env_to_module(algorithm).connectors,
-        _module_to_env(algorithm).connectors,
-        algorithm.spaces[INPUT_ENV_SINGLE_SPACES],
-        {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)},
-    )
+        module = algorithm.config.get_rl_module_spec(spaces=algorithm.spaces, inference_only=True).build()
+    return _with_weights(_pipelines(algorithm), DEFAULT_MODULE_ID, module, weights)
+
+
+def _policies_of(algorithm: Algorithm, names: Collection[str]) -> dict[str, RLModulePolicy]:
+    spec = algorithm.config.get_multi_rl_module_spec(spaces=algorithm.spaces, inference_only=True)
+    check_separate(spec.multi_rl_module_class)
+    weights, pipelines = versioned_weights(algorithm, names).tensors, _pipelines(algorithm)
+    with random_state_kept():
+        modules = {name: replace(spec.rl_module_specs[name], inference_only=True).build() for name in names}
+    return {name: _with_weights(pipelines, name, modules[name], weights[name]) for name in names}
+
+
+def _with_weights(pipelines: Pipelines, module_id: str, module: Any, weights: dict[str, Any]) -> RLModulePolicy:
+    statistics = {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+    policy = pipelines.policy(module_id, module, statistics)
     policy.module.load_state_dict(weights)
     return policy
+
+
+def _check_stack(algorithm: Algorithm) -> None:
+    if not algorithm.config.enable_env_runner_and_connector_v2:
+        raise ConfigError("the Algorithm uses RLlib's old API stack; rl_eval evaluates RLModules, of the new one")
 
 
 def _policy_of_module(module: Any) -> RLModulePolicy:
@@ -136,14 +192,11 @@ def _policy_of_module(module: Any) -> RLModulePolicy:
     return RLModulePolicy(twin, [], [unsquash], (module.observation_space, module.action_space))
 
 
-def _env_to_module(algorithm: Algorithm) -> Any:
+def _pipelines(algorithm: Algorithm) -> Pipelines:
     runner = algorithm.env_runner
-    return algorithm.env_to_module_connector if runner is None else runner._env_to_module
-
-
-def _module_to_env(algorithm: Algorithm) -> Any:
-    runner = algorithm.env_runner
-    return algorithm.module_to_env_connector if runner is None else runner._module_to_env
+    if runner is None:
+        return Pipelines(algorithm.env_to_module_connector, algorithm.module_to_env_connector)
+    return Pipelines(runner._env_to_module, runner._module_to_env)
 
 
 def _states_elsewhere(algorithm: Algorithm) -> list[Any]:

@@ -12,6 +12,7 @@ from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.integrations.rllib.connected import Pipelines, check_separate
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
 
 __all__ = ["load_policy"]
@@ -32,21 +33,24 @@ def load_policy(
 
     Args:
         path: The folder that ``Algorithm.save_to_path`` wrote, or a Tune trial's ``checkpoint_000000``.
-        module_id: Which of its RLModules.
+        module_id: Which of its RLModules; with several agents the id of the policy.
         observation_space: The environment's; checked against the one that the policy was trained with.
         action_space: The environment's, likewise.
 
     Raises:
-        ConfigError: The folder is none of these, is damaged, comes from the old API stack, or the spaces differ.
+        ConfigError: The folder is none of these, is damaged, comes from the old API stack, the spaces differ, or the
+            module plays agents that it cannot be evaluated for.
     """
     folder = Path(path).expanduser().resolve()
     _check_folder(folder)
     module = _module(folder / _MODULES, module_id)
-    env_to_module = _pipeline(folder, "env_to_module_connector", EnvToModulePipeline)
-    module_to_env = _pipeline(folder, "module_to_env_connector", ModuleToEnvPipeline)
-    trained = env_to_module.input_observation_space, env_to_module.input_action_space
+    pipelines = Pipelines(
+        _pipeline(folder, "env_to_module_connector", EnvToModulePipeline),
+        _pipeline(folder, "module_to_env_connector", ModuleToEnvPipeline),
+    )
+    trained = pipelines.spaces(pipelines.agent(module_id))
     check_spaces(f"the policy in {folder}", trained, (observation_space, action_space))
-    return RLModulePolicy(module, env_to_module.connectors, module_to_env.connectors, trained)
+    return pipelines.policy(module_id, module)
 
 
 def _check_folder(folder: Path) -> None:
@@ -78,6 +82,7 @@ def _module(folder: Path, module_id: str) -> Any:
         raise ConfigError(
             f"policy_kwargs.module_id is {module_id!r}, which {folder} lacks: {nearest(module_id, known)}"
         )
+    check_separate(_constructor(folder)[2])
     args, kwargs, cls = _constructor(folder / module_id)
     module = cls(*args, **{**kwargs, "inference_only": True})
     module.restore_from_path(str(folder / module_id))

@@ -7,15 +7,19 @@ from typing import Any, Final
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.env.env_context import EnvContext as RLlibEnvContext
 from ray.rllib.utils import force_list
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.rllib.connected import check_separate
+from rl_eval.integrations.rllib.observations import NoEpisode
 from rl_eval.protocols import EnvContext
+from rl_eval.records.episode import EpisodeSpec
 
-__all__ = ["eval_config_of"]
+__all__ = ["eval_config_of", "module_ids"]
 
 _DEFAULTS: Final = AlgorithmConfig()
 
@@ -32,6 +36,7 @@ _OVERRIDES: Final = frozenset(
         "num_cpus_per_env_runner",
         "num_envs_per_env_runner",
         "num_gpus_per_env_runner",
+        "policy_mapping_fn",
         "restart_failed_env_runners",
         "restart_failed_sub_environments",
         "seed",
@@ -59,7 +64,9 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
     """Translate the evaluation settings of an AlgorithmConfig.
 
     The policy is left out: :func:`evaluation_function` takes it from the Algorithm; without one, set it with
-    ``.policy(...)``. Everything else may be changed in what is returned.
+    ``.policy(...)``, or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents there is a policy for each
+    RLModule, without the object that acts, and RLlib's ``policy_mapping_fn``, which gets no episode. Everything else
+    may be changed in what is returned.
 
     Args:
         config: With ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
@@ -75,6 +82,11 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
     ours = EvalConfig()
     _environment(ours, evaluated)
     ours.policy(deterministic=not evaluated.explore, actions="none")
+    if evaluated.is_multi_agent:
+        ours.policy(
+            policies={name: {} for name in module_ids(evaluated)},
+            policy_mapping_fn=_Mapping(evaluated.policy_mapping_fn),
+        )
     ours.evaluation(num_episodes=config.evaluation_duration, seed=evaluated.seed or 0, gamma=evaluated.gamma)
     _runners(ours, config.evaluation_num_env_runners, evaluated)
     _fault_tolerance(ours, config, evaluated)
@@ -85,8 +97,7 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     """Every key that cannot be honoured, with the end of its message."""
     if not config.enable_env_runner_and_connector_v2:
         yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules, of the new API stack"
-    if config.is_multi_agent:
-        yield "policies", "name several agents, and rl_eval evaluates one"
+    yield from _refused_modules(config)
     if config.evaluation_duration == "auto":
         yield "evaluation_duration", "is 'auto', which measures by wall-clock time: give a number of episodes"
     elif config.evaluation_duration_unit != "episodes":
@@ -110,6 +121,22 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             yield key, f"is {value!r}, which rl_eval has nothing for"
     yield from _refused_overrides(config)
     yield from _refused_callbacks(config)
+
+
+def _refused_modules(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    if config.is_multi_agent and isinstance(config.rl_module_spec, MultiRLModuleSpec):
+        try:
+            check_separate(config.rl_module_spec.multi_rl_module_class)
+        except ConfigError as error:
+            yield "rl_module_spec", f"cannot be taken over: {error}"
+
+
+def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
+    """Return the ids of the RLModules that act, of a config of several agents; sorted."""
+    spec = config.rl_module_spec
+    specs = spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {}
+    known = {*config.policies, *specs}
+    return tuple(sorted(name for name in known if name not in specs or not specs[name].learner_only))
 
 
 def _refused_overrides(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
@@ -164,6 +191,24 @@ class _Creator:
                 num_workers=context.num_runners,
             )
         )
+
+
+class _Mapping:
+    """RLlib's ``policy_mapping_fn`` for our runners, which have no episode of RLlib's to show it."""
+
+    def __init__(self, function: Callable[[Any, Any], str]) -> None:
+        self._function = function
+        self.__module__ = getattr(function, "__module__", type(function).__module__)
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+
+    def __call__(self, agent_id: Any, spec: EpisodeSpec) -> str:
+        return self._function(agent_id, _NO_EPISODE)
+
+
+_NO_EPISODE: Final = NoEpisode(
+    "RLlib's policy_mapping_fn",
+    "set a policy_mapping_fn(agent_id, spec) with .policy(...) on rl_eval's config, which may read spec.index",
+)
 
 
 def _runners(ours: EvalConfig, num_runners: int, evaluated: AlgorithmConfig) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
+import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -16,11 +17,11 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.rllib.algorithm import versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.integrations.rllib.session import EvaluationSession, Receivers, open_session, session_of
 from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
@@ -67,13 +68,20 @@ def evaluation_function(
         raise ConfigError(
             'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
         )
-    for key in ("policy", "policy_kwargs", "weights"):
-        if policy.get(key):
-            raise ConfigError(
-                f"policy.{key} is {policy[key]!r}, but what is evaluated is the Algorithm's: leave it out"
-            )
+    for place, section in _sections(policy):
+        for key in ("policy", "policy_kwargs", "weights"):
+            if section.get(key):
+                raise ConfigError(
+                    f"{place}.{key} is {section[key]!r}, but what is evaluated is the Algorithm's: leave it out"
+                )
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
+
+
+def _sections(policy: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "policy", policy
+    for name, given in (policy.get("policies") or {}).items():
+        yield f"policy.policies.{name}", given if isinstance(given, Mapping) else {"policy": given}
 
 
 @final
@@ -97,7 +105,7 @@ class EvaluationFunction:
         if session.busy:
             session.num_skipped += 1
         else:
-            session.submit(versioned_weights(algorithm))
+            session.submit()
         if not self.parallel:
             session.wait()
         is_new = session.last is not session.reported
@@ -154,7 +162,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 def _numbers(point: EvalPoint) -> dict[str, Any]:
     metrics, timing = point.result.metrics, point.result.timing
-    mean, steps = metrics["episode_return_mean"], metrics["num_env_steps_sampled"]
+    mean = metrics["episode_return_mean"]
     return {
         **metrics,
         "status": point.result.status,
@@ -162,11 +170,28 @@ def _numbers(point: EvalPoint) -> dict[str, Any]:
         "weights_seq_no": point.weights_version,
         "evaluated_at_env_steps": point.step,
         **_returns_by_part(metrics, mean),
-        "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
-        "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
+        **_steps_by_part(point.result),
         "num_env_step_failures": metrics["num_faults"],
         "sample": timing.wall_seconds,
     }
+
+
+def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
+    """Return the number of actions by agent and by module, under RLlib's keys."""
+    if not len(result.agents):
+        steps = result.metrics["num_env_steps_sampled"]
+        return {
+            "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
+            "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
+        }
+    return {
+        f"num_{part}_steps_sampled": _sums(result.agents[column], result.agents["length"])
+        for part, column in (("agent", "agent"), ("module", "policy"))
+    }
+
+
+def _sums(names: Any, counts: Any) -> dict[str, float]:
+    return {str(name): int(counts[names == name].sum()) for name in np.unique(names)}
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
 
 from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["FILTERS", "Observations", "filter_tensors"]
+__all__ = ["FILTERS", "NoEpisode", "Observations", "filter_tensors"]
 
 FILTERS: Final = "env_to_module"
 """Name of the submodule that holds the filters' statistics."""
@@ -35,6 +35,7 @@ _PLUMBING: Final = frozenset(
         "AddObservationsFromEpisodesToBatch",
         "AddStatesFromEpisodesToBatch",
         "AddTimeDimToBatchAndZeroPad",
+        "AgentToModuleMapping",
         "BatchIndividualItems",
         "NumpyToTensor",
         "WriteObservationsToEpisodes",
@@ -52,14 +53,16 @@ class Observations(torch.nn.Module):
     Args:
         pieces: Connector pieces in their order; they are read, not kept, except for users' own preprocessors.
         statistics: Of their filters, as :func:`filter_tensors` returns them.
+        agent: Whose part of pieces for several agents; None where there is one.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
     """
 
-    def __init__(self, pieces: Sequence[Any], statistics: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, pieces: Sequence[Any], statistics: Mapping[str, torch.Tensor], agent: Any = None) -> None:
         super().__init__()
         self._statistics = statistics
+        self._agent = agent
         self._stages: list[Stage] = []
         self._frames: _Frames | None = None
         for piece in pieces:
@@ -89,16 +92,16 @@ class Observations(torch.nn.Module):
         kind = type(piece)
         if kind.__name__ in _PLUMBING and kind.__module__.startswith("ray.rllib."):
             return
-        if getattr(piece, "_multi_agent", False):
-            raise ConfigError(f"the connector piece {kind.__name__} is for several agents, and rl_eval evaluates one")
+        agent = _agent_of(piece, self._agent)
         if self._frames is not None:
             raise ConfigError(f"the connector piece {kind.__name__} comes after FrameStacking: put it before")
         if kind is MeanStdFilter:
-            self._append_filter(piece)
+            self._append_filter(piece, agent)
         elif kind is FlattenObservations:
-            self._stages.append(_Flatten(piece))
+            if agent is None or not piece._agent_ids or agent in piece._agent_ids:
+                self._stages.append(_Flatten(piece, agent))
         elif kind is FrameStacking:
-            self._frames = _Frames(piece)
+            self._frames = _Frames(piece, agent)
         elif isinstance(piece, SingleAgentObservationPreprocessor):
             self._stages.append(_Preprocess(piece))
         else:
@@ -108,43 +111,58 @@ class Observations(torch.nn.Module):
                 "SingleAgentObservationPreprocessor, or put it into the environment as a wrapper"
             )
 
-    def _append_filter(self, piece: MeanStdFilter) -> None:
+    def _append_filter(self, piece: MeanStdFilter, agent: Any) -> None:
         name = type(piece).__name__
         if name in self._modules:
             raise ConfigError(f"the env-to-module pipeline has two {name} pieces, which RLlib stores as one")
         prefix = f"{name}."
         stage = _Filter(
             piece,
+            agent,
             {key.removeprefix(prefix): value for key, value in self._statistics.items() if key.startswith(prefix)},
         )
         self.add_module(name, stage)
         self._stages.append(stage)
 
 
-def filter_tensors(pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = ()) -> dict[str, torch.Tensor]:
+def _agent_of(piece: Any, agent: Any) -> Any:
+    """Return the agent whose part of a piece is meant; None if it makes no difference between agents."""
+    return agent if getattr(piece, "_multi_agent", False) else None
+
+
+def _structure_of(space: gym.Space[Any], agent: Any) -> Any:
+    structure = get_base_struct_from_space(space)
+    return structure if agent is None else structure[agent]
+
+
+def filter_tensors(
+    pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = (), agent: Any = None
+) -> dict[str, torch.Tensor]:
     """Return the statistics of a pipeline's filters, under their names in :class:`Observations`.
 
     Args:
         pieces: Connector pieces.
         others: States of the same pipeline elsewhere, whose observations since the last merge are added.
+        agent: Whose statistics; None where there is one.
 
     Raises:
         WeightsError: A filter has seen fewer than two observations.
     """
     named: dict[str, torch.Tensor] = {}
     for piece in pieces:
-        if type(piece) is MeanStdFilter and not piece._multi_agent:
+        if type(piece) is MeanStdFilter:
             name = type(piece).__name__
-            stats = _merged_stats(piece, [state[name] for state in others if name in state])
+            states = [state[name] for state in others if name in state]
+            stats = _merged_stats(piece, states, _agent_of(piece, agent))
             named |= {f"{name}.{key}": value for key, value in _statistics(stats).items()}
     return named
 
 
-def _merged_stats(piece: MeanStdFilter, others: Sequence[Mapping[Any, Any]]) -> list[Any]:
+def _merged_stats(piece: MeanStdFilter, others: Sequence[Mapping[Any, Any]], agent: Any) -> list[Any]:
     """One RunningStat per leaf; combined as RLlib does it, in copies."""
-    stats = [RunningStat.from_state(state) for state in piece.get_state()[None]["running_stats"]]
+    stats = [RunningStat.from_state(state) for state in piece.get_state()[agent]["running_stats"]]
     for other in others:
-        for ours, theirs in zip(stats, other[None]["running_stats"], strict=True):
+        for ours, theirs in zip(stats, other[agent]["running_stats"], strict=True):
             ours.update(RunningStat.from_state(theirs))
     return stats
 
@@ -166,12 +184,12 @@ def _statistics(stats: Sequence[Any]) -> dict[str, torch.Tensor]:
 class _Filter(torch.nn.Module):
     """A frozen MeanStdFilter: ``clip((x - mean) / scale)`` of each Box leaf, in float64."""
 
-    def __init__(self, piece: MeanStdFilter, statistics: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, piece: MeanStdFilter, agent: Any, statistics: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        state = piece.get_state()[None]
+        state = piece.get_state()[agent]
         self._demean, self._destd = state["de_mean_to_zero"], state["de_std_to_one"]
         self._clip = state["clip_by_value"]
-        structure = get_base_struct_from_space(piece.input_observation_space)
+        structure = _structure_of(piece.input_observation_space, agent)
         self._normalized = [
             not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for space in tree.flatten(structure)
         ]
@@ -204,9 +222,10 @@ class _Filter(torch.nn.Module):
 class _Flatten:
     """FlattenObservations: one-hot vectors of discrete leaves and flat arrays of the others, side by side."""
 
-    def __init__(self, piece: FlattenObservations) -> None:
+    def __init__(self, piece: FlattenObservations, agent: Any) -> None:
         self._removed = frozenset(piece._keys_to_remove)
-        self._structure = piece._input_obs_base_struct
+        structure = piece._input_obs_base_struct
+        self._structure = structure if agent is None else structure[agent]
 
     def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Array:
         if self._removed:
@@ -220,7 +239,9 @@ class _Preprocess:
 
     def __init__(self, piece: SingleAgentObservationPreprocessor) -> None:
         self._piece = piece
-        self._episode = _NoEpisode(type(piece).__name__)
+        self._episode = NoEpisode(
+            f"the connector piece {type(piece).__name__}", "a preprocessor must be a function of the observation alone"
+        )
 
     def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
         # Without any row that counts there would be nothing to tell the output's shape by.
@@ -233,19 +254,21 @@ class _Preprocess:
         return self._piece.preprocess(observation, self._episode)
 
 
-class _NoEpisode:
-    """Stands where RLlib passes its episode object, and says so when it is asked for anything."""
+class NoEpisode:
+    """Stands where RLlib passes its episode object, and says so when it is asked for anything.
 
-    def __init__(self, piece: str) -> None:
-        self._piece = piece
+    Args:
+        asking: What it is passed to.
+        advice: What to do instead.
+    """
+
+    def __init__(self, asking: str, advice: str) -> None:
+        self._asking, self._advice = asking, advice
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ConfigError(
-            f"the connector piece {self._piece} asks its episode for {name!r}, which rl_eval does not have: a "
-            "preprocessor must be a function of the observation alone"
-        )
+        raise ConfigError(f"{self._asking} asks its episode for {name!r}, which rl_eval does not have: {self._advice}")
 
 
 def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
@@ -259,9 +282,9 @@ def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
 class _Frames:
     """FrameStacking: the last frames side by side on the last axis, zeros before the first."""
 
-    def __init__(self, piece: FrameStacking) -> None:
+    def __init__(self, piece: FrameStacking, agent: Any) -> None:
         self._earlier = piece.num_frames - 1
-        self._structure = get_base_struct_from_space(piece.input_observation_space)
+        self._structure = _structure_of(piece.input_observation_space, agent)
 
     def initial(self, batch_size: int) -> Any:
         return tree.map_structure(

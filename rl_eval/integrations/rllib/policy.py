@@ -39,6 +39,7 @@ class RLModulePolicy:
         module_to_env: Pieces of the module-to-env pipeline.
         spaces: Observation and action space of the environment that it was trained in.
         statistics: Of the filters, if they are not those of the pieces; see :func:`filter_tensors`.
+        agent: Whose part of pieces for several agents; None where there is one.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch, or the module is not torch's.
@@ -52,14 +53,15 @@ class RLModulePolicy:
         module_to_env: Sequence[Any],
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
         statistics: Mapping[str, torch.Tensor] | None = None,
+        agent: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(
                 f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only"
             )
         self.module = module.eval()
-        known = filter_tensors(env_to_module) if statistics is None else statistics
-        self._observations = Observations(env_to_module, known)
+        known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
+        self._observations = Observations(env_to_module, known, agent)
         self.module.add_module(FILTERS, self._observations)
         self._actions = Actions(module_to_env, spaces[1])
         self._trained_on = get_base_struct_from_space(spaces[0])

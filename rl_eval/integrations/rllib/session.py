@@ -13,7 +13,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.integrations.rllib.algorithm import VersionedWeights, portable, versioned_weights
+from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
 from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.training.evaluator import Evaluator
@@ -69,9 +69,11 @@ class EvaluationSession:
         self.env_steps = 0
         """Environment steps of all of them."""
         self.stopped = False
+        settings = config.build() if isinstance(config, EvalConfig) else config
+        self._policies = tuple(settings.policy.policies)
         self._evaluator = Evaluator(
-            config,
-            portable(algorithm),
+            settings,
+            as_policies(algorithm, self._policies) if self._policies else portable(algorithm),
             on_result=[self._take_in, *receivers.on_result],
             on_error=receivers.on_error,
             loggers=receivers.loggers,
@@ -89,11 +91,15 @@ class EvaluationSession:
         """Whether an evaluation is running."""
         return self._handle is not None
 
-    def submit(self, weights: VersionedWeights) -> None:
-        """Start an evaluation; one that is running is waited for."""
-        self.wait()
+    def submit(self) -> None:
+        """Start an evaluation of the present weights; one that is running is waited for."""
         algorithm = self._algorithm()
-        step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)  # type: ignore[union-attr]
+        if algorithm is not None:
+            self._submit(algorithm, versioned_weights(algorithm, self._policies))
+
+    def _submit(self, algorithm: Algorithm, weights: VersionedWeights) -> None:
+        self.wait()
+        step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
 
     def poll(self) -> EvalPoint | None:
@@ -128,9 +134,9 @@ class EvaluationSession:
         algorithm = self._algorithm()
         self.wait(timeout_s)
         if algorithm is not None and not self.stopped:
-            weights = versioned_weights(algorithm)
+            weights = versioned_weights(algorithm, self._policies)
             if self.last is None or self.last.weights_version != weights.weights_seq_no:
-                self.submit(weights)
+                self._submit(algorithm, weights)
                 self.wait(timeout_s)
         return self.last
 

@@ -5,6 +5,7 @@ TorchRL                               here
 ====================================  ======================================================================
 ``TensorDictModule`` and subclasses   :func:`as_policy` (called for you): a :class:`rl_eval.Policy`
 ``EnvBase``                           :func:`as_env` (called for you): a :class:`gymnasium.Env`
+``EnvBase`` with groups of agents     :func:`as_agents_env` (called for you): agents that act in turns
 ``torchrl.collectors.Evaluator``      :class:`Evaluator`, with the same arguments and result keys
 ``RayEvalWorker``                     :class:`RayEvalWorker`, likewise
 ``RayCollector``                      :class:`RayCollector`, likewise, with batches in the same layout
@@ -19,18 +20,20 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from rl_eval.integrations.torchrl.agents import as_agents_env
     from rl_eval.integrations.torchrl.env import as_env
     from rl_eval.integrations.torchrl.evaluator import Evaluator
     from rl_eval.integrations.torchrl.policy import as_policy, portable
     from rl_eval.integrations.torchrl.ray_collector import RayCollector
     from rl_eval.integrations.torchrl.ray_eval_worker import RayEvalWorker
 
-__all__ = ["Evaluator", "RayCollector", "RayEvalWorker", "as_env", "as_policy", "portable"]
+__all__ = ["Evaluator", "RayCollector", "RayEvalWorker", "as_agents_env", "as_env", "as_policy", "portable"]
 
 _HOMES: Final = {
     "Evaluator": "evaluator",
     "RayCollector": "ray_collector",
     "RayEvalWorker": "ray_eval_worker",
+    "as_agents_env": "agents",
     "as_env": "env",
     "as_policy": "policy",
     "portable": "policy",

@@ -19,7 +19,7 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, SupportsFloat, final
 
 import gymnasium as gym
@@ -32,7 +32,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
 
-__all__ = ["TorchRLEnv", "as_env", "peel"]
+__all__ = ["TorchRLEnv", "as_array", "as_env", "nested", "nested_space", "peel", "seen_keys"]
 
 Key = str | tuple[str, ...]
 
@@ -90,14 +90,14 @@ class TorchRLEnv(gym.Env[Any, Any]):
     ) -> None:
         self.env = env
         self.render_mode = _render_mode(env)
-        keys = _observation_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
+        keys = seen_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
         specs = {key: env.full_observation_spec[key] for key in keys}
         self._paths = [(key, key if isinstance(key, tuple) else (key,)) for key in specs]
         spaces: dict[tuple[str, ...], gym.Space[Any]] = {
             path: observation_space(specs[key]) for key, path in self._paths
         }
         self._only = next(iter(specs)) if len(specs) == 1 and isinstance(next(iter(specs)), str) else None
-        self.observation_space = next(iter(spaces.values())) if self._only else _nested_space(spaces)
+        self.observation_space = next(iter(spaces.values())) if self._only else nested_space(spaces)
         self._action_keys = list(env.action_keys)
         actions = env.full_action_spec
         spec = actions[self._action_keys[0]] if len(self._action_keys) == 1 else actions
@@ -149,14 +149,8 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
     def _observe(self, data: TensorDictBase) -> Any:
         if self._only is not None:
-            return _array(data.get(self._only))
-        nested: dict[str, Any] = {}
-        for key, path in self._paths:
-            target = nested
-            for part in path[:-1]:
-                target = target.setdefault(part, {})
-            target[path[-1]] = _array(data.get(key))
-        return nested
+            return as_array(data.get(self._only))
+        return nested({path: as_array(data.get(key)) for key, path in self._paths})
 
 
 @final
@@ -176,7 +170,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
         self._step = inner.step  # Bound once: this is the loop that counts.
         self._reward_type = _scalar_type(env.reward_spec.dtype)
-        key = next(iter(_observation_keys(env)))
+        key = next(iter(seen_keys(env)))
         space = observation_space(env.full_observation_spec[key])
         self._cast: Any = None if space.dtype == inner.observation_space.dtype else space.dtype
         if self._cast is not None:
@@ -252,7 +246,7 @@ def _render_mode(env: Any) -> str | None:
     return getattr(_gym_inside(env), "render_mode", None)
 
 
-def _observation_keys(env: EnvBase) -> list[Key]:
+def seen_keys(env: EnvBase) -> list[Key]:
     """Return the keys of the observations, without what only says how far the episode is."""
     hidden: set[Key] = set()
     for transform in peel(env)[0]:
@@ -266,7 +260,8 @@ def _observation_keys(env: EnvBase) -> list[Key]:
     return [key for key in env.full_observation_spec.keys(True, True) if key not in hidden]
 
 
-def _nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.Dict:
+def nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.Dict:
+    """Return the space of what :func:`nested` makes of values of these spaces."""
     grouped: dict[str, Any] = {}
     for path, space in spaces.items():
         if len(path) == 1:
@@ -274,8 +269,19 @@ def _nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.D
         else:
             grouped.setdefault(path[0], {})[path[1:]] = space
     return gym.spaces.Dict(
-        {name: _nested_space(part) if isinstance(part, dict) else part for name, part in grouped.items()}
+        {name: nested_space(part) if isinstance(part, dict) else part for name, part in grouped.items()}
     )
+
+
+def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Return leaves by their paths as dicts of dicts."""
+    whole: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        target = whole
+        for part in path[:-1]:
+            target = target.setdefault(part, {})
+        target[path[-1]] = leaf
+    return whole
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
@@ -329,5 +335,6 @@ def _scalar_type(dtype: torch.dtype) -> type[np.generic]:
     return torch.empty((), dtype=dtype).numpy().dtype.type
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array of this process."""
     return np.asarray(tensor.detach().cpu().numpy())

@@ -121,7 +121,7 @@ def _box(spec: Any, dtype: Any) -> gym.spaces.Box:
 
 def _all_numbers(dtype: Any) -> tuple[Any, Any]:
     if dtype == np.bool_:
-        return False, True
+        return 0, 1
     if np.issubdtype(dtype, np.integer):
         return np.iinfo(dtype).min, np.iinfo(dtype).max
     return -np.inf, np.inf

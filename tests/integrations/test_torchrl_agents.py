@@ -1,0 +1,134 @@
+"""TorchRL's environments of several agents: the returns of a plain rollout, agent by agent, in every layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl")
+pytest.importorskip("pettingzoo")
+pytest.importorskip("mpe2")
+
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.envs import TransformedEnv
+from torchrl.envs.libs.pettingzoo import PettingZooWrapper
+from torchrl.envs.transforms import RewardSum
+
+from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.torchrl import as_agents_env
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def tag(**kwargs: Any) -> PettingZooWrapper:
+    """Three adversaries of one group and an agent of another, who act at once."""
+    from mpe2 import simple_tag_v3
+
+    return PettingZooWrapper(simple_tag_v3.parallel_env(max_cycles=12, **kwargs), return_state=True)
+
+
+def steered() -> PettingZooWrapper:
+    """Box actions, and bookkeeping that is no observation."""
+    return TransformedEnv(tag(continuous_actions=True), RewardSum(reset_keys=["_reset", "_reset"]))
+
+
+def board() -> PettingZooWrapper:
+    """Two players in turn, whose moves are masked."""
+    from pettingzoo.classic import tictactoe_v3
+
+    return PettingZooWrapper(tictactoe_v3.env(), use_mask=True)
+
+
+class Net(torch.nn.Module):
+    """A linear layer of whatever comes, with fixed weights; works on any batch, and keeps to a mask."""
+
+    def __init__(self, inputs: int, outputs: int, seed: int) -> None:
+        super().__init__()
+        weights = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
+        self.weights = torch.nn.Parameter(weights)
+
+    def forward(self, observation: Any, action_mask: Any = None) -> torch.Tensor:
+        if isinstance(observation, dict):
+            observation, action_mask = observation["observation"]["observation"], observation["action_mask"]
+        seen = observation.flatten(-3) if observation.shape[-1] == 2 else observation
+        scores = (seen.double().unsqueeze(-2) * self.weights).sum(-1).float()
+        return scores if action_mask is None else scores.masked_fill(~action_mask.bool(), -torch.inf)
+
+
+def rollout(make: Any, nets: dict[str, Net], seed: int) -> dict[str, float]:
+    """TorchRL's own loop, its rewards summed by agent."""
+    env = make()
+    env.set_seed(seed, static_seed=True)
+    parts = []
+    for group in env.group_map:
+        keys = [(group, "observation"), *([(group, "action_mask")] if make is board else [])]
+        if make is board:
+            keys[0] = (group, "observation", "observation")
+        act = (lambda scores: scores.clamp(0, 1)) if make is steered else (lambda scores: scores.argmax(-1))
+        parts += [
+            TensorDictModule(nets[group], in_keys=keys, out_keys=[(group, "scores")]),
+            TensorDictModule(act, in_keys=[(group, "scores")], out_keys=[(group, "action")]),
+        ]
+    data = env.rollout(100, TensorDictSequential(*parts))
+    found = {}
+    for group, agents in env.group_map.items():
+        for row, agent in enumerate(agents):
+            found[agent] = sum(data["next", group, "reward"][:, row, 0].tolist())
+    return found
+
+
+WORLDS: dict[str, tuple[Any, dict[str, Net]]] = {
+    "at once": (tag, {"adversary": Net(16, 5, 1), "agent": Net(14, 5, 2)}),
+    "steered": (steered, {"adversary": Net(16, 5, 1), "agent": Net(14, 5, 2)}),
+    "in turn": (board, {"player_1": Net(18, 9, 1), "player_2": Net(18, 9, 2)}),
+}
+
+
+def group_of(agent: str, spec: Any) -> str:
+    return agent if agent.startswith("player") else agent.partition("_")[0]
+
+
+def config(world: str, **runners: Any) -> EvalConfig:
+    make, nets = WORLDS[world]
+    return (
+        EvalConfig()
+        .environment(make)
+        .policy(policies=dict(nets), policy_mapping_fn=group_of)
+        .runners(**runners)
+        .evaluation(num_episodes=6, determinism_check=0)
+    )
+
+
+def returns_of(result: EvalResult) -> list[dict[str, float]]:
+    assert result.status == "complete", (result.reason, result.faults[:1])
+    episodes = [result.agents[result.agents["index"] == record.index] for record in result.episodes]
+    return [dict(zip(rows["agent"].tolist(), rows["return"].tolist(), strict=True)) for rows in episodes]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_returns_are_those_of_a_plain_rollout(world: str) -> None:
+    """Every agent of every episode, in two layouts."""
+    result = evaluate(config(world, num_envs_per_runner=4))
+    make, nets = WORLDS[world]
+    assert returns_of(result) == [rollout(make, nets, record.seed) for record in result.episodes]
+    assert evaluate(config(world, num_envs_per_runner=1)).fingerprint == result.fingerprint
+    assert set(result.agents["policy"]) == set(nets)
+
+
+def test_policies_see_their_agents_part_alone() -> None:
+    """Neither the state that agents share, nor the mask that says who acts, nor sums of rewards."""
+    spaces = as_agents_env(steered()).spaces("adversary_1")
+    assert [space.shape for space in spaces] == [(16,), (5,)]
+    board_spaces = as_agents_env(board()).spaces("player_2")
+    assert set(board_spaces[0].keys()) == {"action_mask", "observation"}
+    assert board_spaces[1].n == 9
+
+
+def test_a_batch_of_environments_is_named() -> None:
+    from torchrl.envs import SerialEnv
+
+    with pytest.raises(ConfigError, match="is a batch of shape"):
+        as_agents_env(SerialEnv(2, tag))
