@@ -22,6 +22,7 @@ _ADAPTERS: Final = {
     "torchrl": "torchrl",
     "tensordict.nn": "torchrl",
     "ray.rllib": "rllib",
+    "tianshou": "tianshou",
 }
 
 
