@@ -18,7 +18,7 @@ __all__ = ["EpisodeDraws"]
 
 
 @final
-class EpisodeDraws(TorchFunctionMode):  # type: ignore[misc]
+class EpisodeDraws(TorchFunctionMode):
     """Context in which torch's Categorical, Normal and Bernoulli distributions draw for a batch of episodes.
 
     It stands in for the functions that their ``sample`` and ``rsample`` call, and holds in this thread alone.
@@ -56,7 +56,7 @@ class EpisodeDraws(TorchFunctionMode):  # type: ignore[misc]
         return torch.from_numpy(np.stack(chosen, 1)).reshape(-1, 1).to(probabilities.device)
 
     def _normal(self, mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
-        mean, std = torch.broadcast_tensors(torch.as_tensor(mean), torch.as_tensor(std))
+        mean = mean.expand(torch.broadcast_shapes(mean.shape, std.shape))
         if self._noise is None:
             return mean.clone()
         flat = self._rows(mean)

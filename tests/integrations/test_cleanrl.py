@@ -50,7 +50,7 @@ class World(gym.Env):
         reward = float(np.cos(self._last.mean() + acted * 1.7) + acted * 1e-3)
         self._steps += 1
         self._last = self.np_random.normal(0.0, 2.0, 5)
-        return self._last, reward, bool(self._steps > 5 and reward > 0.9), self._steps >= 30, {}
+        return self._last, reward, bool(self._steps > 5 and reward > 0.9), self._steps >= 12, {}
 
 
 def layers(envs, outputs):

@@ -25,7 +25,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import as_policy, load_policy
 from rl_eval.policies.noise import EpisodeNoise
 
-EPISODES = 20
+EPISODES, STEPS = 20, 12
 
 
 class Masked(Rewards):
@@ -94,7 +94,7 @@ def config_of(action="discrete", env=Rewards, masks=False, **policy):
         .environment(env, env_kwargs={"observation": "vector", "action": action}, action_masks=masks)
         .policy(**policy)
         .runners(num_envs_per_runner=7)
-        .evaluation(num_episodes=EPISODES, seed=5)
+        .evaluation(num_episodes=EPISODES, seed=5, max_episode_steps=STEPS)
     )
 
 
@@ -124,7 +124,7 @@ def loop(
             actions, state = model.predict(seen, state=state, episode_start=start, **more)
             observation, reward, terminated, truncated, _ = env.step(actions[0])
             rewards.append(float(reward))
-            over = terminated or truncated
+            over = terminated or truncated or len(rewards) == STEPS
         played.append((seed, sum(rewards), len(rewards)))
     assert len(played) == EPISODES
     assert len({total for _, total, _ in played}) == EPISODES

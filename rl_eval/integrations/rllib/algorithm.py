@@ -19,7 +19,7 @@ from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
 from rl_eval.policies.random_state import random_state_kept
 
-__all__ = ["VersionedWeights", "as_policy", "as_weights", "portable", "versioned_weights"]
+__all__ = ["VersionedWeights", "as_policy", "as_weights", "policy_of_module", "portable", "versioned_weights"]
 
 _FETCH_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = f"{FILTERS}."
@@ -37,17 +37,20 @@ def portable(value: Any) -> RLModulePolicy:
     """Return an Algorithm's policy with its present weights, which shares nothing with the Algorithm.
 
     Args:
-        value: An Algorithm of the new API stack with one agent, or a bare RLModule, which is taken to have RLlib's
-            default connectors.
+        value: An Algorithm of the new API stack with one agent, or what :func:`policy_of_module` returned.
 
     Raises:
-        ConfigError: It is neither, or has connectors that rl_eval cannot apply.
+        ConfigError: It is neither, such as a bare RLModule, or has connectors that rl_eval cannot apply.
         WeightsError: A MeanStdFilter has seen nothing yet.
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
     if isinstance(value, RLModule):
-        return _policy_of_module(value)
+        raise ConfigError(
+            f"a bare {type(value).__name__} does not say whether it was trained with a MeanStdFilter or with other "
+            "connectors: give the Algorithm or its checkpoint, or policy_of_module(rl_module) of "
+            "rl_eval.integrations.rllib if it was trained with RLlib's default connectors"
+        )
     raise ConfigError(
         f"a {type(value).__name__} of RLlib is no policy: give the Algorithm, its RLModule, or the path of a "
         'checkpoint with policy.policy: "rl_eval.integrations.rllib:load_policy"'
@@ -120,7 +123,14 @@ def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
     return policy
 
 
-def _policy_of_module(module: Any) -> RLModulePolicy:
+def policy_of_module(module: Any) -> RLModulePolicy:
+    """Return the policy of an RLModule that was trained with RLlib's default connectors; it shares nothing with it.
+
+    These neither filter nor stack observations, and map actions from [-1, 1] onto their bounds.
+
+    Raises:
+        ConfigError: It is no module of torch.
+    """
     from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 
     with random_state_kept():
