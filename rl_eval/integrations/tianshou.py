@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+import tree
 from tianshou.algorithm.algorithm_base import Algorithm, Policy
 from tianshou.data import Batch
 from tianshou.data.batch import BatchProtocol
@@ -66,7 +67,7 @@ class TianshouPolicy:
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
         """Return what actions are chosen by, such as logits."""
-        batch = len(observations)
+        batch = len(tree.flatten(observations)[0])
         logits = self._call(observations, np.ones(batch, bool), None).get("logits")
         parts = logits if isinstance(logits, tuple) else (logits,)
         return [part.numpy(force=True) for part in parts if isinstance(part, torch.Tensor) and len(part) == batch]
