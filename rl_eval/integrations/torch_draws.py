@@ -56,7 +56,7 @@ class EpisodeDraws(TorchFunctionMode):
         return torch.from_numpy(np.stack(chosen, 1)).reshape(-1, 1).to(probabilities.device)
 
     def _normal(self, mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
-        mean = mean.expand(torch.broadcast_shapes(mean.shape, std.shape))
+        mean = mean.expand(np.broadcast_shapes(mean.shape, std.shape))
         if self._noise is None:
             return mean.clone()
         flat = self._rows(mean)
