@@ -23,6 +23,7 @@ _ADAPTERS: Final = {
     "torchrl": "torchrl",
     "tensordict.nn": "torchrl",
     "ray.rllib": "rllib",
+    "tianshou": "tianshou",
 }
 
 

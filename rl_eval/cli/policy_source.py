@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +15,11 @@ from rl_eval.errors import ConfigError, nearest
 __all__ = ["PolicySource", "policy_source"]
 
 _WEIGHTS: Final = (".safetensors", ".pt", ".pth")
-_NORMALIZERS: Final = "*vecnormalize*.pkl"
+_NORMALIZERS: Final = "*vec*normalize*.pkl"
+"""``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
+_UNKNOWN: Final = object()
+_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
+"""Module of the class of a masked policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ def _guess(path: Path) -> PolicySource:
 
 def _is_sb3(path: Path) -> bool:
     if path.is_dir():
-        return len(list(path.glob("*.zip"))) == 1
+        return any(map(_is_sb3, path.glob("*.zip")))
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -80,22 +86,42 @@ def _is_rllib(path: Path) -> bool:
 
 
 def _sb3(path: Path) -> PolicySource:
-    """Return a model of Stable-Baselines3, with the one normalizer that lies beside it."""
+    """Return a model of Stable-Baselines3, with the normalizer that lies beside it, if it was trained with one."""
     if path.is_dir():
-        path = _only(path, sorted(path.glob("*.zip")), "a model")
+        path = _only(path, sorted(path.glob("*.zip")), "one model")
+    facts = _facts_of(path)
     kwargs = {"path": str(path.resolve())}
     said = f"a model of Stable-Baselines3, {path}"
-    if (normalizer := _normalizer_of(path)) is not None:
+    if facts.get("_last_original_obs", _UNKNOWN) is not None and (normalizer := _normalizer_of(path)) is not None:
         kwargs["vecnormalize"] = str(normalizer.resolve())
         said += f", with {normalizer}"
-    return PolicySource(_keys("rl_eval.integrations.sb3:load_policy", **kwargs), said, pickled=str(path))
+    keys = _keys("rl_eval.integrations.sb3:load_policy", **kwargs)
+    if _MASKABLE in str(facts.get("policy_class")):
+        keys["environment.action_masks"] = True
+        said += ", with the environment's action masks"
+    return PolicySource(keys, said, pickled=str(path))
+
+
+def _facts_of(model: Path) -> Mapping[str, Any]:
+    """Return what a model says of itself, without loading what is pickled in it; nothing if it cannot be read."""
+    try:
+        with zipfile.ZipFile(model) as archive:
+            facts = json.loads(archive.read("data"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return {}  # Loading it says what is wrong.
+    return facts if isinstance(facts, dict) else {}
 
 
 def _normalizer_of(model: Path) -> Path | None:
-    """Return the normalizer that SB3's callbacks or its zoo saved with a model; None if there is none."""
-    found = sorted([*model.parent.glob(_NORMALIZERS), *model.with_suffix("").glob(_NORMALIZERS)])
-    own = [path for path in found if path.stem.replace("_vecnormalize", "") == model.stem]
-    return _only(model.parent, own or found, "one normalizer") if found else None
+    """Return the normalizer that SB3's callbacks or its zoo saved with a model; None if there is none.
+
+    The zoo's is in the folder of the environment's name, beside all models of the run.
+    """
+    folder = model.parent
+    found = sorted([*folder.glob(_NORMALIZERS), *model.with_suffix("").glob(_NORMALIZERS)])
+    found = found or sorted(folder.glob(f"*/{_NORMALIZERS}"))
+    own = [path for path in found if re.sub("_?vec_?normalize", "", path.stem) == model.stem]
+    return _only(folder, own or found, "one normalizer") if found else None
 
 
 def _rllib(path: Path) -> PolicySource:

@@ -39,7 +39,7 @@ from rllib_worlds import mean_std, ppo, train
 import rl_eval
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.rllib import as_weights, load_policy, portable, versioned_weights
+from rl_eval.integrations.rllib import as_weights, load_policy, policy_of_module, portable, versioned_weights
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.weights import apply_weights, snapshot_weights
 
@@ -326,11 +326,14 @@ def test_an_untrained_filter_is_an_error() -> None:
     algorithm.stop()
 
 
-def test_a_bare_module_has_rllibs_default_connectors(cartpole: Any) -> None:
+def test_a_bare_module_has_default_connectors_if_its_user_says_so(cartpole: Any) -> None:
     """The module that RLlib hands out, passed as a policy, is the Algorithm's policy where nothing is in front."""
     algorithm, path = cartpole
     config = config_for("CartPole-v1", path)
-    assert evaluate(config, algorithm.get_module()).fingerprint == evaluate(config).fingerprint
+    module = algorithm.get_module()
+    assert evaluate(config, policy_of_module(module)).fingerprint == evaluate(config).fingerprint
+    with pytest.raises(ConfigError, match="does not say whether it was trained with a MeanStdFilter"):
+        evaluate(config, module)
 
 
 def test_a_copy_does_not_follow_the_training(cartpole: Any) -> None:

@@ -463,6 +463,32 @@ def test_files_that_are_something_else_are_errors(tmp_path):
         load_policy(tmp_path / "good.zip", tmp_path / "none.pkl")
 
 
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C"])
+def test_a_model_whose_normalizer_is_missing_is_refused(tmp_path, algorithm):
+    """The zip file tells: it keeps an observation from before it was normalized."""
+    model = make_model(algorithm, action="box", wrap=lambda v: VecFrameStack(VecNormalize(v), 2)).learn(64)
+    kwargs = save(model, tmp_path)
+    with pytest.raises(ConfigError, match=r"trained with a VecNormalize.* Give the file that venv.save\(\) wrote"):
+        load_policy(kwargs["path"])
+    assert len(load_policy(**kwargs).vecnormalize) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C", "SAC", "TD3"])
+def test_a_model_without_a_normalizer_is_asked_for_none(tmp_path, algorithm):
+    """Algorithms with a replay buffer keep such an observation in any case."""
+    make_model(algorithm, action="box").learn(64).save(tmp_path / "model.zip")
+    assert len(load_policy(tmp_path / "model.zip").vecnormalize) == 0
+
+
+def test_a_normalizer_of_rewards_need_not_be_there(tmp_path):
+    model = make_model(action="box", wrap=lambda v: VecNormalize(v, norm_obs=False)).learn(64)
+    path = save(model, tmp_path)["path"]
+    with pytest.raises(ConfigError, match="give False if it normalized rewards only"):
+        load_policy(path)
+    saved = evaluate(config_of(action="box"), load_policy(path, vecnormalize=False))
+    assert saved.fingerprint == evaluate(config_of(action="box"), model).fingerprint
+
+
 def test_statistics_that_have_seen_nothing_are_refused(tmp_path):
     model = make_model(wrap=VecNormalize)
     with pytest.raises(WeightsError, match="uninitialized"):

@@ -1,6 +1,10 @@
 """Policies of sb3-contrib, and gSDE, beside plain loops of their own ``predict`` on the same seeds."""
 
 import copy
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +25,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import as_policy, load_policy
 from rl_eval.policies.noise import EpisodeNoise
 
-EPISODES = 20
+EPISODES, STEPS = 20, 12
 
 
 class Masked(Rewards):
@@ -90,7 +94,7 @@ def config_of(action="discrete", env=Rewards, masks=False, **policy):
         .environment(env, env_kwargs={"observation": "vector", "action": action}, action_masks=masks)
         .policy(**policy)
         .runners(num_envs_per_runner=7)
-        .evaluation(num_episodes=EPISODES, seed=5)
+        .evaluation(num_episodes=EPISODES, seed=5, max_episode_steps=STEPS)
     )
 
 
@@ -120,7 +124,7 @@ def loop(
             actions, state = model.predict(seen, state=state, episode_start=start, **more)
             observation, reward, terminated, truncated, _ = env.step(actions[0])
             rewards.append(float(reward))
-            over = terminated or truncated
+            over = terminated or truncated or len(rewards) == STEPS
         played.append((seed, sum(rewards), len(rewards)))
     assert len(played) == EPISODES
     assert len({total for _, total, _ in played}) == EPISODES
@@ -309,3 +313,16 @@ def test_gsde_does_not_depend_on_the_layout():
     config, model = config_of("box", deterministic=False), gsde(SAC)
     prints = {evaluate(config.runners(num_envs_per_runner=lanes), model).fingerprint for lanes in (1, 7, 20)}
     assert len(prints) == 1
+
+
+def test_the_page_of_the_docs_evaluates_a_masked_model(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_sb3.md").read_text()
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "action_masks=True" in text]
+    monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
+    gym.register("MaskedEnv-v0", Masked, max_episode_steps=5)
+    try:
+        names = {"EvalConfig": EvalConfig, "evaluate": evaluate, "maskable_model": maskable()}
+        exec(compile(block, "docs/coming_from_sb3.md", "exec"), names)
+    finally:
+        gym.registry.pop("MaskedEnv-v0")
+    assert names["result"].status == "complete"

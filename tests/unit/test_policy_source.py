@@ -1,5 +1,6 @@
 """``--policy``: what a word, a reference or a path stands for, and ``run`` without a config file."""
 
+import json
 import sys
 import zipfile
 
@@ -22,11 +23,11 @@ def folder(tmp_path, monkeypatch):
     return make_folder(tmp_path, monkeypatch)
 
 
-def model(path):
+def model(path, **facts):
     """A file that looks like a saved model."""
     path.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data", "{}")
+        archive.writestr("data", json.dumps(facts))
         archive.writestr("policy.pth", b"")
     return path
 
@@ -55,6 +56,43 @@ def test_the_normalizer_is_the_one_of_this_model(tmp_path, normalizer):
         (tmp_path / "rl_model_vecnormalize_100_steps.pkl").touch()
     kwargs = policy_source(str(path)).keys["policy.policy_kwargs"]
     assert kwargs["vecnormalize"] == str(tmp_path / normalizer)
+
+
+def test_a_model_that_was_trained_without_a_normalizer_takes_none(tmp_path):
+    """Nor is it asked which of those of other models is its own."""
+    path = model(tmp_path / "model.zip", _last_original_obs=None)
+    for name in ("vecnormalize.pkl", "other_vecnormalize.pkl"):
+        (tmp_path / name).touch()
+    assert policy_source(str(path)).keys["policy.policy_kwargs"] == {"path": str(path)}
+
+
+def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
+    run = tmp_path / "ppo" / "Hopper-v5_1"
+    (run / "Hopper-v5").mkdir(parents=True)
+    statistics = run / "Hopper-v5" / "vecnormalize.pkl"
+    statistics.touch()
+    only = model(run / "Hopper-v5.zip", _last_original_obs={})
+    assert policy_source(str(run)).keys["policy.policy_kwargs"] == {"path": str(only), "vecnormalize": str(statistics)}
+    best = model(run / "best_model.zip", _last_original_obs={})
+    assert policy_source(str(best)).keys["policy.policy_kwargs"]["vecnormalize"] == str(statistics)
+    with pytest.raises(ConfigError, match=r"one model, and holds Hopper-v5\.zip, best_model\.zip: name the file"):
+        policy_source(str(run))
+
+
+def test_a_masked_policy_is_given_masks(tmp_path):
+    masked = {":serialized:": "gAWV", "__module__": "sb3_contrib.common.maskable.policies"}
+    source = policy_source(str(model(tmp_path / "model.zip", policy_class=masked)))
+    assert source.keys["environment.action_masks"] is True
+    assert "action masks" in source.said
+    assert "environment.action_masks" not in policy_source(str(model(tmp_path / "plain.zip"))).keys
+
+
+@pytest.mark.parametrize("data", [b"no json", b"[1]", b'{"policy_class": 3}'])
+def test_what_a_model_says_of_itself_may_be_nothing(tmp_path, data):
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data", data)
+        archive.writestr("policy.pth", b"")
+    assert policy_source(str(tmp_path / "model.zip")).keys["policy.policy"] == SB3
 
 
 def test_two_normalizers_are_a_question(tmp_path):

@@ -28,7 +28,15 @@ PROMISED = {
 }
 """Names that are fixed: scripts rely on them."""
 
-PEERS = {"atari": "ale_py", "sb3": "stable_baselines3", "rllib": "ormsgpack", "torchrl": "torchrl"}
+PEERS = {
+    "atari": "ale_py",
+    "cleanrl": "torch",
+    "sb3": "stable_baselines3",
+    "rllib": "ormsgpack",
+    "tianshou": "tianshou",
+    "torch_draws": "torch",
+    "torchrl": "torchrl",
+}
 """A package that is there if the peer of an integration is; Ray has RLlib's code without what that needs."""
 
 

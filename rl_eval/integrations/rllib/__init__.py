@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from rl_eval.integrations.rllib.agents import as_agents_env
-from rl_eval.integrations.rllib.algorithm import as_policies, as_policy, as_weights, portable, versioned_weights
+from rl_eval.integrations.rllib.algorithm import (
+    as_policies,
+    as_policy,
+    as_weights,
+    policy_of_module,
+    portable,
+    versioned_weights,
+)
 from rl_eval.integrations.rllib.checkpoint import load_policy
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.integrations.rllib.evaluation import EvaluationFunction, evaluation_function
@@ -21,6 +28,7 @@ __all__ = [
     "eval_config_of",
     "evaluation_function",
     "load_policy",
+    "policy_of_module",
     "portable",
     "session_of",
     "versioned_weights",

@@ -24,7 +24,15 @@ from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
 from rl_eval.policies.random_state import random_state_kept
 
-__all__ = ["VersionedWeights", "as_policies", "as_policy", "as_weights", "portable", "versioned_weights"]
+__all__ = [
+    "VersionedWeights",
+    "as_policies",
+    "as_policy",
+    "as_weights",
+    "policy_of_module",
+    "portable",
+    "versioned_weights",
+]
 
 _FETCH_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = f"{FILTERS}."
@@ -42,11 +50,10 @@ def portable(value: Any) -> RLModulePolicy:
     """Return an Algorithm's policy with its present weights, which shares nothing with the Algorithm.
 
     Args:
-        value: An Algorithm of the new API stack with one agent, or a bare RLModule, which is taken to have RLlib's
-            default connectors.
+        value: An Algorithm of the new API stack with one agent, or what :func:`policy_of_module` returned.
 
     Raises:
-        ConfigError: It is neither, or has connectors that rl_eval cannot apply.
+        ConfigError: It is neither, such as a bare RLModule, or has connectors that rl_eval cannot apply.
         WeightsError: A MeanStdFilter has seen nothing yet.
     """
     if isinstance(value, Algorithm):
@@ -54,10 +61,14 @@ def portable(value: Any) -> RLModulePolicy:
     if isinstance(value, MultiRLModule):
         raise ConfigError(
             "a MultiRLModule is several policies: configure policy.policies, and give a mapping from their ids to "
-            "RLModules, such as dict(module.items())"
+            "what policy_of_module of rl_eval.integrations.rllib returns for each"
         )
     if isinstance(value, RLModule):
-        return _policy_of_module(value)
+        raise ConfigError(
+            f"a bare {type(value).__name__} does not say whether it was trained with a MeanStdFilter or with other "
+            "connectors: give the Algorithm or its checkpoint, or policy_of_module(rl_module) of "
+            "rl_eval.integrations.rllib if it was trained with RLlib's default connectors"
+        )
     raise ConfigError(
         f"a {type(value).__name__} of RLlib is no policy: give the Algorithm, its RLModule, or the path of a "
         'checkpoint with policy.policy: "rl_eval.integrations.rllib:load_policy"'
@@ -91,7 +102,7 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
     if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
         raise ConfigError(
             f"a {type(value).__name__} of RLlib is not several policies: give an Algorithm of several agents, or a "
-            "mapping from the ids of policies to RLModules"
+            "mapping from the ids of policies to what policy_of_module returns"
         )
     _check_stack(value)
     known = module_ids(value.config)
@@ -176,7 +187,14 @@ def _check_stack(algorithm: Algorithm) -> None:
         raise ConfigError("the Algorithm uses RLlib's old API stack; rl_eval evaluates RLModules, of the new one")
 
 
-def _policy_of_module(module: Any) -> RLModulePolicy:
+def policy_of_module(module: Any) -> RLModulePolicy:
+    """Return the policy of an RLModule that was trained with RLlib's default connectors; it shares nothing with it.
+
+    These neither filter nor stack observations, and map actions from [-1, 1] onto their bounds.
+
+    Raises:
+        ConfigError: It is no module of torch.
+    """
     from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 
     with random_state_kept():

@@ -11,7 +11,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["Context", "context_of"]
+__all__ = ["Context", "LSTMState", "Masks", "context_of"]
 
 
 class Context:

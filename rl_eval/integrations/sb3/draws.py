@@ -63,7 +63,7 @@ class Exploration:
 
     def draw(self, distribution: Any, state: Any, noise: NoiseSource) -> tuple[Array, Any]:
         """Draw an action per row; return them with the next state."""
-        matrices = self._drawn(*state, noise)
+        matrices = self._drawn(state[0], state[1], noise)
         features = distribution._latent_sde  # noqa: SLF001  # SB3 has no other name for it.
         actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
         if distribution.bijector is not None:

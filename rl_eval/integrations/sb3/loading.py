@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from stable_baselines3.common.policies import BasePolicy
@@ -26,7 +27,9 @@ _NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_
 """Pickled functions of the trainer, which are often what another version of Python cannot read."""
 
 
-def load_policy(path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | None = None) -> BasePolicy:
+def load_policy(
+    path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | Literal[False] | None = None
+) -> BasePolicy:
     """Load what ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)`` wrote.
 
     Use it as a factory::
@@ -38,28 +41,46 @@ def load_policy(path: str | os.PathLike[str], vecnormalize: str | os.PathLike[st
 
     Args:
         path: Zip file of a model.
-        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with, if it was. The zip file does not say.
+        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with, if it was; False for one that normalized
+            rewards only, and has nothing to do with acting.
 
     Returns:
         The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``.
 
     Raises:
-        ConfigError: A file is missing, unreadable, or something else.
+        ConfigError: A file is missing, unreadable, or something else; or the model was trained with a ``VecNormalize``,
+            which is not given.
     """
     file = _existing("path", path, ".zip")
     try:
-        data, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
-        policy = _build(data or {})
+        saved, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
+        data: dict[str, Any] = saved or {}
+        policy = _build(data)
         policy.load_state_dict(parameters["policy"])
     except Exception as error:
         raise ConfigError(
             f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
             f"{type(error).__name__}: {error}"
         ) from error
-    wrapper = None if vecnormalize is None else _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl"))
-    policy = attach(policy, wrapper, (data or {}).get("exploration_rate"))
+    if vecnormalize is None and _was_normalized(data):
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize is missing: {str(file)!r} was trained with a VecNormalize, without whose "
+            "statistics its policy acts on other numbers than in training. Give the file that venv.save() wrote, which "
+            "SB3's callbacks and its zoo name *vecnormalize*.pkl; or give False if it normalized rewards only"
+        )
+    wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
+    policy = attach(policy, wrapper, data.get("exploration_rate"))
     refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
     return policy.eval()
+
+
+def _was_normalized(data: Mapping[str, Any]) -> bool:
+    """Return whether a model is known to have been trained with a ``VecNormalize``.
+
+    ``learn`` keeps the observation before it was normalized, and only then; algorithms with a replay buffer keep one in
+    any case, and do not tell.
+    """
+    return data.get("_last_original_obs") is not None and "buffer_size" not in data
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:

@@ -1,0 +1,97 @@
+"""Tianshou: its policies and the policies of its algorithms, which act as in a collector that does not train."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+import tree
+from tianshou.algorithm.algorithm_base import Algorithm, Policy
+from tianshou.data import Batch
+from tianshou.data.batch import BatchProtocol
+
+from rl_eval.config.settings import PolicySection
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.torch_draws import EpisodeDraws
+from rl_eval.protocols import NoiseSource
+
+__all__ = ["TianshouPolicy", "as_policy", "as_weights", "portable"]
+
+
+def portable(value: Algorithm | Policy) -> Policy:
+    """Copy the policy of an algorithm, or a policy, to the CPU."""
+    return copy.deepcopy(_policy_of(value)).cpu().eval()
+
+
+def as_weights(value: Algorithm | Policy) -> dict[str, torch.Tensor]:
+    """Return the live tensors of a policy by the names that :func:`portable` gives them."""
+    return dict(_policy_of(value).state_dict())
+
+
+def as_policy(
+    value: Algorithm | Policy, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> TianshouPolicy:
+    """Make a policy fit for an environment.
+
+    Raises:
+        ConfigError: It was made for other actions.
+    """
+    policy = portable(value)
+    if policy.action_space != action_space:
+        raise ConfigError(
+            f"the policy was made for actions of {policy.action_space}, but the environment's are of {action_space}"
+        )
+    return TianshouPolicy(policy, section.deterministic)
+
+
+@final
+class TianshouPolicy:
+    """A policy of Tianshou behind the interface of :class:`rl_eval.Policy`.
+
+    Actions go through its ``map_action``. Without ``deterministic``, a stochastic policy samples from each episode's
+    own noise, whatever its ``deterministic_eval`` was; other policies act as with it.
+
+    Args:
+        policy: A policy that nobody else uses.
+        deterministic: Whether to take the mode of its distribution.
+    """
+
+    def __init__(self, policy: Policy, deterministic: bool) -> None:
+        self.module = policy
+        if hasattr(policy, "deterministic_eval"):
+            policy.deterministic_eval = deterministic
+
+    def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
+        """Return what actions are chosen by, such as logits."""
+        batch = len(tree.flatten(observations)[0])
+        logits = self._call(observations, np.ones(batch, bool), None).get("logits")
+        parts = logits if isinstance(logits, tuple) else (logits,)
+        return [part.numpy(force=True) for part in parts if isinstance(part, torch.Tensor) and len(part) == batch]
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[npt.NDArray[Any], None]:
+        """Choose actions; see :class:`rl_eval.Policy`.
+
+        Raises:
+            ConfigError: The policy has a recurrent state.
+        """
+        result = self._call(observations, live, noise)
+        if result.get("state") is not None:
+            raise ConfigError("the policy of Tianshou has a recurrent state, which rl_eval does not carry for it")
+        chosen = result.act
+        array = chosen.numpy(force=True) if isinstance(chosen, torch.Tensor) else np.asarray(chosen)
+        return np.asarray(self.module.map_action(array)), None
+
+    @torch.no_grad()
+    def _call(self, observations: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> BatchProtocol:
+        with EpisodeDraws(live, noise):
+            return self.module(Batch(obs=observations, info={}))
+
+
+def _policy_of(value: Algorithm | Policy) -> Policy:
+    return value.policy if isinstance(value, Algorithm) else value

@@ -1,0 +1,82 @@
+"""Draws of torch's own samplers, taken from each episode's noise in place of the global generator, or made the mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.overrides import TorchFunctionMode
+
+from rl_eval.errors import ConfigError
+from rl_eval.policies.sampling import categorical
+from rl_eval.protocols import NoiseSource
+
+__all__ = ["EpisodeDraws"]
+
+
+@final
+class EpisodeDraws(TorchFunctionMode):
+    """Context in which torch's Categorical, Normal and Bernoulli distributions draw for a batch of episodes.
+
+    It stands in for the functions that their ``sample`` and ``rsample`` call, and holds in this thread alone.
+
+    Args:
+        live: Mask of lanes that run an episode, shape (batch,).
+        noise: Randomness of each lane's episode; None for the most likely value of every draw.
+    """
+
+    def __init__(self, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> None:
+        super().__init__()
+        self._live = live
+        self._noise = noise
+        self._instead: Mapping[Any, Callable[..., torch.Tensor]] = {
+            torch.multinomial: self._multinomial,
+            torch.normal: self._normal,
+            torch.Tensor.normal_: self._refill,
+            torch.bernoulli: self._bernoulli,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, or what stands in for it."""
+        return self._instead.get(func, func)(*args, **(kwargs or {}))
+
+    def _multinomial(
+        self, probabilities: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
+    ) -> torch.Tensor:
+        if num_samples != 1:
+            raise ConfigError(f"the policy draws {num_samples} categories at once: draw one per episode")
+        if self._noise is None:
+            return probabilities.argmax(-1, keepdim=True)
+        parts = self._rows(probabilities).numpy(force=True).astype(np.float64)
+        with np.errstate(divide="ignore"):
+            chosen = [categorical(np.log(parts[:, part]), self._live, self._noise) for part in range(parts.shape[1])]
+        return torch.from_numpy(np.stack(chosen, 1)).reshape(-1, 1).to(probabilities.device)
+
+    def _normal(self, mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
+        mean = mean.expand(np.broadcast_shapes(mean.shape, std.shape))
+        if self._noise is None:
+            return mean.clone()
+        flat = self._rows(mean)
+        numbers = torch.from_numpy(self._noise.normal(flat[0].numel())).reshape(mean.shape)
+        return (mean.double() + std.double() * numbers.to(mean.device)).to(mean.dtype)
+
+    def _refill(self, out: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
+        return out.copy_(self._normal(torch.full_like(out, mean), torch.full_like(out, std)))
+
+    def _bernoulli(self, probabilities: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
+        if self._noise is None:
+            return (probabilities > 0.5).to(probabilities.dtype)
+        numbers = torch.from_numpy(self._noise.uniform(self._rows(probabilities)[0].numel()))
+        return (numbers.reshape(probabilities.shape).to(probabilities.device) < probabilities).to(probabilities.dtype)
+
+    def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return numbers of shape (batch, parts, last dimension); each row must be an episode's."""
+        batch = len(self._live)
+        if not numbers.ndim or numbers.shape[0] % batch:
+            raise ConfigError(
+                f"the policy draws {tuple(numbers.shape)} numbers for a batch of {batch}: draw for each row"
+            )
+        return numbers.reshape(batch, -1, numbers.shape[-1])

@@ -1,0 +1,330 @@
+"""Agents of CleanRL beside plain loops of their own methods on the same seeds, and what ``docs`` shows of it.
+
+The networks are those of CleanRL's ``ppo.py``, ``ppo_continuous_action.py``, ``sac_continuous_action.py``, ``dqn.py``,
+``c51.py`` and ``td3_continuous_action.py`` (MIT licence), but smaller.
+"""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions.categorical import Categorical
+from torch.distributions.normal import Normal
+
+from rl_eval import EvalConfig, evaluate
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.cleanrl import AgentPolicy, load_agent
+from rl_eval.policies.noise import EpisodeNoise
+
+EPISODES = 20
+SPACES = {
+    "discrete": gym.spaces.Discrete(4),
+    "box": gym.spaces.Box(np.array([-0.3, -2.0], np.float32), np.array([0.4, 5.0], np.float32)),
+}
+OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
+
+
+class World(gym.Env):
+    """Rewards depend on every action and observation, and so does the length."""
+
+    observation_space = OBSERVATIONS
+
+    def __init__(self, action):
+        self.action_space = SPACES[action]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        self._last = self.np_random.normal(0.0, 2.0, 5)
+        return self._last, {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action, self.action_space.dtype)), action
+        acted = float(np.dot(np.ravel(action).astype(np.float64), np.arange(1, np.size(action) + 1)))
+        reward = float(np.cos(self._last.mean() + acted * 1.7) + acted * 1e-3)
+        self._steps += 1
+        self._last = self.np_random.normal(0.0, 2.0, 5)
+        return self._last, reward, bool(self._steps > 5 and reward > 0.9), self._steps >= 12, {}
+
+
+def layers(envs, outputs):
+    inputs = np.array(envs.single_observation_space.shape).prod()
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, int(outputs)))
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.critic = layers(envs, 1)
+        self.actor = layers(envs, envs.single_action_space.n)
+
+    def get_action_and_value(self, x, action=None):
+        probs = Categorical(logits=self.actor(x))
+        if action is None:
+            action = probs.sample()
+        return action, probs.log_prob(action), probs.entropy(), self.critic(x)
+
+
+class ContinuousAgent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.critic = layers(envs, 1)
+        self.actor_mean = layers(envs, np.prod(envs.single_action_space.shape))
+        self.actor_logstd = nn.Parameter(torch.zeros(1, np.prod(envs.single_action_space.shape)))
+
+    def get_action_and_value(self, x, action=None):
+        action_mean = self.actor_mean(x)
+        action_std = torch.exp(self.actor_logstd.expand_as(action_mean))
+        probs = Normal(action_mean, action_std)
+        if action is None:
+            action = probs.sample()
+        return action, probs.log_prob(action).sum(1), probs.entropy().sum(1), self.critic(x)
+
+
+def register_scale(module, env):
+    low, high = env.single_action_space.low, env.single_action_space.high
+    module.register_buffer("action_scale", torch.tensor((high - low) / 2.0, dtype=torch.float32))
+    module.register_buffer("action_bias", torch.tensor((high + low) / 2.0, dtype=torch.float32))
+
+
+class SACActor(nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.fc_mean = layers(env, np.prod(env.single_action_space.shape))
+        self.fc_logstd = layers(env, np.prod(env.single_action_space.shape))
+        register_scale(self, env)
+
+    def get_action(self, x):
+        mean, log_std = self.fc_mean(x), -5 + 3.5 * (torch.tanh(self.fc_logstd(x)) + 1)
+        normal = Normal(mean, log_std.exp())
+        x_t = normal.rsample()
+        y_t = torch.tanh(x_t)
+        action = y_t * self.action_scale + self.action_bias
+        log_prob = normal.log_prob(x_t) - torch.log(self.action_scale * (1 - y_t.pow(2)) + 1e-6)
+        return action, log_prob.sum(1, keepdim=True), torch.tanh(mean) * self.action_scale + self.action_bias
+
+
+class QNetwork(nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.network = layers(env, env.single_action_space.n)
+
+    def forward(self, x):
+        return self.network(x)
+
+
+class C51(nn.Module):
+    def __init__(self, env, n_atoms=101, v_min=-100, v_max=100):
+        super().__init__()
+        self.env = env
+        self.n_atoms = n_atoms
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, steps=n_atoms))
+        self.n = env.single_action_space.n
+        self.network = layers(env, self.n * n_atoms)
+
+    def get_action(self, x, action=None):
+        pmfs = torch.softmax(self.network(x).view(len(x), self.n, self.n_atoms), dim=2)
+        q_values = (pmfs * self.atoms).sum(2)
+        if action is None:
+            action = torch.argmax(q_values, 1)
+        return action, pmfs[torch.arange(len(x)), action]
+
+
+class TD3Actor(nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.fc = layers(env, np.prod(env.single_action_space.shape))
+        register_scale(self, env)
+
+    def forward(self, x):
+        return torch.tanh(self.fc(x)) * self.action_scale + self.action_bias
+
+
+class LSTMAgent(Agent):
+    def get_action_and_value(self, x, lstm_state, done, action=None):
+        return super().get_action_and_value(x, action)
+
+
+def build(kind, action, **kwargs):
+    torch.manual_seed(1)
+    envs = SimpleNamespace(single_observation_space=OBSERVATIONS, single_action_space=SPACES[action])
+    return kind(envs, **kwargs).eval()
+
+
+def config_of(action, **policy):
+    return (
+        EvalConfig()
+        .environment(World, env_kwargs={"action": action})
+        .policy(**policy)
+        .runners(num_envs_per_runner=7)
+        .evaluation(num_episodes=EPISODES, seed=5)
+    )
+
+
+def ours(result):
+    assert result.status == "complete", result.reason
+    return [(record.seed, record.episode_return, record.length) for record in result.episodes]
+
+
+def loop(result, action, act):
+    """Play the episodes of a result: ``act(x, seed, step)`` for copies of each observation, as CleanRL's evals do.
+
+    A runner defines a row as that of a block of so many rows.
+    """
+    copies = 1 if result.provenance["numerics"]["reference"] == "row" else 16
+    env, played = World(action), []
+    for seed in (record.seed for record in result.episodes):
+        (observation, _), rewards, over = env.reset(seed=seed), [], False
+        while not over:
+            x = torch.Tensor(np.repeat(observation[None], copies, 0))
+            with torch.no_grad():
+                actions = act(x, seed, len(rewards))
+            taken = actions.numpy()[0]
+            if action == "box":
+                taken = taken.clip(env.action_space.low, env.action_space.high)
+            observation, reward, terminated, truncated, _ = env.step(taken)
+            rewards.append(reward)
+            over = terminated or truncated
+        played.append((seed, sum(rewards), len(rewards)))
+    assert len({total for _, total, _ in played}) == EPISODES
+    return played
+
+
+ACTS = {
+    # Where the library samples, its agent is made so sure of itself that a sample is the mode.
+    "ppo": (Agent, "discrete", lambda agent: agent.actor[2].weight.mul_(1e6), "get_action_and_value"),
+    "ppo_continuous": (ContinuousAgent, "box", lambda agent: agent.actor_logstd.fill_(-80), "get_action_and_value"),
+    "c51": (C51, "discrete", lambda agent: agent.network[2].weight.mul_(30), "get_action"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_agent_has_the_returns_of_its_own_method(name):
+    kind, action, sharpen, method = ACTS[name]
+    agent = build(kind, action)
+    with torch.no_grad():
+        sharpen(agent)
+    for deterministic in (True, False):
+        result = evaluate(config_of(action, deterministic=deterministic), AgentPolicy(agent))
+        assert ours(result) == loop(result, action, lambda x, *_: getattr(agent, method)(x)[0])
+
+
+def test_sac_acts_by_the_mean_that_it_returns():
+    agent = build(SACActor, "box")
+    result = evaluate(config_of("box"), AgentPolicy(agent))
+    assert ours(result) == loop(result, "box", lambda x, *_: agent.get_action(x)[2])
+
+
+@pytest.mark.parametrize(("kind", "action"), [(QNetwork, "discrete"), (TD3Actor, "box")])
+def test_networks_of_values_and_actions_are_policies_as_they_are(kind, action):
+    agent = build(kind, action)
+    result = evaluate(config_of(action), agent)
+    own = (lambda x, *_: torch.argmax(agent(x), dim=1)) if kind is QNetwork else (lambda x, *_: agent(x))
+    assert ours(result) == loop(result, action, own)
+    with pytest.raises(ConfigError, match="a policy as it is, so give it without AgentPolicy"):
+        AgentPolicy(agent)
+
+
+def noise(seed, step):
+    return EpisodeNoise(np.array([seed]), np.array([step]))
+
+
+def drawn_category(agent):
+    def act(x, seed, step):
+        shares = Categorical(logits=agent.actor(x)).probs[0].double().numpy()
+        number = noise(seed, step).uniform(1)[0, 0]
+        return torch.tensor([int((shares.cumsum() < number * shares.sum()).sum())])
+
+    return act
+
+
+def drawn_numbers(agent):
+    def act(x, seed, step):
+        numbers = torch.from_numpy(noise(seed, step).normal(2))
+        return (agent.actor_mean(x).double() + agent.actor_logstd.exp().double() * numbers).float()
+
+    return act
+
+
+def drawn_before_squashing(agent):
+    def act(x, seed, step):
+        std = (-5 + 3.5 * (torch.tanh(agent.fc_logstd(x)) + 1)).exp()
+        numbers = torch.from_numpy(noise(seed, step).normal(2)).float()
+        return torch.tanh(agent.fc_mean(x) + numbers * std) * agent.action_scale + agent.action_bias
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "act"),
+    [
+        (Agent, "discrete", drawn_category),
+        (ContinuousAgent, "box", drawn_numbers),
+        (SACActor, "box", drawn_before_squashing),
+    ],
+)
+def test_what_an_agent_draws_comes_from_the_episodes_own_noise(kind, action, act):
+    agent = build(kind, action)
+    before = torch.random.get_rng_state()
+    result = evaluate(config_of(action, deterministic=False), AgentPolicy(agent))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert ours(result) == loop(result, action, act(agent))
+    config = config_of(action, deterministic=False).runners(num_envs_per_runner=20)
+    assert evaluate(config, AgentPolicy(agent)).fingerprint == result.fingerprint
+
+
+def test_an_agent_with_a_memory_is_refused():
+    with pytest.raises(ConfigError, match=r"LSTMAgent.get_action_and_value\(\) needs lstm_state, done beside"):
+        AgentPolicy(build(LSTMAgent, "discrete"))
+
+
+FILES = {
+    "ppo": (Agent, "discrete", lambda agent: agent.state_dict(), {}),
+    "dqn": (QNetwork, "discrete", lambda agent: agent.state_dict(), {}),
+    "td3": (TD3Actor, "box", lambda agent: (agent.state_dict(), {"qf1": torch.ones(1)}, {}), {}),
+    "c51": (
+        C51,
+        "discrete",
+        lambda agent: {"model_weights": agent.state_dict(), "args": {"n_atoms": 11}},
+        {"n_atoms": 11},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
+    kind, action, saved, kwargs = FILES[name]
+    agent = build(kind, action, **kwargs)
+    path = tmp_path / f"{name}.cleanrl_model"
+    torch.save(saved(agent), path)
+    policy_kwargs = {"agent": kind, "path": str(path), "agent_kwargs": kwargs}
+    loaded = evaluate(config_of(action, policy="rl_eval.integrations.cleanrl:load_agent", policy_kwargs=policy_kwargs))
+    live = AgentPolicy(agent) if name in ("ppo", "c51") else agent
+    assert ours(loaded) == ours(evaluate(config_of(action), live))
+
+
+def test_weights_of_another_agent_are_refused(tmp_path):
+    torch.save(build(QNetwork, "discrete").state_dict(), tmp_path / "dqn.cleanrl_model")
+    for name in ("dqn", "none"):
+        with pytest.raises(ConfigError, match=r"policy_kwargs\.path: .* cannot be read as weights of Agent"):
+            load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS, SPACES["discrete"])
+
+
+def test_the_page_of_the_docs_runs(tmp_path, monkeypatch):
+    """Beside a script ``ppo.py`` and what it has saved."""
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_cleanrl.md").read_text()
+    script = SimpleNamespace(Agent=Agent)
+    monkeypatch.setitem(sys.modules, "ppo", script)
+    monkeypatch.chdir(tmp_path)
+    envs = gym.make_vec("CartPole-v1", num_envs=2)
+    torch.save(Agent(envs).state_dict(), "ppo.cleanrl_model")
+    names = {"agent": Agent(envs), "q_network": QNetwork(envs)}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/coming_from_cleanrl.md", "exec"), names)
+    assert names["result"].status == "complete"
