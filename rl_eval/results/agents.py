@@ -18,8 +18,10 @@ _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 
 def policy_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the ids of the policies of an evaluation, in the order in which records number them."""
-    policy = (provenance.get("config") or {}).get("policy") or {}
-    return tuple(sorted(policy.get("policies") or ["default_policy"]))
+    found: Any = provenance
+    for key in ("config", "policy", "policies"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return tuple(sorted(map(str, found))) if found and isinstance(found, Mapping) else ("default_policy",)
 
 
 def agent_metrics(rows: npt.NDArray[np.void], columns: Sequence[str], policies: Sequence[str]) -> dict[str, float]:

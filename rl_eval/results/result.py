@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError, nearest
@@ -416,20 +417,20 @@ class EvalResult:
             plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
-            bounds = data["return_bounds"]
+            bounds = TypeAdapter(tuple[float, float] | None).validate_python(data["return_bounds"])
             return cls(
                 table=table,
                 plan=plan,
                 status=data["status"],
                 reason=data["reason"],
-                timing=Timing(**data["timing"]),
-                provenance=data["provenance"],
+                timing=TypeAdapter(Timing).validate_python(data["timing"]),
+                provenance=TypeAdapter(dict[str, Any]).validate_python(data["provenance"]),
                 confidence=data["confidence"],
                 audit_mismatches=tuple(data["audit_mismatches"]),
-                return_bounds=None if bounds is None else (bounds[0], bounds[1]),
-                determinism=Determinism.from_dict(data["determinism"]),
+                return_bounds=bounds,
+                determinism=TypeAdapter(Determinism).validate_python(data["determinism"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the result is damaged: {type(error).__name__}: {error}") from error
 
     def __repr__(self) -> str:

@@ -97,7 +97,7 @@ def pack(values: npt.NDArray[Any]) -> list[Any]:
 def unpack(packed: Sequence[Any]) -> npt.NDArray[Any]:
     """Return what :func:`pack` was given, with seven digits."""
     kind, count, text = packed
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(-1, count)
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(int(kind[1:]), count)
     return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(count)
 
 

@@ -118,7 +118,9 @@ def _environment() -> jinja2.Environment:
 
 def _names(sources: Sequence[Source]) -> list[str]:
     """Return the last parts of paths, as many of each as tell them apart; equal paths get a number."""
-    parts = [[part for part in Path(source.path.partition("?")[0]).parts if part != "result.json"] for source in sources]
+    parts = [
+        [part for part in Path(source.path.partition("?")[0]).parts if part != "result.json"] for source in sources
+    ]
     longest = max(map(len, parts))
     for depth in range(1, longest + 1):
         names = ["/".join(part[-depth:]) or "result" for part in parts]

@@ -24,7 +24,8 @@ def meaning(result: EvalResult) -> str:
             f"All {result.aggregates.count:,} episodes returned the same, which shows no spread and proves none "
             "absent in other episodes."
         )
-    return f"{_coverage(result)}; it is about this policy with these weights, not about others trained alike{_doubt(result)}."
+    subject = "it is about this policy with these weights, not about others trained alike"
+    return f"{_coverage(result)}; {subject}{_doubt(result)}."
 
 
 def _coverage(result: EvalResult) -> str:

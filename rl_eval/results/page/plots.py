@@ -74,7 +74,9 @@ class Bar:
     share: float
 
 
-def histogram(values: npt.NDArray[np.float64], label: str, *, lines: Sequence[tuple[str, str, float]] = ()) -> Plot | None:
+def histogram(
+    values: npt.NDArray[np.float64], label: str, *, lines: Sequence[tuple[str, str, float]] = ()
+) -> Plot | None:
     """Draw how often values occur; None if there is nothing to draw.
 
     Args:
@@ -92,9 +94,13 @@ def histogram(values: npt.NDArray[np.float64], label: str, *, lines: Sequence[tu
     y = Axis("episodes", 0.0, float(counts.max()) * 1.05, HEIGHT - _BOTTOM, _TOP, whole=True)
     places = number_places(float(edges[1] - edges[0]))
     shapes = [_bar(x, y, edges[i], edges[i + 1], int(count), places) for i, count in enumerate(counts) if count]
-    shapes += [_upright(x, css, f"{meaning} {number(at, places)}", at) for css, meaning, at in lines if math.isfinite(at)]
+    shapes += [
+        _upright(x, css, f"{meaning} {number(at, places)}", at) for css, meaning, at in lines if math.isfinite(at)
+    ]
     left_out = f"{len(values) - len(drawn):,} that cannot be drawn are left out." if len(drawn) < len(values) else ""
-    key = list(dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, at in lines if math.isfinite(at))]))
+    key = list(
+        dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, at in lines if math.isfinite(at))])
+    )
     return Plot(f"Histogram of {len(drawn):,} values of {label}", x, y, shapes, key=key, caption=left_out)
 
 
@@ -125,7 +131,7 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
         y,
         shapes,
         key=[("line", "mean of the episodes up to this index"), ("band", f"{level} band (Student t)")],
-        caption="In the order of the plan, which no episode's length can change. The band holds at each place by itself.",
+        caption="In the order of the plan, whatever finished first. The band holds at each place by itself.",
     )
 
 
@@ -146,7 +152,9 @@ def scatter(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], names: tuple
     return Plot(title, x, y, [equal, *shapes], _SQUARE, _SQUARE, key=key)
 
 
-def curve(steps: Sequence[float], means: Sequence[float], ends: Sequence[tuple[float, float]], label: str) -> Plot | None:
+def curve(
+    steps: Sequence[float], means: Sequence[float], ends: Sequence[tuple[float, float]], label: str
+) -> Plot | None:
     """Draw mean returns with their intervals over training steps; None if there is nothing to draw.
 
     Args:
@@ -159,14 +167,21 @@ def curve(steps: Sequence[float], means: Sequence[float], ends: Sequence[tuple[f
     y = axis_over("mean return", [*means, *(end for pair in ends for end in pair)], HEIGHT - _BOTTOM, _TOP)
     if x is None or y is None:
         return None
-    drawn = [(x.at(step), y.at(mean), pair) for step, mean, pair in zip(steps, means, ends, strict=True) if mean == mean]
+    drawn = [
+        (x.at(step), y.at(mean), pair)
+        for step, mean, pair in zip(steps, means, ends, strict=True)
+        if not math.isnan(mean)
+    ]
     whiskers = [
         Shape("path", "whisker", {"d": _path([at, at], [y.at(pair[0]), y.at(pair[1])])})
         for at, _, pair in drawn
-        if pair[0] == pair[0]
+        if not math.isnan(pair[0])
     ]
     line = _line([at for at, _, _ in drawn], [up for _, up, _ in drawn])
-    dots = [_dot(at, up, number(mean, 2)) for (at, up, _), mean in zip(drawn, (m for m in means if m == m), strict=True)]
+    dots = [
+        _dot(at, up, number(mean, 2))
+        for (at, up, _), mean in zip(drawn, (m for m in means if not math.isnan(m)), strict=True)
+    ]
     return Plot("Mean return over checkpoints", x, y, [line, *whiskers, *dots], key=[("line", "mean return")])
 
 
@@ -181,9 +196,9 @@ def forest(names: Sequence[str], means: Sequence[float], ends: Sequence[tuple[fl
     shapes = []
     for place, (mean, (low, high)) in enumerate(zip(means, ends, strict=True)):
         up = y.at(place + 0.5)
-        if low == low:
+        if not math.isnan(low):
             shapes.append(Shape("path", "whisker", {"d": _path([x.at(low), x.at(high)], [up, up])}))
-        if mean == mean:
+        if not math.isnan(mean):
             shapes.append(_dot(x.at(mean), up, number(mean, 2)))
     labels = [(y.at(place + 0.5), _short(name)) for place, name in enumerate(names)]
     return Plot("Mean returns with their intervals", x, y, shapes, height=height, names=labels)

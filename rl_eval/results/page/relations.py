@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from rl_eval.errors import ComparisonError
-from rl_eval.results.comparison import Comparison, compare, difference_places
+from rl_eval.results.comparison import Comparison, compare
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
 from rl_eval.results.page.sections import Run, Table
-from rl_eval.results.report.table import interval_text, number, percent
+from rl_eval.results.report.table import difference_places, interval_text, number, percent
 from rl_eval.results.result import EvalResult
 
 __all__ = ["Overview", "Pair", "overview", "pairs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,8 +267,8 @@ def _fault_note(result: EvalResult, kinds: Sequence[FaultKind]) -> str:
         return "No environment, policy or runner failed."
     more = f" The {_MOST_KINDS} most frequent of {len(kinds)} kinds are shown." if len(kinds) > _MOST_KINDS else ""
     return (
-        f"{len(result.faults):,} attempts ended in a fault: {result.num_retried:,} episodes took more than one attempt, "
-        f"and {result.num_failed:,} were given up.{more}"
+        f"{len(result.faults):,} attempts ended in a fault: {result.num_retried:,} episodes took more than one "
+        f"attempt, and {result.num_failed:,} were given up.{more}"
     )
 
 
@@ -305,7 +306,7 @@ def _episode_row(record: EpisodeRecord, seconds: float) -> list[str]:
 
 
 def _seven(value: float) -> str:
-    return "" if value != value else f"{float(f'{value:.7g}')!r}".removesuffix(".0")
+    return "" if math.isnan(value) else f"{float(f'{value:.7g}')!r}".removesuffix(".0")
 
 
 # Provenance

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
@@ -149,8 +150,8 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
     data = read_summary(folder / RESULT_FILE)
     try:
         table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
-        for fault in data["faults"]:
-            table.add_fault(Fault(**fault))
+        for fault in TypeAdapter(list[Fault]).validate_python(data["faults"]):
+            table.add_fault(fault)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
     return data, table

@@ -40,7 +40,8 @@ def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
 
 def notes(result: EvalResult) -> list[str]:
     """Return what a reader must know before using the numbers; empty for an ordinary result."""
-    return [*_scope_notes(result), *_value_notes(result), *result.provenance.get("notes", ())]
+    told = result.provenance.get("notes")
+    return [*_scope_notes(result), *_value_notes(result), *(map(str, told) if isinstance(told, list) else ())]
 
 
 def _scope_notes(result: EvalResult) -> Iterator[str]:

@@ -1,0 +1,406 @@
+"""``rl-eval report``: what the page says, and that it is inert, small, equal for equal results, and safe to make."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import itertools
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import UsageError
+from rl_eval.results.comparison import compare
+from rl_eval.results.loading import load
+from rl_eval.results.page.axes import axis_over
+from rl_eval.results.page.columns import episode_data, pack, unpack
+from rl_eval.results.page.html import Source, render
+from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_mean, scatter
+from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.results.result import EvalResult
+from tests.unit.cli_world import call
+from tests.unit.report_world import TRACEBACK, make_result
+
+EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
+
+
+class Elements(HTMLParser):
+    """Elements of a page: tags, attributes, all text, and the contents of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.inside: dict[str, list[str]] = {"script": [], "style": []}
+        self._tag = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._tag = tag
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._tag = ""
+
+    def handle_data(self, data: str) -> None:
+        self.inside.get(self._tag, self.text).append(data)
+
+    @property
+    def shown(self) -> str:
+        """All text, with single spaces."""
+        return " ".join(" ".join(self.text).split())
+
+    @property
+    def data(self) -> list:
+        """What the script reads."""
+        return json.loads(self.inside["script"][0])
+
+
+def page(*results: EvalResult) -> str:
+    return render([Source(f"runs/{place}", result) for place, result in enumerate(results)])
+
+
+def inflate(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+# What it says
+
+
+def test_the_headline_says_what_the_result_says() -> None:
+    """Number, interval, status, notes, success and determinism, and what the interval means."""
+    result = make_result(400, failed=(5, 7), return_bounds=(0, 1000))
+    shown = Elements(page(result)).shown
+    assert f"mean return {result.mean_return:.1f} 95 % interval {result.interval.low:.1f} to" in shown
+    assert "partial" in shown
+    assert "The policy's true mean return in this environment is plausibly" in shown
+    assert "failed: 2 of 400; the numbers go over the 398 that completed" in shown
+    assert f"success {100 * result.success_rate:.1f} %" in shown
+    assert "20 of 20 re-run episodes identical" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"failed": (1,)},
+            "how far the policy's true mean return may be from it is not known: 1 of 30 episodes failed",
+        ),
+        ({"failed": tuple(range(30)), "status": "failed"}, "so nothing is known about the policy's return"),
+    ],
+)
+def test_the_headline_claims_no_more_than_is_known(arguments: dict, sentence: str) -> None:
+    """Without an interval it says so, and why."""
+    assert sentence in Elements(page(make_result(30, **arguments))).shown
+
+
+def test_it_is_readable_without_javascript() -> None:
+    """The first hundred episodes stand in the page, under the names that links use, and faults with tracebacks."""
+    result = make_result(250, failed=(5,))
+    found = Elements(page(result))
+    names = [value for name, value in found.attributes if name == "id" and value and value.startswith("episode-")]
+    assert names == [f"episode-{index}" for index in range(100)]
+    record = result.table.record(37)
+    assert f"37 {record.seed} {float(f'{record.episode_return:.7g}')} {record.length}" in found.shown
+    assert " ".join(TRACEBACK.split()) in found.shown
+    assert "rl-eval replay runs/0 --index I" in found.shown
+
+
+def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
+    """Every finished episode, its faults in order, and each different traceback once."""
+    result = make_result(500, failed=(5, 7))
+    [run] = Elements(page(result)).data
+    rows, columns = result.table.rows, {name: unpack(packed) for name, packed in run["columns"].items()}
+    for name, expected in {"index": "index", "seed": "seed", "length": "length", "attempts": "attempts"}.items():
+        np.testing.assert_array_equal(columns[name], rows[expected])
+    np.testing.assert_allclose(columns["return"], rows["episode_return"], rtol=1e-7)
+    np.testing.assert_array_equal(columns["runner"] - 1, rows["runner"])
+    completed = rows[result.table.completed]
+    ends = [int(completed["terminated"].sum()), int(completed["truncated"].sum()), 0, 2]
+    assert np.bincount(columns["end"]).tolist() == ends
+    [(name, packed)] = run["infos"]
+    assert name == "distance"
+    np.testing.assert_allclose(unpack(packed), result.table.infos[:, 0], rtol=1e-7)
+    faults = json.loads(inflate(run["faults"]))
+    assert [row[:2] for row in faults["rows"]] == [[5, 1], [5, 2], [7, 1], [7, 2]]
+    assert faults["tracebacks"] == [TRACEBACK]
+
+
+@given(st.lists(st.floats(), min_size=0, max_size=50))
+def test_any_numbers_can_be_packed(values: list[float]) -> None:
+    """NaN, infinities, and numbers that a float of four bytes cannot hold."""
+    np.testing.assert_allclose(unpack(pack(np.array(values, np.float64))), values, rtol=1.1e-7)
+
+
+@given(st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=20))
+def test_any_integers_can_be_packed(values: list[int]) -> None:
+    """Exactly, where a browser can count."""
+    assert unpack(pack(np.array(values, np.int64))).tolist() == values
+
+
+def test_info_scalars_that_take_too_much_room_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones stay."""
+    result = make_result(200, info_keys=[f"key{n}" for n in range(30)])
+    monkeypatch.setattr("rl_eval.results.page.columns._MOST_TEXT", 6_000)
+    data = episode_data(result)
+    assert 0 < len(data["infos"]) < 30
+    assert data["infos_omitted"] == 30 - len(data["infos"])
+    assert data["infos"][0][0] == "key0"
+
+
+def test_rows_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers still go over all of them."""
+    monkeypatch.setattr("rl_eval.results.page.columns.MOST_ROWS", 50)
+    data = episode_data(make_result(80))
+    assert data["omitted"] == 30
+    assert data["columns"]["index"][1] == 50
+
+
+# Several results
+
+
+def test_results_of_one_plan_are_compared_with_the_first() -> None:
+    """With the verdict of ``rl-eval compare``, a scatter plot and the differences."""
+    a, b = make_result(200, 1), make_result(200, 2, shift=30)
+    text = page(a, b)
+    assert compare(a, b).verdict in Elements(text).shown
+    assert "Returns of 200 pairs of episodes" in text
+    assert "Histogram of 200 values of difference of returns" in text
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    """With the words of the refusal; the page is made all the same."""
+    shown = Elements(page(make_result(50), make_result(50, env="Walker2d-v5"))).shown
+    assert "Not compared: the results were not made in the same setting: environment.env is 'Hopper-v5' in a" in shown
+
+
+def test_checkpoints_of_one_run_have_a_curve() -> None:
+    """In the order of their versions; results of different policies have none."""
+    found = page(make_result(50, version=200), make_result(50, 1, version=100), make_result(50, 2, version=300))
+    assert "Mean return over checkpoints" in found
+    assert "Mean return over checkpoints" not in page(make_result(50), make_result(50, version=8, policy="other"))
+    assert "Mean return over checkpoints" not in page(make_result(50), make_result(50))
+
+
+def test_folders_of_one_name_are_told_apart() -> None:
+    """By as much of their paths as that takes."""
+    result = make_result(10)
+    text = render([Source("old/cartpole", result), Source("new/cartpole/result.json", result)])
+    assert "old/cartpole" in Elements(text).shown
+    assert "new/cartpole" in Elements(text).shown
+    assert "cartpole (2)" in render([Source("x/cartpole", result), Source("x/cartpole", result)])
+
+
+# Inert, small, equal
+
+
+def test_what_is_foreign_stays_text() -> None:
+    """Names, messages, tracebacks, paths and keys cannot add an element, an attribute or a placeholder."""
+    hostile = make_result(
+        30, failed=(3,), policy=EVIL, env=EVIL, info_keys=[EVIL], traceback=EVIL, reason=EVIL,
+    )  # fmt: skip
+    text = render([Source(EVIL, hostile), Source(f"b/{EVIL}", hostile)])
+    plain = Elements(page(make_result(30, failed=(3,)), make_result(30, failed=(3,))))
+    found = Elements(text)
+    assert found.tags <= plain.tags | {"p"}
+    assert "img" not in found.tags
+    assert {name for name, _ in found.attributes} <= {name for name, _ in plain.attributes}
+    assert len(found.inside["script"]) == len(found.inside["style"]) * 2 == 2
+    assert "49" not in found.shown.replace("{{ 7 * 7 }}", "")[:200]
+    assert EVIL.replace("\u2028", " ") in found.shown
+    assert "<img" not in text
+    assert "\u2028" not in found.inside["script"][0]
+    assert found.data[0]["infos"][0][0] == EVIL
+
+
+def test_the_policy_of_the_page_allows_its_own_script_and_style_alone() -> None:
+    """By their digests; nothing is loaded, and no attribute runs code or styles."""
+    found = Elements(page(make_result(20)))
+    policy = next(v for _, v in found.attributes if v and "default-src" in v)
+    digests = re.findall(r"'sha256-([^']+)'", policy)
+    own = [found.inside["style"][0], found.inside["script"][1]]
+    assert digests == [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own]
+    assert policy.startswith("default-src 'none'; style-src")
+    assert "unsafe" not in policy
+    names = {name for name, _ in found.attributes}
+    assert not names & {"src", "style", "srcset", "action"}
+    assert not any(name.startswith("on") for name in names)
+    assert all(value.startswith("#") for name, value in found.attributes if name == "href" and value)
+
+
+def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
+    """Whether they were just made or read from files."""
+    result = make_result(300, failed=(5,))
+    result.save(tmp_path / "x")
+    assert render([Source("x", result)]) == render([Source("x", EvalResult.load(tmp_path / "x"))])
+
+
+@pytest.mark.parametrize(("num_episodes", "limit"), [(1, 250_000), (10_000, 500_000), (100_000, 2_000_000)])
+def test_the_page_is_small(num_episodes: int, limit: int) -> None:
+    """Whatever the number of episodes, with 1 % of them failed: bytes of the whole page."""
+    result = make_result(num_episodes, failed=range(1, num_episodes, 100))
+    assert len(page(result).encode()) <= limit
+
+
+# Charts
+
+
+FLOATS = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40)
+
+
+def check_drawn(plot: Plot | None) -> None:
+    """Every coordinate is a number on the drawing."""
+    if plot is None:
+        return
+    ticks = [tick.at for axis in (plot.x, plot.y) for tick in axis.ticks]
+    texts = [text for shape in plot.shapes for text in shape.at.values()]
+    found = [float(part) for text in texts for part in re.findall(r"[^ MLZ]+", text)]
+    assert all(math.isfinite(value) and -1 <= value <= max(plot.width, plot.height) + 1 for value in found + ticks)
+    assert len(ticks) <= 40
+
+
+@given(FLOATS)
+def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
+    """NaN, infinities, equal and extreme values leave the page whole."""
+    array = np.array(values)
+    ends = [(value, value) for value in values]
+    check_drawn(histogram(array, "x", lines=[("mean", "mean", values[0])]))
+    check_drawn(running_mean(np.arange(len(array)), array, 0.95))
+    check_drawn(scatter(array, array[::-1], ("a", "b")))
+    check_drawn(forest([str(value) for value in values], values, ends))
+    check_drawn(curve(range(len(values)), values, ends, "step"))
+
+
+@given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
+def test_ticks_are_round_and_on_the_axis(low: float, width: float) -> None:
+    """Between two and nine of them, in order."""
+    axis = axis_over("x", [low, low + width], 10.0, 110.0)
+    assert axis is not None
+    places = [tick.at for tick in axis.ticks]
+    assert places == sorted(places)
+    assert 2 <= len(places) <= 9
+    assert places[0] >= 9.99
+    assert places[-1] <= 110.01
+
+
+@pytest.mark.parametrize("values", [np.arange(30.0) % 7, np.random.default_rng(0).normal(size=999), np.full(9, 3.5)])
+def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
+    """Bars say how many values they stand for; their ranges do not overlap."""
+    plot = histogram(values, "return")
+    assert plot is not None
+    bars = [shape for shape in plot.shapes if shape.css == "bar"]
+    assert sum(int(bar.title.rpartition(": ")[2].split()[0].replace(",", "")) for bar in bars) == len(values)
+    ranges = [bar.value for bar in bars]
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
+
+
+def test_the_running_mean_ends_at_the_mean_with_its_interval() -> None:
+    """And its band at every place is that of the episodes so far, as scipy has it."""
+    values = np.random.default_rng(0).normal(10, 3, 200)
+    plot = running_mean(np.arange(200), values, 0.95)
+    assert plot is not None
+    band, line = (
+        [tuple(map(float, point.split())) for point in re.findall(r"[\d.]+ [\d.]+", shape.at["d"])]
+        for shape in plot.shapes
+    )
+    assert len(line) == 199
+    assert line[-1][1] == pytest.approx(plot.y.at(values.mean()), abs=0.06)
+    for count in (30, 200):
+        low, high = stats.t.interval(0.95, count - 1, values[:count].mean(), stats.sem(values[:count]))
+        lower, upper = band[count - 2], band[-(count - 1)]
+        assert lower[0] == upper[0] == pytest.approx(plot.x.at(count - 1), abs=0.06)
+        assert (lower[1], upper[1]) == pytest.approx((plot.y.at(low), plot.y.at(high)), abs=0.06)
+
+
+# The command
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two saved results."""
+    monkeypatch.chdir(tmp_path)
+    make_result(40, 1, failed=(3,)).save("a")
+    make_result(40, 2).save("b")
+    return tmp_path
+
+
+def test_the_command_writes_one_file(folder: Path) -> None:
+    """By default ``report.html``; an older report is replaced, and says so by being there."""
+    outcome = call("report", "a")
+    assert outcome.exit_code == 0, outcome.output
+    first = (folder / "report.html").read_bytes()
+    assert outcome.stdout == f"report.html: 1 result, {len(first) / 1000:,.0f} kB\n"
+    assert call("report", "a", "b").exit_code == 0
+    assert b"Returns of 39 pairs" in (folder / "report.html").read_bytes()
+    assert call("report", "a").exit_code == 0
+    assert (folder / "report.html").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "report.html"]
+
+
+def test_a_file_that_is_no_report_is_kept(folder: Path) -> None:
+    """Unless told otherwise; so is a folder, even then."""
+    (folder / "mine.html").write_text("<p>mine")
+    outcome = call("report", "a", "-o", "mine.html")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "mine.html exists and is not a report" in outcome.stderr
+    assert (folder / "mine.html").read_text() == "<p>mine"
+    assert call("report", "a", "-o", "mine.html", "--force").exit_code == 0
+    assert (folder / "mine.html").read_text().startswith("<!doctype html>")
+    assert call("report", "a", "-o", "b", "--force").exit_code == ExitCode.USAGE
+    assert call("report", "a", "-o", "mine.html/x.html").exit_code == ExitCode.USAGE
+
+
+def test_nothing_to_report_on_is_a_usage_error(folder: Path) -> None:
+    """And leaves no file."""
+    outcome = call("report", "nowhere")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "nowhere" in outcome.stderr
+    assert not (folder / "report.html").exists()
+
+
+STRANGE = [None, "<b>", 10**30, [["a"]], {"a": 1}]
+PLACES = [
+    ("provenance",), ("provenance", "identity"), ("provenance", "identity", "environment"), ("provenance", "config"),
+    ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"), ("timing", "step_seconds"),
+    ("timing",), ("faults",), ("faults", 0, "traceback"), ("faults", 0, "error_type"), ("faults", 0, "step"),
+    ("reason",), ("return_bounds",), ("confidence",), ("determinism",), ("determinism", "remark"),
+    ("audit_mismatches",), ("status",),
+]  # fmt: skip
+
+
+def strangers(data: dict, place: tuple) -> Iterator[str]:
+    """Yield a description with something strange in one place, as JSON, for each strange thing."""
+    for strange in STRANGE:
+        changed = copy.deepcopy(data)
+        within = changed
+        for key in place[:-1]:
+            within = within[key]
+        within[place[-1]] = strange
+        yield json.dumps(changed)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
+def test_a_strangers_result_is_shown_or_refused(tmp_path: Path, place: tuple) -> None:
+    """Whatever stands where: never an unexpected error, and never an element."""
+    make_result(3, failed=(1,)).save(tmp_path)
+    data = json.loads((tmp_path / RESULT_FILE).read_text())
+    data["provenance"]["config"]["policy"] = {}
+    for text in strangers(data, place):
+        (tmp_path / RESULT_FILE).write_text(text)
+        with suppress(UsageError):
+            assert "<b>" not in render([Source("x", load(tmp_path))])
