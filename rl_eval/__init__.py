@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
     from rl_eval.config.settings import EvalSettings
     from rl_eval.errors import EvalError, EvaluatorBusy
+    from rl_eval.execution.evaluate_policy import evaluate_policy
     from rl_eval.execution.group import EvalRunnerGroup, evaluate
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
@@ -60,6 +61,7 @@ _HOME = {
     "VideoSettings": "video",
     "compare": "results.comparison",
     "evaluate": "execution.group",
+    "evaluate_policy": "execution.evaluate_policy",
     "load": "results.loading",
     "replay": "results.replay",
 }
@@ -94,6 +96,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "evaluate_policy",
     "load",
     "replay",
 ]

@@ -6,6 +6,7 @@ Nothing is imported to find that out. An integration is a module with some of th
 - ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` that it is;
 - ``as_policies(value, names)``: the policies of these ids that it is, for an object that holds several;
 - ``as_weights(value)``: the weights that it has, as :func:`rl_eval.weights.snapshot_weights` takes them;
+- ``for_environment(value, env)``: the policy with what a live environment of its framework knows about observations;
 - ``as_env(value)``: the :class:`gymnasium.Env` that it is;
 - ``as_agents_env(value)``: the environment of several agents that it is, or None.
 """

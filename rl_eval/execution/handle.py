@@ -105,21 +105,21 @@ class EvalHandle:
         """Whether :meth:`result` returns at once."""
         return self._future.done()
 
-    def result(self, timeout_s: float | None = None) -> EvalResult:
+    def result(self, timeout: float | None = None) -> EvalResult:
         """Wait for the result.
 
         A cancelled evaluation has a result too: ``partial``, over the index prefix that had finished.
 
         Args:
-            timeout_s: Longest wait, in seconds; None waits until it is done.
+            timeout: Longest wait, in seconds; None waits until it is done.
 
         Raises:
             TimeoutError: It is not done in time; it goes on.
             EvalError: It could not run at all.
         """
-        wait([self._future], timeout_s)
+        wait([self._future], timeout)
         if not self.done():
-            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on: see progress()")
+            raise TimeoutError(f"the evaluation is not done after {timeout} s, and goes on: see progress()")
         return self._future.result()
 
     def exception(self) -> BaseException | None:

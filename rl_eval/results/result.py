@@ -448,3 +448,9 @@ class EvalResult:
         from rl_eval.results.report.table import result_page, rich_page
 
         return rich_page(result_page(self))
+
+    def _repr_html_(self) -> str:
+        from rl_eval.results.report.notebook import html_page
+        from rl_eval.results.report.table import result_page
+
+        return html_page(result_page(self))

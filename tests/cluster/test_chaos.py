@@ -128,7 +128,7 @@ class Evaluations(threading.Thread):
         began = time.monotonic()
         try:
             while time.monotonic() - began < SECONDS and not self.wrong:
-                result = self.group.submit().result(timeout_s=300)
+                result = self.group.submit().result(timeout=300)
                 self.memory.append(resident_mib())
                 if result.status != "complete" or result.fingerprint != self.expected:
                     self.wrong.append(f"{result.status}: {result.reason}, fingerprint {result.fingerprint}")

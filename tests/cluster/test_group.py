@@ -100,10 +100,10 @@ def test_handle_reports_progress_and_cancels_to_a_prefix(warm: EvalRunnerGroup) 
     """A cancelled evaluation has a result over the finished prefix of the plan, and leaves the group usable."""
     handle = warm.submit(num_episodes=20_000)
     with pytest.raises(TimeoutError):
-        handle.result(timeout_s=0.01)
+        handle.result(timeout=0.01)
     assert eventually(lambda: handle.progress().num_prefix >= 4)
     handle.cancel()
-    result = handle.result(timeout_s=30)
+    result = handle.result(timeout=30)
     progress = handle.progress()
     whole = warm.evaluate(num_episodes=20)
     assert result.status == "partial"
@@ -118,7 +118,7 @@ def test_handle_reports_progress_and_cancels_to_a_prefix(warm: EvalRunnerGroup) 
 def test_handles_are_answered_in_order_each_with_its_own_plan(warm: EvalRunnerGroup) -> None:
     """Several submitted evaluations wait for one another."""
     handles = [warm.submit(num_episodes=5, seed=seed) for seed in (1, 2, 1)]
-    first, second, third = (handle.result(timeout_s=60) for handle in handles)
+    first, second, third = (handle.result(timeout=60) for handle in handles)
     assert first.fingerprint == third.fingerprint != second.fingerprint
 
 
@@ -176,7 +176,7 @@ def test_runners_are_added_and_removed_while_an_evaluation_runs(warm: EvalRunner
     assert eventually(lambda: handle.progress().num_prefix > before)
     handle.cancel()
     # The latest of the episodes that count are those of this process: nothing was lost or swapped on the way.
-    returns = [record.episode_return for record in handle.result(timeout_s=60).episodes]
+    returns = [record.episode_return for record in handle.result(timeout=60).episodes]
     returns = returns[: handle.progress().num_prefix]
     tail = min(100, len(returns))
     expected = evaluate(config(0, 8, tail).evaluation(first_index=len(returns) - tail, determinism_check=0))
@@ -189,7 +189,7 @@ def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None
     handle = warm.submit(num_episodes=1_000)
     assert eventually(lambda: handle.progress().num_finished > 5)
     os.kill(pids[0], signal.SIGKILL)
-    result = handle.result(timeout_s=120)
+    result = handle.result(timeout=120)
     assert result.fingerprint == evaluate(config(0, 8, 1_000)).fingerprint
     assert eventually(lambda: warm._pool.restarts > before and warm.healthy_runner_ids == [0, 1])
     assert {record.attempts for record in result.episodes} == {1}
@@ -248,7 +248,7 @@ def test_stop_is_bounded_idempotent_and_leaves_no_process() -> None:
     group.stop()
     group.stop()
     with pytest.raises(EvalError, match="stopped"):
-        handle.result(timeout_s=1)
+        handle.result(timeout=1)
     with pytest.raises(EvalError, match="stopped"):
         group.evaluate()
     assert eventually(lambda: not any(alive(pid) for pid in pids))

@@ -48,7 +48,7 @@ def test_a_node_goes_and_another_comes(cluster: Any) -> None:
         assert eventually(lambda: len(group.healthy_runner_ids) == 1 or handle.done())
         newcomer = add_node(cluster)
         assert eventually(lambda: group.healthy_runner_ids == [0, 1] or handle.done())
-        result = handle.result(timeout_s=240)
+        result = handle.result(timeout=240)
         again = group.evaluate(num_episodes=50)
         assert newcomer.node_id in nodes_of(group)
     assert result.status == "complete"
@@ -68,7 +68,7 @@ def test_a_cluster_smaller_than_asked_does_what_it_can(cluster: Any) -> None:
         assert eventually(lambda: len(group.healthy_runner_ids) == 2)
         add_node(cluster, num_cpus=2)
         assert eventually(lambda: len(group.healthy_runner_ids) == 4 or handle.done())
-        result = handle.result(timeout_s=240)
+        result = handle.result(timeout=240)
     assert result.status == "complete"
     assert result.fingerprint == expected
 
@@ -84,7 +84,7 @@ def test_all_runners_dead_at_once(cluster: Any) -> None:
             cluster.remove_node(node, allow_graceful=False)
         assert eventually(lambda: not group.healthy_runner_ids or handle.done())
         add_node(cluster, num_cpus=2)
-        result = handle.result(timeout_s=240)
+        result = handle.result(timeout=240)
     assert result.status == "complete"
     assert result.fingerprint == expected
     assert result.provenance["runners_lost"] >= 2

@@ -137,7 +137,7 @@ def test_a_cancelled_run_goes_on_later(tmp_path: Path) -> None:
         while handle.progress().num_finished < 50:
             time.sleep(0.01)
         handle.cancel()
-        partial = handle.result(timeout_s=60)
+        partial = handle.result(timeout=60)
     assert partial.status == "partial"
     assert finished(tmp_path) == {record.index for record in partial.episodes}
 

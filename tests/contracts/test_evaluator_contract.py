@@ -545,7 +545,7 @@ def test_a_handle_does_not_wait_longer_than_told_and_can_be_cancelled(beside: An
     with make(beside, config(endless=True)) as ev:
         handle = ev.submit()
         with pytest.raises(TimeoutError, match="not done after"):
-            handle.result(timeout_s=0.01)
+            handle.result(timeout=0.01)
 
         async def impatient() -> None:
             await asyncio.wait_for(handle, 0.01)

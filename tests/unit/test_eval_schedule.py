@@ -23,8 +23,8 @@ class FakeHandle:
     def exception(self):
         return self.error
 
-    def result(self, timeout_s=None):
-        assert self.finished.wait(timeout_s)
+    def result(self, timeout=None):
+        assert self.finished.wait(timeout)
         if self.error is not None:
             raise self.error
         return f"result of {self.step}"

@@ -284,7 +284,7 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     assert not world.handle.done()
     world.now += 100.0
     world.turn()
-    assert world.handle.result(timeout_s=0).determinism.passed is None
+    assert world.handle.result(timeout=0).determinism.passed is None
     assert world.aborted == {member.incarnation for member in world.pool.members.values()}
 
 

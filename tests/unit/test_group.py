@@ -28,7 +28,7 @@ def test_a_queued_evaluation_can_be_cancelled() -> None:
         first = group.submit(num_episodes=3_000)
         second = group.submit(num_episodes=5)
         second.cancel()
-        result = second.result(timeout_s=30)
+        result = second.result(timeout=30)
         assert not first.done()
         first.cancel()
     assert result.status == "failed"
@@ -65,7 +65,7 @@ def test_stop_does_not_wait_for_ever_nor_close_under_a_step(monkeypatch: pytest.
     assert _Hangs.entered.wait(30)
     group.stop()
     with pytest.raises(ClusterError, match="hangs in a call"):
-        handle.result(timeout_s=30)
+        handle.result(timeout=30)
     assert _Hangs.closed_by == []
     _Hangs.go.set()
     deadline = time.monotonic() + 30

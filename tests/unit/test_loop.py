@@ -122,7 +122,7 @@ def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
             break
         world.turn()
         world.answer(broken)
-    return outcome.handle.result(timeout_s=0)
+    return outcome.handle.result(timeout=0)
 
 
 # ------------------------------------------------------------------------------ one of several fails

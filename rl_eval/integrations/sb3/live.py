@@ -14,11 +14,12 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, normalizers_of, refuse_empty
 
-__all__ = ["as_weights", "attach", "portable"]
+__all__ = ["as_weights", "attach", "for_environment", "portable"]
 
 _RATE: Final = "exploration_rate"
 _OURS: Final = ("stable_baselines3", "sb3_contrib")
@@ -49,6 +50,14 @@ def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> 
         # Not persistent: a state dict of the bare policy is complete without it.
         policy.register_buffer(_RATE, torch.tensor(exploration_rate, dtype=torch.float64), persistent=False)
     return policy
+
+
+def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorithm | BasePolicy:
+    """Return a copy of a policy with the statistics of an environment's ``VecNormalize``; itself if that has none."""
+    wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if wrapper is None:
+        return value
+    return attach(portable(value), wrapper, getattr(value, _RATE, None))
 
 
 def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:

@@ -1,0 +1,119 @@
+"""``evaluate_policy``: two numbers as of Stable-Baselines3, from the result that ``evaluate`` gives."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rl_eval import EvalConfig, evaluate, evaluate_policy
+from rl_eval.errors import ConfigError, EvalError
+from rl_eval.testing import faulty
+
+
+def zeros(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+def by_hand(env="CartPole-v1", episodes=10, seed=0, **kwargs):
+    return evaluate(EvalConfig().environment(env, **kwargs).evaluation(num_episodes=episodes, seed=seed), zeros)
+
+
+class Mine(gym.Env):
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    closed = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(self.np_random.random()), True, False, {}
+
+    def close(self):
+        type(self).closed += 1
+
+
+class Silent(gym.Wrapper):
+    """It does not record what it was made with."""
+
+
+def test_mean_and_std_are_those_of_the_result():
+    """The standard deviation divides by n, as numpy's does; the result is behind them."""
+    mean, std = found = evaluate_policy(zeros, "CartPole-v1", n_eval_episodes=12, seed=3)
+    result = by_hand(episodes=12, seed=3)
+    returns = result.table.rows["episode_return"]
+    assert (mean, std) == (result.mean_return, pytest.approx(np.std(returns)))
+    assert found.result.fingerprint == result.fingerprint
+    assert found == (mean, std)
+
+
+def test_returns_and_lengths_of_each_episode():
+    returns, lengths = evaluate_policy(zeros, "CartPole-v1", return_episode_rewards=True)
+    rows = by_hand().table.rows
+    assert returns == rows["episode_return"].tolist()
+    assert lengths == rows["length"].tolist()
+    assert all(type(length) is int for length in lengths)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gym.make("CartPole-v1"),
+        lambda: gym.make("CartPole-v1", render_mode="rgb_array"),
+        lambda: gym.make_vec("CartPole-v1", num_envs=3),
+        lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"),
+        lambda: lambda: gym.make("CartPole-v1"),
+    ],
+)
+def test_environments_of_every_kind_give_the_same_episodes(make):
+    """One, several, or what builds one."""
+    assert evaluate_policy(zeros, make(), return_episode_rewards=True) == evaluate_policy(
+        zeros, "CartPole-v1", return_episode_rewards=True
+    )
+
+
+def test_settings_and_wrappers_of_a_live_environment_count():
+    env = gym.wrappers.TransformReward(gym.make("CartPole-v1", max_episode_steps=5), abs)
+    with pytest.raises(ConfigError, match="has a wrapper Silent, which does not tell its arguments: give a function"):
+        evaluate_policy(zeros, Silent(env))
+    stacked = gym.wrappers.FrameStackObservation(
+        gym.make("CartPole-v1", max_episode_steps=5, sutton_barto_reward=True), 2
+    )
+    found = evaluate_policy(zeros, stacked).result
+    assert found.metrics["episode_len_max"] == 5
+    assert found.mean_return == 0.0
+    assert evaluate_policy(zeros, env)[0] == 5.0
+
+
+def test_a_live_environment_is_left_alone():
+    """It is neither reset nor closed: others are built."""
+    env = gym.make("CartPole-v1")
+    env.reset(seed=1)
+    before = env.unwrapped.state
+    evaluate_policy(zeros, env)
+    assert env.unwrapped.state is before
+    Mine.closed = 0
+    with pytest.raises(ConfigError, match=r"live Mine that gymnasium\.make has not made: give a function"):
+        evaluate_policy(zeros, Mine())
+    assert Mine.closed == 0
+    assert evaluate_policy(zeros, Mine)[0] == evaluate_policy(zeros, lambda context: Mine())[0]
+
+
+def test_failed_episodes_are_no_number():
+    """The two numbers could not say that they are about fewer episodes."""
+    with pytest.raises(EvalError, match="of 10 episodes failed"):
+        evaluate_policy(zeros, lambda: faulty({"env": "two_length", "attempt_rates": [0.5, 1.0, 1.0]}))
+
+
+def test_a_result_is_a_table_in_a_notebook():
+    """What it quotes is escaped, and no tag of it survives."""
+    result = by_hand()
+    result.provenance["identity"]["policy"] = "</table><script>alert(1)</script>\x1b[31m"
+    shown = result._repr_html_()
+    assert shown.startswith("<table>")
+    assert shown.endswith("</table>")
+    assert shown.count("<table") == shown.count("</table>") == 1
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "\x1b" not in shown
+    assert f"<th>mean return</th><td><b>{result.mean_return:.2f}</b>" in shown
