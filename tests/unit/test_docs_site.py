@@ -26,7 +26,7 @@ from rl_eval.errors import ConfigError
 from tests.unit.pages_world import DOCS, ROOT, Reader, anchors, blocks, commands, forget, is_said, links, templates
 from tests.unit.test_reference_pages import commands_of
 
-GUIDES = ("index", "tutorial", "concepts", "howto", "troubleshooting")
+GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 PROGRAMS = {"tune_gain.py": "ray.tune", "optuna_gain.py": "optuna"}
 """Files of the how-to that are run by themselves, and what they need."""
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -44,11 +44,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 # ------------------------------------------------------------------------------ what is shown runs
 
 
-@pytest.mark.parametrize("page", GUIDES)
-def test_a_guide_can_be_followed(reader: Reader, page: str) -> None:
+@pytest.mark.parametrize("page", [*GUIDES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_a_guide_can_be_followed(reader: Reader, page: Path) -> None:
     """All its Python runs, and every command prints what is shown and ends with the code that is shown."""
-    assert blocks(DOCS / f"{page}.md")
-    reader.follow(DOCS / f"{page}.md", without=tuple(PROGRAMS))
+    assert blocks(page)
+    reader.follow(page, without=tuple(PROGRAMS))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
