@@ -72,7 +72,7 @@ def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
 def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -> npt.NDArray[np.bool_]:
     """Return which rows of a session count: all but failed ones that were to run again, shape (n,)."""
     superseded = [index for index, since in retried.items() if epoch < since]
-    return ~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded))
+    return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))
 
 
 def _parse(storage: Storage, name: str) -> Retry:
@@ -85,6 +85,6 @@ def _parse(storage: Storage, name: str) -> Retry:
     if not intact:
         raise LogError(
             f"{storage.label}/{name} is damaged, so nobody knows which failed episodes were run again: restore the "
-            "file from a copy, or start anew with --fresh or another --run-dir"
+            "file from a copy, or start anew with --fresh or another --log-dir"
         )
     return found

@@ -31,6 +31,7 @@ def test_the_statistics_of_the_environment_are_used(model):
     venv = VecNormalize(make_vec_env("CartPole-v1", n_envs=1))
     venv.obs_rms.mean[:] = [0.3, -0.2, 0.1, 0.0]
     venv.obs_rms.var[:] = [0.01, 4.0, 0.01, 4.0]
+    venv.obs_rms.count = 100.0
     venv.training = venv.norm_reward = False
     returns, lengths = evaluate_policy(model, venv, n_eval_episodes=5, return_episode_rewards=True)
     plan = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=5, seed=0).build().plan()
