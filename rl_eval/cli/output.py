@@ -10,6 +10,7 @@ import datetime
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ LATEST: Final = "latest"
 
 @contextmanager
 def new_log_folder(name: str) -> Iterator[str]:
-    """Make ``runs/<time>-<name>`` for a log, and have ``runs/latest`` lead there; without a log in it, it goes again.
+    """Make ``runs/<time>-<name>`` for a log, and have ``runs/latest`` lead there; if nothing finished, it goes again.
 
     Raises:
         ConfigError: It cannot be made.
@@ -39,8 +40,8 @@ def new_log_folder(name: str) -> Iterator[str]:
     try:
         yield str(folder)
     finally:
-        with suppress(OSError):  # It is not empty.
-            folder.rmdir()
+        if not any((*folder.glob("segments/*"), *folder.glob("result.json"))):
+            shutil.rmtree(folder, ignore_errors=True)
             _link(former)
 
 
