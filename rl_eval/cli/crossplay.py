@@ -13,9 +13,9 @@ from rich.console import Console
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.output import claimed_folder, unsaved_folder
+from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
-from rl_eval.cli.run import exit_code_of, look_up, run_evaluation
+from rl_eval.cli.run import exit_code_of, look_up, name_of, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, UsageError
@@ -43,16 +43,17 @@ def crossplay(
             "-o",
             metavar="FOLDER",
             show_default=False,
-            help="Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default a new one in "
-            "out/ with the name of the config file.",
+            help="Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
         ),
     ] = None,
     run_dir: Annotated[
         str | None,
         typer.Option(
+            "--log-dir",
             metavar="DIR",
             show_default=False,
-            help="Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs.",
+            help="Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. By "
+            "default a new folder in runs/, to which runs/latest leads.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
@@ -71,9 +72,9 @@ def crossplay(
         say = partial(typer.echo, err=True)
         run_dir, result = look_up(run_dir, False, settings, say)
         if result is None:
-            with claimed_folder(output, run_dir, config, section, force=force) as folder:
-                deliver = partial(_deliver, folder=folder, as_json=as_json)
-                result = run_evaluation(settings, run_dir, False, interruption, monitor, deliver)
+            with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
+                deliver = partial(_deliver, folder=claimed_folder(output, log_dir, force=force), as_json=as_json)
+                result = run_evaluation(settings, log_dir, False, interruption, monitor, deliver)
         else:
             monitor.close()
             _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), as_json=as_json)

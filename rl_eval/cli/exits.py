@@ -59,7 +59,7 @@ Exit codes:
 0    complete: every episode completed
 1    partial: some episodes failed or did not run
 2    usage error: config, weights, unknown key, output folder; or the run in
-     --run-dir is another one, or is being written by another process
+     --log-dir is another one, or is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
 4    cluster error: no runner came up, the address cannot be reached, or the
      evaluation log cannot be written or was taken over

@@ -6,45 +6,86 @@ be written.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["claim_folder", "claimed_folder", "is_saved", "new_folder", "unsaved_folder"]
+__all__ = ["claim_folder", "claimed_folder", "claimed_log_folder", "is_saved", "new_folder", "unsaved_folder"]
+
+RUNS: Final = Path("runs")
+"""Where logs go by default."""
+
+LATEST: Final = "latest"
+"""Link in it to the last of them."""
 
 
 @contextmanager
-def claimed_folder(
-    output: Path | None, run_dir: str | None, config: Path, section: str | None, *, force: bool = False
-) -> Iterator[Path | None]:
+def new_log_folder(name: str) -> Iterator[str]:
+    """Make ``runs/<time>-<name>`` for a log, and have ``runs/latest`` lead there; if nothing finished, it goes again.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc).astimezone()
+    folder = new_folder(RUNS / f"{now:%Y-%m-%d-%H%M%S}-{name}")
+    former = _link(folder.name)
+    try:
+        yield str(folder)
+    finally:
+        if not any((*folder.glob("segments/*"), *folder.glob("result.json"))):
+            shutil.rmtree(folder, ignore_errors=True)
+            _link(former)
+
+
+def _link(target: str | None) -> str | None:
+    """Have ``runs/latest`` lead to a folder beside it, or to nothing; return where it led. Its absence harms nobody."""
+    link, former = RUNS / LATEST, None
+    with suppress(OSError):
+        if link.is_symlink():
+            former = str(link.readlink())
+        elif link.exists():  # Somebody's own.
+            return None
+        if target is None:
+            link.unlink(missing_ok=True)
+            return former
+        temporary = link.with_name(f".{LATEST}.{os.getpid()}")
+        temporary.symlink_to(target)
+        temporary.replace(link)
+    return former
+
+
+@contextmanager
+def claimed_log_folder(output: Path | None, run_dir: str | None, name: str) -> Iterator[str | None]:
+    """Choose where the log goes: as given; nowhere, with ``--output`` alone; else a new folder of its own."""
+    if run_dir is not None or output is not None:
+        yield run_dir
+        return
+    with new_log_folder(name) as folder:
+        yield folder
+
+
+def claimed_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
     """Choose where a result is saved, and make sure that it can be; None for nowhere.
 
-    As given; else in the run folder, unless that is behind a URI; else in a new folder ``out/<name of the config>``,
-    with the section's name if only that section is used, which goes again if nothing was saved in it.
+    As given; else in the log's folder, unless that is behind a URI.
 
     Raises:
         ConfigError: The folder cannot be used.
     """
     if force and output is None:
         raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
-    if output is None and run_dir is None:
-        folder = new_folder(Path("out", f"{config.stem}-{section}" if section else config.stem))
-        try:
-            yield folder
-        finally:
-            with suppress(OSError):  # It is not empty.
-                folder.rmdir()
-        return
     place = _run_folder(run_dir) if output is None else output
     if place is not None:
         claim_folder(place, run_dir, force=force)
-    yield place
+    return place
 
 
 def unsaved_folder(

@@ -45,7 +45,7 @@ def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) ->
         ConfigError: The run cannot be continued.
     """
     if run_dir is None:
-        raise ConfigError(f"{_OPTION} continues the log in --run-dir after a restart: give --run-dir")
+        raise ConfigError(f"{_OPTION} continues the log in --log-dir after a restart: give --log-dir")
     if fresh:
         raise ConfigError(f"--fresh would start from nothing at every restart: leave it out beside {_OPTION}")
     child = Child([sys.executable, "-m", "rl_eval", *without_option(sys.argv[1:])])

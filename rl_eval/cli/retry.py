@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,9 +59,8 @@ def retry(
         settings = _settings(result, attempts)
         prepare_process()
         _put_aside(path, result, settings, accept_code_change)
-        with claimed_folder(None, path, Path("retry"), None) as folder:
-            given = partial(deliver, folder=folder, quiet=quiet)
-            result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)
+        given = partial(deliver, folder=claimed_folder(None, path), quiet=quiet)
+        result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)
         if code := exit_code_of(result, interruption):
             raise typer.Exit(code)
 

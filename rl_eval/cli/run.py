@@ -29,7 +29,7 @@ from rl_eval.cli.evaluated import (
     config_keys,
 )
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import claimed_folder, unsaved_folder
+from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["deliver", "exit_code_of", "look_up", "run", "run_evaluation"]
+__all__ = ["deliver", "exit_code_of", "look_up", "name_of", "run", "run_evaluation"]
 
 
 def _option(metavar: str, text: str, *names: str) -> Any:
@@ -71,7 +71,8 @@ def run(
         _option(
             "DIR",
             "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
-            "The result is saved in a folder, too.",
+            "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
+            "--log-dir",
         ),
     ] = None,
     accept_code_change: Annotated[
@@ -98,8 +99,8 @@ def run(
         Path | None,
         _option(
             "DIR",
-            "Folder for result.json and episodes.parquet; by default a new one in out/ with the name of the config "
-            "file, and -2, -3, ... if that is there.",
+            "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
+            "kept then.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
@@ -145,13 +146,13 @@ def run(
         prepare_process()
         if accept_code_change and run_dir is None:
             raise ConfigError(
-                "--accept-code-change continues the run in --run-dir: give --run-dir, or leave --accept-code-change out"
+                "--accept-code-change continues the run in --log-dir: give --log-dir, or leave --accept-code-change out"
             )
         run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
-            with claimed_folder(output, run_dir, config or _name_of(settings), section, force=force) as folder:
-                given = partial(deliver, folder=folder, quiet=quiet)
-                result = run_evaluation(settings, run_dir, accept_code_change, interruption, monitor, given)
+            with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
+                given = partial(deliver, folder=claimed_folder(output, log_dir, force=force), quiet=quiet)
+                result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
         else:
             monitor.close()
             deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
@@ -181,10 +182,12 @@ def _check_section(section: str | None) -> None:
         raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
 
 
-def _name_of(settings: EvalSettings) -> Path:
-    """Return a file name for what is evaluated without a config file."""
-    name = str(settings.identity()["environment"]["env"])
-    return Path(re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run")
+def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
+    """Return the name of a run: that of its config file, and of the section, or what it evaluates."""
+    if config is not None:
+        return f"{config.stem}-{section}" if section else config.stem
+    env = str(settings.identity()["environment"]["env"])
+    return re.sub(r"[^\w.-]+", "-", env).strip("-.") or "run"
 
 
 def look_up(
@@ -193,7 +196,7 @@ def look_up(
     """Return where the log goes, and the result of a run that is complete there already."""
     if run_dir is None:
         if fresh:
-            raise ConfigError("--fresh starts beside the run in --run-dir: give --run-dir, or leave --fresh out")
+            raise ConfigError("--fresh starts beside the run in --log-dir: give --log-dir, or leave --fresh out")
         return None, None
     from rl_eval.cli.run_dir import finished_result, fresh_run_dir
 
@@ -248,7 +251,7 @@ def run_evaluation(
             deliver(result)
         monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
         if run_dir is not None and interruption.number is not None and result.stopped_early:
-            _say("what had finished is in the log: the same command continues there")
+            _say(f"what had finished is in the log: --log-dir {run_dir} continues there")
         interruption.conclude(exit_code_of(result, interruption))
     return result
 

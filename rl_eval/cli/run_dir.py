@@ -1,4 +1,4 @@
-"""Meaning of ``--run-dir``: a new run, one to continue, one that is complete, or, if fresh, one beside it."""
+"""Meaning of ``--log-dir``: a new run, one to continue, one that is complete, or, if fresh, one beside it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _read(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents |
         return None  # Whether such a folder can be used is said where it is opened.
     if not is_uri(run_dir) and Path(run_dir, RESULT_FILE).exists():
         raise ConfigError(
-            f"{label} holds a result, but no evaluation log that could be continued: give another --run-dir, or start "
+            f"{label} holds a result, but no evaluation log that could be continued: give another --log-dir, or start "
             "beside it with --fresh"
         )
     return None

@@ -110,6 +110,6 @@ def _parse(storage: Storage, name: str) -> Amendment:
     if not intact:
         raise LogError(
             f"{storage.label}/{name} is damaged, so nobody knows which code the last episodes were made with: "
-            "restore the file from a copy, or start anew with --fresh or another --run-dir"
+            "restore the file from a copy, or start anew with --fresh or another --log-dir"
         )
     return found

@@ -118,7 +118,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
         return None
     raise LogError(
         f"{storage.label}/{MANIFEST_FILE} {problem}, so nobody knows what the {count} segments beside it are about: "
-        "restore the file from a copy, or start anew with --fresh or another --run-dir"
+        "restore the file from a copy, or start anew with --fresh or another --log-dir"
     )
 
 
@@ -240,7 +240,7 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
 
 def _damaged(storage: Storage, name: str, reason: str) -> str:
     return (
-        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}. Continue the run with --run-dir {storage.label}: "
+        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}. Continue the run with --log-dir {storage.label}: "
         "that sets the segment aside and runs its episodes again"
     )
 

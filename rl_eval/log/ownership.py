@@ -150,7 +150,7 @@ def take_ownership(storage: Storage) -> Ownership:
             return Ownership(storage, name, claim)
         owner = "drivers that start as fast as others end"
     raise LogOwned(
-        f"{storage.label} is being written by {owner}: wait for it to end, stop it, or give another --run-dir"
+        f"{storage.label} is being written by {owner}: wait for it to end, stop it, or give another --log-dir"
     )
 
 

@@ -85,6 +85,6 @@ def _parse(storage: Storage, name: str) -> Retry:
     if not intact:
         raise LogError(
             f"{storage.label}/{name} is damaged, so nobody knows which failed episodes were run again: restore the "
-            "file from a copy, or start anew with --fresh or another --run-dir"
+            "file from a copy, or start anew with --fresh or another --log-dir"
         )
     return found

@@ -40,7 +40,7 @@ CLOSE_SECONDS: Final = 10.0
 """How long :meth:`EvaluationLog.close` waits for a write that is under way."""
 
 _ACCEPT_CODE: Final = (
-    "Put the former code back, give another --run-dir, or start beside it with --fresh. If the change cannot "
+    "Put the former code back, give another --log-dir, or start beside it with --fresh. If the change cannot "
     "matter to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then "
     "keeps both"
 )
@@ -145,7 +145,7 @@ class EvaluationLog:
         if differences := theirs.differences(ours):
             raise LogMismatch(
                 "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences]),
-                "Give another --run-dir, or start beside it with --fresh",
+                "Give another --log-dir, or start beside it with --fresh",
             )
         amendments, retries = read_amendments(self._storage), read_retries(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)

@@ -63,7 +63,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.rows, contents.infos, contents.faults)
-    unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --run-dir {run_dir}"
+    unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --log-dir {run_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
     _compare_with_saved(run_dir, plan, table, contents.retried)

@@ -42,7 +42,7 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     """What was in the log is not run again, and the result is that of an undisturbed run."""
     mark = str(folder)
     monkeypatch.setenv(MARK, mark)
-    args = ["run", "toy.yaml", "--run-dir", "runs", "--num-episodes", 200]
+    args = ["run", "toy.yaml", "--log-dir", "runs", "--num-episodes", 200]
     slow = ["--set", f"environment.env_kwargs={{pause_s: 0.005, slow: {folder}/slow}}"]
     Path("slow").touch()
     process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -64,6 +64,6 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     outcome = call(*args, *slow)
     assert outcome.exit_code == 0, outcome.output
     assert f"continuing runs: {before} of 200 episodes were finished\n" in outcome.stderr
-    assert call(*args, "--run-dir", "undisturbed").exit_code == 0
+    assert call(*args, "--log-dir", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
     assert read_log("runs").mismatches == ()

@@ -37,6 +37,7 @@ from rl_eval.errors import (
     WeightsError,
 )
 from rl_eval.execution.handle import EvalProgress
+from rl_eval.log import read_log
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
 
@@ -183,7 +184,8 @@ def test_section_selects_a_part_of_a_larger_file(folder):
     (folder / "large.yaml").write_text(yaml.safe_dump({"lr": 0.1, "test": {"easy": CONFIG}}))
     outcome = call("run", "large.yaml", "--section", "test.easy", "--quiet")
     assert outcome.exit_code == 0, outcome.output
-    assert (folder / "out" / "large-test.easy" / "result.json").is_file()
+    assert Path("runs/latest").resolve().name.endswith("-large-test.easy")
+    assert Path("runs/latest/result.json").is_file()
 
 
 # Files
@@ -192,11 +194,13 @@ def test_section_selects_a_part_of_a_larger_file(folder):
 def test_a_run_leaves_result_and_episodes(folder):
     outcome = call("run", "toy.yaml", "--num-episodes", 12, "--seed", 5)
     assert outcome.exit_code == 0, outcome.output
-    assert outcome.stdout.endswith("saved in out/toy: result.json, episodes.parquet\n")
-    result = EvalResult.load("out/toy")
+    place = f"runs/{Path('runs/latest').readlink()}"
+    assert re.fullmatch(r"runs/20\d\d-\d\d-\d\d-\d{6}-toy", place)
+    assert outcome.stdout.endswith(f"saved in {place}: result.json, episodes.parquet\n")
+    result = EvalResult.load("runs/latest")
     assert (result.status, len(result.plan), result.plan.seed) == ("complete", 12, 5)
     assert str(result) in outcome.stdout
-    described = json.loads(Path("out/toy/result.json").read_text())
+    described = json.loads(Path("runs/latest/result.json").read_text())
     assert described["fingerprint"] == result.fingerprint
     assert described["provenance"]["config"]["evaluation"]["num_episodes"] == 12
 
@@ -208,11 +212,32 @@ def test_the_layout_does_not_change_the_fingerprint(folder):
 
 
 def test_an_earlier_result_stays(folder):
-    """By default every run has a folder of its own."""
-    for episodes, place in ((3, "out/toy"), (4, "out/toy-2"), (5, "out/toy-3")):
-        outcome = call("run", "toy.yaml", "--num-episodes", episodes)
-        assert outcome.stdout.endswith(f"saved in {place}: result.json, episodes.parquet\n")
-    assert [len(EvalResult.load(place).plan) for place in ("out/toy", "out/toy-2", "out/toy-3")] == [3, 4, 5]
+    """By default every run has a folder of its own, with a log, and the link leads to the newest."""
+    for episodes in (3, 4, 5):
+        assert call("run", "toy.yaml", "--num-episodes", episodes).exit_code == 0
+        assert len(rl_eval.load("runs/latest").plan) == episodes
+    places = [place for place in Path("runs").iterdir() if not place.is_symlink()]
+    assert sorted(len(read_log(place).rows) for place in places) == [3, 4, 5]
+
+
+def test_the_newest_run_can_be_continued_by_the_link(folder):
+    call("run", "toy.yaml")
+    outcome = call("run", "toy.yaml", "--log-dir", "runs/latest")
+    assert outcome.exit_code == 0
+    assert "runs/latest is complete: nothing is left to run" in outcome.stderr
+
+
+def test_what_is_no_link_is_left_alone(folder):
+    """Somebody's folder ``runs/latest`` is theirs."""
+    Path("runs/latest").mkdir(parents=True)
+    assert call("run", "toy.yaml").exit_code == 0
+    assert not Path("runs/latest").is_symlink()
+    assert list(Path("runs/latest").iterdir()) == []
+
+
+def test_an_output_alone_keeps_no_log(folder):
+    assert call("run", "toy.yaml", "--output", "mine").exit_code == 0
+    assert not Path("runs").exists()
 
 
 def test_two_runs_at_once_have_two_folders(folder):
@@ -222,8 +247,15 @@ def test_two_runs_at_once_have_two_folders(folder):
 
 
 def test_a_run_without_a_result_leaves_no_folder(folder):
-    assert call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken").exit_code == ExitCode.BUG
-    assert list((folder / "out").iterdir()) == []
+    """And the link leads where it led."""
+    broken = ["run", "toy.yaml", "--set", "policy.policy=cli_toys:broken"]
+    assert call(*broken).exit_code == ExitCode.BUG
+    assert list(Path("runs").iterdir()) == []
+    call("run", "toy.yaml")
+    before = Path("runs/latest").readlink()
+    assert call(*broken).exit_code == ExitCode.BUG
+    assert Path("runs/latest").readlink() == before
+    assert len(list(Path("runs").iterdir())) == 2
 
 
 def test_a_result_in_a_given_folder_is_replaced_by_force_alone(folder):
@@ -264,17 +296,14 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypat
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ((None, None, Path("a/b/cart.yaml"), None), Path("out/cart")),
-        ((None, None, Path("a/b/cart.yaml"), "evaluation"), Path("out/cart-evaluation")),
-        ((None, "runs/a", Path("cart.yaml"), None), Path("runs/a")),
-        ((None, "s3://runs/a", Path("cart.yaml"), None), None),
-        ((Path("mine"), "s3://runs/a", Path("cart.yaml"), None), Path("mine")),
+        ((None, "logs/a"), Path("logs/a")),
+        ((None, "s3://runs/a"), None),
+        ((Path("mine"), "s3://runs/a"), Path("mine")),
     ],
 )
 def test_output_folder(folder, args, expected):
-    """As given, else the run folder if it is one, else named after the config."""
-    with claimed_folder(*args) as place:
-        assert place == expected
+    """As given, else the folder of the log if it is one."""
+    assert claimed_folder(*args) == expected
 
 
 # What is printed
@@ -531,7 +560,7 @@ def test_partial_is_1(folder):
     outcome = call("run", "toy.yaml", *[part for text in assignments for part in ("--set", text)])
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "InjectedFault" in outcome.stdout
-    assert EvalResult.load("out/toy").status == "partial"
+    assert EvalResult.load("runs/latest").status == "partial"
 
 
 def test_failed_is_3_and_is_saved(folder):
@@ -539,7 +568,7 @@ def test_failed_is_3_and_is_saved(folder):
     assert outcome.exit_code == ExitCode.FAILED
     assert outcome.stdout.startswith("failed: RuntimeError: the simulator broke: all of the first 20 attempts failed")
     assert outcome.stdout.endswith("; 0 of 30 episodes\n")
-    assert EvalResult.load("out/toy").status == "failed"
+    assert EvalResult.load("runs/latest").status == "failed"
 
 
 def test_an_environment_that_cannot_be_built_is_3(folder):
@@ -560,10 +589,10 @@ def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
     args = ["run", "toy.yaml", "-q", "--set", "policy.policy=rl_eval.policies.mlp:make_mlp", "--set"]
     assert call(*args, "policy.weights=weights.pt", "--output", "alone").exit_code == 0
     key = ["--set", "policy.weights_key=model"]
-    outcome = call(*args, "policy.weights=ckpt.pt", *key, "--run-dir", "runs")
+    outcome = call(*args, "policy.weights=ckpt.pt", *key, "--log-dir", "runs")
     assert outcome.exit_code == 0, outcome.output
     assert EvalResult.load("runs").fingerprint == EvalResult.load("alone").fingerprint
-    assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--run-dir", "runs").stderr
+    assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--log-dir", "runs").stderr
     assert call("replay", "runs", "--index", 2).exit_code == 0
 
 

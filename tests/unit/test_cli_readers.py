@@ -30,14 +30,14 @@ def folder(tmp_path, monkeypatch):
 def flaky(folder):
     """A run with faults, failed episodes among them, in the folder ``runs``."""
     args = [part for text in FLAKY for part in ("--set", text)]
-    assert call("run", "toy.yaml", "--run-dir", "runs", *args).exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "--log-dir", "runs", *args).exit_code == ExitCode.PARTIAL
     return load("runs")
 
 
 @pytest.fixture
 def plain(folder):
     """A run without, in the folder ``runs``."""
-    assert call("run", "toy.yaml", "--run-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
     return load("runs")
 
 
@@ -94,7 +94,7 @@ def test_show_of_a_run_without_faults_has_nothing_about_them(plain):
 
 def test_show_of_a_saved_result(folder):
     """There is no log, and so no session."""
-    call("run", "toy.yaml")
+    call("run", "toy.yaml", "--output", "out/toy")
     for path in ("out/toy", "out/toy/result.json"):
         outcome = call("show", path)
         assert outcome.exit_code == 0, outcome.output
@@ -136,7 +136,7 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
     assert outcome.exit_code == ExitCode.CLUSTER
     assert outcome.stdout == ""
     assert segment.name in outcome.stderr
-    assert "--run-dir runs" in outcome.stderr
+    assert "--log-dir runs" in outcome.stderr
 
 
 def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):
@@ -195,7 +195,7 @@ def test_json_is_one_object_per_line(flaky):
 
 def test_csv_keeps_the_last_bit_of_a_return(folder):
     """Sums of tenths need all 17 digits."""
-    call("run", "toy.yaml", "--run-dir", "runs", "--set", "evaluation.gamma=0.9")
+    call("run", "toy.yaml", "--log-dir", "runs", "--set", "evaluation.gamma=0.9")
     exported("csv")
     discounted = pyarrow.csv.read_csv("runs.csv")["discounted_return"].to_numpy()
     assert discounted.tobytes() == load("runs").table.rows["discounted_return"].tobytes()

@@ -1,4 +1,4 @@
-"""``rl-eval run --run-dir``: a run is continued, or is complete, or is another one; ``--fresh`` begins beside it."""
+"""``rl-eval run --log-dir``: a run is continued, or is complete, or is another one; ``--fresh`` begins beside it."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(*args, run_dir="runs"):
-    return call("run", "toy.yaml", "--run-dir", run_dir, *args)
+    return call("run", "toy.yaml", "--log-dir", run_dir, *args)
 
 
 def cut(source, target, count):
@@ -278,14 +278,14 @@ def test_accepting_a_code_change_needs_a_run_dir(folder):
     """Without one there is nothing that could have been begun with other code."""
     outcome = call("run", "toy.yaml", "--accept-code-change")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "give --run-dir" in outcome.stderr
+    assert "give --log-dir" in outcome.stderr
 
 
 def test_fresh_needs_a_run_dir(folder):
     """Without one, every run is fresh."""
     outcome = call("run", "toy.yaml", "--fresh")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "--run-dir" in outcome.stderr
+    assert "--log-dir" in outcome.stderr
 
 
 def test_fresh_names(folder):
@@ -330,7 +330,7 @@ import sys
 from rl_eval.cli import main
 
 for name in ("both", "log"):
-    sys.argv = ["rl-eval", "run", "toy.yaml", "--run-dir", name]
+    sys.argv = ["rl-eval", "run", "toy.yaml", "--log-dir", name]
     try:
         main()
     except SystemExit as end:

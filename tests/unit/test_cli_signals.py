@@ -277,7 +277,7 @@ def clings(context):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "does not close" in done.stderr
-    assert rl_eval.EvalResult.load("out/toy").status == "complete"
+    assert rl_eval.EvalResult.load("runs/latest").status == "complete"
 
 
 # Whole commands
@@ -296,14 +296,14 @@ def wait_until_there(flag, process):
 def test_a_signal_saves_what_has_finished(folder):
     """As a partial result over the finished prefix; who has a log is told how to continue, and nobody else."""
     cases = [
-        (signal.SIGINT, Path("runs"), ["--run-dir", "runs"]),
-        (signal.SIGTERM, Path("out/toy"), []),
+        (signal.SIGINT, Path("runs"), ["--log-dir", "runs"]),
+        (signal.SIGTERM, Path("out/toy"), ["--output", "out/toy"]),
     ]
     started = [
         start(*ENDLESS, f"environment.env_kwargs={{pause_s: 0.01, flag: {place.name}.third}}", *args, **PIPED)
         for _, place, args in cases
     ]
-    for process, (number, place, args) in zip(started, cases, strict=True):
+    for process, (number, place, _) in zip(started, cases, strict=True):
         wait_until_there(f"{place.name}.third", process)
         process.send_signal(number)
         out, err = process.communicate(timeout=120)
@@ -313,7 +313,7 @@ def test_a_signal_saves_what_has_finished(folder):
         assert result.aggregates.count > 0
         assert str(result) in out
         assert "stopping" in err
-        assert ("the same command continues there" in err) == bool(args)
+        assert ("--log-dir runs continues there" in err) == (place == Path("runs"))
 
 
 @pytest.mark.process
@@ -329,10 +329,10 @@ def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(
     ours, theirs = os.openpty()
     config = str(folder / "toy.yaml")
     logged = start(
-        "run", config, "--set", hangs, "--run-dir", "../runs", stdout=theirs, stderr=theirs, stdin=theirs, cwd="logged"
+        "run", config, "--set", hangs, "--log-dir", "../runs", stdout=theirs, stderr=theirs, stdin=theirs, cwd="logged"
     )
     os.close(theirs)
-    plain = start("run", config, "--set", hangs, **PIPED, cwd="plain")
+    plain = start("run", config, "--set", hangs, "--output", "out/toy", **PIPED, cwd="plain")
     wait_until_there("logged/hanging", logged)
     logged.send_signal(signal.SIGTERM)
     wait_until_there("plain/hanging", plain)

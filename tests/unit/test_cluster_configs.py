@@ -77,7 +77,7 @@ def test_the_job_of_kubernetes() -> None:
     assert (content["apiVersion"], content["kind"]) == ("ray.io/v1", "RayJob")
     command = shlex.split(content["spec"]["entrypoint"])
     assert command[:2] == ["rl-eval", "run"]
-    assert {"--run-dir", "--max-restarts"} < set(command)
+    assert {"--log-dir", "--max-restarts"} < set(command)
     EvalConfig.from_yaml(ROOT / command[2]).build()
     assert list(yaml.safe_load(content["spec"]["runtimeEnvYAML"])) == ["working_dir"]
     cluster = content["spec"]["rayClusterSpec"]

@@ -65,9 +65,9 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
 
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
-    first = call("--run-dir", "log", "--json")
+    first = call("--log-dir", "log", "--json")
     monkeypatch.setattr(sys.modules["rl_eval.cli.crossplay"], "run_evaluation", None)
-    again = call("--run-dir", "log", "--json")
+    again = call("--log-dir", "log", "--json")
     assert (again.exit_code, again.stdout) == (0, first.stdout)
     assert call("-o", "log").exit_code == 2
 
@@ -93,7 +93,7 @@ def test_who_cannot_play_is_told_so(folder: Path, assignments: tuple[str, ...], 
     done = call(*(part for assignment in assignments for part in ("--set", assignment)))
     assert done.exit_code == 2, done.output
     assert message in " ".join(done.stderr.split())
-    assert not Path("out/dice").exists()
+    assert not list(Path("runs").glob("*"))
 
 
 def broken(text: str) -> Any:
@@ -110,7 +110,7 @@ def test_failed_games_are_counted(folder: Path) -> None:
     assert done.exit_code == 1, done.output
     assert "games of the plan do not count" in done.stdout
     assert "planted" in done.stdout
-    assert json.loads(Path("out/dice/crossplay.json").read_text())["num_missing"] > 0
+    assert json.loads(Path("runs/latest/crossplay.json").read_text())["num_missing"] > 0
 
 
 def test_games_that_all_fail_leave_the_ordinary_report(folder: Path) -> None:
@@ -119,5 +119,5 @@ def test_games_that_all_fail_leave_the_ordinary_report(folder: Path) -> None:
     done = call("--json")
     assert done.exit_code == 3, done.output
     assert "planted" in json.loads(done.stdout)["reason"]
-    assert not Path("out/dice/crossplay.json").exists()
-    assert Path("out/dice/result.json").exists()
+    assert not Path("runs/latest/crossplay.json").exists()
+    assert Path("runs/latest/result.json").exists()

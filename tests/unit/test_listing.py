@@ -22,7 +22,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = make_folder(tmp_path_factory.mktemp("runs"), patch)
         assert call("run", "toy.yaml", "-q", "--output", "all/result").exit_code == 0
-        assert call("run", "toy.yaml", "-q", "--run-dir", "all/deeper/log").exit_code == 0
+        assert call("run", "toy.yaml", "-q", "--log-dir", "all/deeper/log").exit_code == 0
         flaky = ["environment.env=rl_eval.testing:faulty", "fault_tolerance.max_attempts_per_episode=2"]
         flaky += ["environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}"]
         args = [part for text in flaky for part in ("--set", text)]

@@ -97,7 +97,7 @@ def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_pat
     loaded = load(cut(finished[0], tmp_path / "cut", 9))
     assert loaded.status == "partial"
     assert len(loaded.episodes) == 9
-    assert f"is not finished: continue it with rl-eval run ... --run-dir {tmp_path / 'cut'}" in loaded.reason
+    assert f"is not finished: continue it with rl-eval run ... --log-dir {tmp_path / 'cut'}" in loaded.reason
     assert loaded.timing.env_steps == 7
 
 

@@ -173,7 +173,7 @@ def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> Non
         '  identity.policy: "pkg:make" -> "pkg:other"',
         '  weights.digest: "0123" -> "4567"',
         '  info_keys: ["height", "x"] -> ["height"]',
-        "Give another --run-dir, or start beside it with --fresh",
+        "Give another --log-dir, or start beside it with --fresh",
     ]
     assert_holds(read_log(run_dir), [1])
 
@@ -504,7 +504,7 @@ def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, 
     write_log(run_dir, make_batch([0, 1]), make_batch([2, 3], (make_fault(3),)), make_batch([4, 5]))
     victim = segments(run_dir)[position]
     victim.unlink() if damage == "deleted" else victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(LogError, match=r"is damaged: .*Continue the run with --run-dir") as caught:
+    with pytest.raises(LogError, match=r"is damaged: .*Continue the run with --log-dir") as caught:
         read_log(run_dir)
     assert victim.name[:15] in str(caught.value)
     lost = {0: [0, 1], 1: [], 2: [2, 3], 3: [4, 5]}[position]

@@ -80,7 +80,7 @@ def test_a_driver_keeps_others_out_until_it_is_dead(tmp_path: Path, clock: Clock
     process = start_driver(DRIVER, str(tmp_path))
     try:
         assert process.stdout.readline() == "open\n"
-        refusal = rf"is being written by process {process.pid} on .*, since 20.*: wait .*--run-dir"
+        refusal = rf"is being written by process {process.pid} on .*, since 20.*: wait .*--log-dir"
         with pytest.raises(LogOwned, match=refusal):
             EvaluationLog.open(tmp_path)
         process.stdin.write("1 2\n")

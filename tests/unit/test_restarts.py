@@ -77,7 +77,7 @@ def test_a_signal_during_the_pause_ends_it() -> None:
 
 
 def test_the_child_has_the_same_command_without_the_option() -> None:
-    kept = ["run", "config.yaml", "--run-dir=s3://bucket/run", "--set", "a.b=1", "--quiet"]
+    kept = ["run", "config.yaml", "--log-dir=s3://bucket/run", "--set", "a.b=1", "--quiet"]
     for position in range(1, len(kept) + 1):
         for option in (["--max-restarts", "7"], ["--max-restarts=7"]):
             assert without_option([*kept[:position], *option, *kept[position:]]) == kept
@@ -85,7 +85,7 @@ def test_the_child_has_the_same_command_without_the_option() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "give --run-dir"), (["--run-dir", "there", "--fresh"], "--fresh would start from nothing")],
+    [([], "give --log-dir"), (["--log-dir", "there", "--fresh"], "--fresh would start from nothing")],
 )
 def test_what_cannot_be_continued_is_refused(arguments: list[str], message: str) -> None:
     outcome = call("run", "config.yaml", "--max-restarts", 3, *arguments)
@@ -154,7 +154,7 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
     """
     make_folder(tmp_path, monkeypatch)
     Path("hang").touch()
-    run = ["run", "toy.yaml", "--run-dir", "log", "--quiet"]
+    run = ["run", "toy.yaml", "--log-dir", "log", "--quiet"]
     run += ["--set", "environment.env_kwargs={hang: hang, slow: hang, pause_s: 0.015}"]
     slow = ["--num-envs-per-runner", 1, "--max-restarts", 3]
     with start(*run, *slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -33,7 +33,7 @@ def faulty(attempts, *rates):
 @pytest.fixture
 def flaky(folder):
     """A run in which some episodes failed twice; nothing fails a third time."""
-    assert call("run", "toy.yaml", "--run-dir", "runs", *faulty(2, 0.4, 0.6)).exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "--log-dir", "runs", *faulty(2, 0.4, 0.6)).exit_code == ExitCode.PARTIAL
     return load("runs")
 
 
@@ -45,7 +45,7 @@ def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
     """Bit for bit, with all faults of either session, and a note that says what happened."""
     outcome = call("retry", "runs")
     assert outcome.exit_code == 0, outcome.output
-    assert call("run", "toy.yaml", "--run-dir", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
+    assert call("run", "toy.yaml", "--log-dir", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
     found, whole = load("runs"), load("whole")
     assert found.fingerprint == whole.fingerprint
     assert found.status == "complete"
@@ -65,7 +65,7 @@ def test_only_what_failed_runs_again(flaky):
 
 def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
     """Attempts are counted on, and no fault is lost."""
-    call("run", "toy.yaml", "--run-dir", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
+    call("run", "toy.yaml", "--log-dir", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
     first = load("runs")
     assert call("retry", "runs", "--attempts", 2).exit_code == ExitCode.PARTIAL
     second = load("runs")
@@ -91,7 +91,7 @@ def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkey
 
 
 def test_where_nothing_failed_nothing_runs(folder):
-    call("run", "toy.yaml", "--run-dir", "runs")
+    call("run", "toy.yaml", "--log-dir", "runs")
     before = sorted(Path("runs/segments").iterdir())
     outcome = call("retry", "runs")
     assert outcome.exit_code == 0
@@ -111,7 +111,7 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     source = Path("cli_toys.py").read_text()
     broken = source.replace("self.episodes += 1", "self.episodes += 1\n        assert self.np_random.random() < 0.8")
     Path("cli_toys.py").write_text(broken)
-    assert call("run", "toy.yaml", "--run-dir", "runs").exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == ExitCode.PARTIAL
     before = load("runs")
     Path("cli_toys.py").write_text(source)
     outcome = call("retry", "runs")

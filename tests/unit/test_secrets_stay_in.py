@@ -94,9 +94,9 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     said("run", "planted.yaml", *SET)
     uri = f"file://{folder}/log"
     for _ in range(2):
-        said("run", "planted.yaml", *SET, "--run-dir", "runs/one", "--output", "results")
-    said("run", "planted.yaml", *SET, "--run-dir", uri)
-    assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--run-dir", uri, "--fresh")
+        said("run", "planted.yaml", *SET, "--log-dir", "runs/one", "--output", "results")
+    said("run", "planted.yaml", *SET, "--log-dir", uri)
+    assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episode", "3")):
@@ -137,7 +137,7 @@ def test_the_command_line_of_a_process_is_kept_without_its_secrets(folder: Path)
         (("--set", f"runners.runtime_env=K={secret('text')}"), ExitCode.USAGE),
         ((*BROKEN, "--set", f"environment.env_kwargs.dsn=password={secret('dsn')}"), ExitCode.FAILED),
         ((*BROKEN, "--set", f"environment.env_kwargs.args=[--token, '{secret('o')}']"), ExitCode.FAILED),
-        (("--run-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"), ExitCode.USAGE),
+        (("--log-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"), ExitCode.USAGE),
     ],
     ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "run_dir"],
 )
@@ -148,8 +148,8 @@ def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...], code
 
 def test_another_secret_is_another_run_and_a_masked_config_is_not_replayed(folder: Path) -> None:
     """The log holds a digest, and not the value."""
-    said("run", "planted.yaml", "--run-dir", "runs")
-    again = said("run", "planted.yaml", "--run-dir", "runs", *SET, code=ExitCode.USAGE)
+    said("run", "planted.yaml", "--log-dir", "runs")
+    again = said("run", "planted.yaml", "--log-dir", "runs", *SET, code=ExitCode.USAGE)
     assert "policy_kwargs.token: " in again
     message = said("replay", "runs", "--index", "1", code=ExitCode.USAGE)
     keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"

@@ -46,8 +46,8 @@ def folder(tmp_path, state, monkeypatch):
 @pytest.fixture
 def own(folder):
     """A run folder, and a saved result, of this user."""
-    assert call("run", "toy.yaml", "--run-dir", "runs").exit_code == 0
-    assert call("run", "toy.yaml").exit_code == 0
+    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "--output", "out/toy").exit_code == 0
     return folder
 
 

@@ -615,7 +615,7 @@ def test_a_half_finished_evaluation_of_other_code_is_refused_in_words_of_this_co
     Path("watch_worth.py").write_text(WORTH.format(worth=3))
     with pytest.raises(ConfigError, match=r"(?s)was begun with other code.*watch_worth\.py.*--output") as refused:
         run_watcher(config=worth)
-    for option in ("--run-dir", "--fresh", "--accept-code-change"):
+    for option in ("--log-dir", "--fresh", "--accept-code-change"):
         assert option not in str(refused.value)
 
 
