@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rl_eval import __version__
 from rl_eval.results.page.columns import episode_data
 from rl_eval.results.page.relations import overview, pairs
 from rl_eval.results.page.sections import run_section
@@ -78,7 +77,6 @@ def page_of(template: str, *, script: str = "", data: Any = None, **shown: Any) 
         script=Markup(script),  # noqa: S704
         data=Markup(json_text(data)),  # noqa: S704  # Nothing in it can end its element.
         generator=Markup(GENERATOR),  # noqa: S704
-        version=__version__,
         **shown,
     )  # fmt: skip
 
