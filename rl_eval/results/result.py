@@ -33,6 +33,7 @@ from rl_eval.results.report.files import (
     RESULT_FILE,
     check_fingerprint,
     check_format,
+    damage,
     describe,
     episode_frame,
     json_text,
@@ -431,7 +432,7 @@ class EvalResult:
                 determinism=TypeAdapter(Determinism).validate_python(data["determinism"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the result is damaged: {type(error).__name__}: {error}") from error
+            raise UsageError(f"the result is damaged: {damage(error)}") from error
 
     def __repr__(self) -> str:
         return (

@@ -139,7 +139,7 @@ def test_a_first_number_without_a_config_file(folder):
     assert done.exit_code == 0, done.output
     assert "12 of 12" in " ".join(done.output.split())
     assert "--runners 4" in done.output
-    assert (folder / "out" / "cli_toys-count" / "result.json").exists()
+    assert (folder / "runs" / "latest" / "result.json").exists()
 
 
 @pytest.mark.parametrize(

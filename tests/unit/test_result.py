@@ -412,8 +412,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         "the plan has fingerprint .* saved with 1111111111111111",
     ),
     "another format": (lambda f: _edit(f, format=2), "has format 2, this version reads format 1"),
-    "a field gone": (lambda f: _edit(f, timing={}), "is damaged: TypeError"),
-    "a bad fault": (lambda f: _edit(f, faults=[{"index": 0}]), "is damaged: TypeError"),
+    "a field gone": (lambda f: _edit(f, timing={}), "is damaged: wall_seconds: Field required"),
+    "a bad fault": (lambda f: _edit(f, faults=[{"index": 0}]), "is damaged: 0.seed: Field required"),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
@@ -37,6 +37,7 @@ __all__ = [
     "RESULT_FILE",
     "check_fingerprint",
     "check_format",
+    "damage",
     "describe",
     "episode_frame",
     "episode_table",
@@ -153,8 +154,16 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
         for fault in TypeAdapter(list[Fault]).validate_python(data["faults"]):
             table.add_fault(fault)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{folder} is damaged: {damage(error)}") from error
     return data, table
+
+
+def damage(error: Exception) -> str:
+    """Say in one line what is wrong with saved data that could not be read."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def episode_table(table: EpisodeTable) -> pa.Table:
