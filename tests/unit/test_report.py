@@ -189,6 +189,13 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert "Not compared: the results were not made in the same setting: environment.env is 'Hopper-v5' in a" in shown
 
 
+def test_results_that_are_not_compared_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_eval.results.page.relations._MOST_PAIRS", 1)
+    text = page(*[make_result(20)] * 4)
+    assert text.count("Returns of 20 pairs") == 1
+    assert text.count("Not compared: a page compares 1 results with the first one") == 2
+
+
 def test_checkpoints_of_one_run_have_a_curve() -> None:
     """In the order of their versions; results of different policies have none."""
     found = page(make_result(50, version=200), make_result(50, 1, version=100), make_result(50, 2, version=300))

@@ -59,8 +59,10 @@ def overview(runs: Sequence[Run], results: Sequence[EvalResult]) -> Overview | N
 
 def pairs(runs: Sequence[Run], results: Sequence[EvalResult]) -> list[Pair]:
     """Compare each result with the first one, as ``rl-eval compare`` does."""
-    others = list(zip(runs, results, strict=True))[1 : 1 + _MOST_PAIRS]
-    return [_pair(runs[0].name, run.name, results[0], result) for run, result in others]
+    first, *others = zip(runs, results, strict=True)
+    compared = [_pair(first[0].name, run.name, first[1], result) for run, result in others[:_MOST_PAIRS]]
+    left_out = f"a page compares {_MOST_PAIRS} results with the first one; rl-eval compare compares any two"
+    return compared + [Pair(first[0].name, run.name, refusal=left_out) for run, _ in others[_MOST_PAIRS:]]
 
 
 def _ends(run: Run) -> str:
