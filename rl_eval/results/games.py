@@ -36,8 +36,8 @@ class Games:
         return len(self.seeds)
 
     def sorted(self) -> Games:
-        """Return the games in an order that depends on none: by seed, then by seating."""
-        order = np.lexsort((*self.seatings.T[::-1], self.seeds))
+        """Return the games in an order that depends on none: by seed, then by seating, then by returns."""
+        order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
         return Games(
             self.policies, self.seats, self.seeds[order], self.seatings[order], self.returns[order], self.num_missing
         )

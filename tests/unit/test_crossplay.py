@@ -118,6 +118,13 @@ def test_the_order_of_games_does_not_matter(played: Games, seed: int) -> None:
     assert repr(one) == repr(other)  # NaN equals itself here.
 
 
+def test_games_of_one_seed_and_seating_have_no_order_either() -> None:
+    """As an environment that ignores its seed makes them."""
+    returns = [[-1.1, -1.1], [-1.1, 1e9 / 3], [0.1, 0.7]]
+    one, other = (crossplay(games(["ab"] * 3, own, [0, 0, 0])) for own in (returns, returns[::-1]))
+    assert repr(one) == repr(other)
+
+
 def test_a_seed_is_one_observation() -> None:
     """Games of one seed that always go alike make no interval narrower."""
     rng = np.random.default_rng(1)
