@@ -23,6 +23,8 @@ __all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 _SYSTEM = frozenset({"git", "uname"})
 """Programs that describe this machine and its sources; they take milliseconds."""
+_LIBRARIES = ("/glfw/",)
+"""Libraries that look for what they load with a process of a moment, when they are imported first."""
 _BESIDE = re.compile(r"tests/cluster/test_(address|cli|resume)\.py")
 """Tests in ``tests/cluster`` that start clusters of their own, or none: another worker has them."""
 _ON_RAY = re.compile(r"tests/cluster/|.*[\[-](ray|service)(-.*)?\]$")
@@ -100,7 +102,10 @@ class TierWatch:
 
     def _note(self, what: str) -> None:
         if self._item is not None:
-            own = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_OWN)]
+            stack = traceback.extract_stack()
+            if any(library in frame.filename for frame in stack for library in _LIBRARIES):
+                return
+            own = [frame for frame in stack if frame.filename.startswith(_OWN)]
             places = [f"{Path(frame.filename).relative_to(_ROOT)}:{frame.lineno}" for frame in own]
             self._started.append(f"{what} at {' <- '.join(_ends(places))}")
 

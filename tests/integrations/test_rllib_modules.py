@@ -194,17 +194,27 @@ def test_weights_are_sent_by_policy(cartpoles: Any) -> None:
     config = eval_config_of(algorithm.config)
     with EvalRunnerGroup(config, algorithm, threaded=False) as group:
         before = group.evaluate()
-        sent = as_weights(algorithm)
-        changed = {name: -tensor for name, tensor in sent["even"].items()}
-        group.sync_weights({"even": changed})
-        after = group.evaluate()
-        for agent, same in {"0": False, "1": True, "2": False}.items():
-            found = [result.agents[result.agents["agent"] == agent]["length"].tolist() for result in (before, after)]
-            assert (found[0] == found[1]) == same
+        sent = as_weights(algorithm)["even"]
+        lengths = []
+        for action in range(2):
+            group.sync_weights({"even": always(action, sent)})
+            found = group.evaluate().agents
+            lengths.append([found[found["agent"] == agent]["length"].tolist() for agent in "012"])
+        of_odd = before.agents[before.agents["agent"] == "1"]["length"].tolist()
+        for agent, (left, right) in enumerate(zip(*lengths, strict=True)):
+            assert left == right == of_odd if agent == 1 else left != right
         group.sync_weights(algorithm)
         assert group.evaluate().fingerprint == before.fingerprint
         with pytest.raises(WeightsError, match="belong to none of the policies"):
-            group.sync_weights({"neither": changed})
+            group.sync_weights({"neither": sent})
+
+
+def always(action: int, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights of a module that always chooses one of two actions: no input counts, and the last bias decides."""
+    changed = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    (last,) = (name for name, tensor in changed.items() if name.startswith("pi.") and tensor.shape == (2,))
+    changed[last][action] = 1.0
+    return changed
 
 
 def test_an_algorithm_evaluates_its_own_policies(cartpoles: Any) -> None:

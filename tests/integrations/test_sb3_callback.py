@@ -94,7 +94,8 @@ def test_every_evaluation_has_the_weights_of_its_step_and_the_final_policy_is_th
         prints[step] = evaluate(make_config(), frozen).fingerprint
         assert result.fingerprint == prints[step]
     assert callback.results[-1][1].fingerprint == evaluate(make_config(), model).fingerprint
-    assert len({result.fingerprint for _, result in callback.results}) == len(steps)
+    trainings = {(step - 1) // 64 for step in steps[:-1]} | {5}
+    assert len({result.fingerprint for _, result in callback.results}) == len(trainings)
     assert callback.evaluator is None
 
 

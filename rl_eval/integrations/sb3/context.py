@@ -1,4 +1,4 @@
-"""What a policy acts by beside its observation: the state of its LSTM, or the environment's action masks."""
+"""Inputs of a policy beside its observation: the state of its LSTM, or the environment's action masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Context", "LSTMState", "Masks", "context_of"]
 
 
 class Context:
-    """Nothing: what a policy of Stable-Baselines3 itself acts by beside its observation.
+    """No input beside the observation, as of policies of Stable-Baselines3 itself.
 
     Args:
         module: The policy.

@@ -16,7 +16,7 @@ from stable_baselines3.common.distributions import (
 from rl_eval.policies.sampling import bernoulli, categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Exploration", "draw", "explores", "parameters"]
+__all__ = ["Exploration", "draw", "explores", "parameters", "to_numpy"]
 
 Array = npt.NDArray[Any]
 
@@ -25,8 +25,8 @@ def parameters(distribution: Distribution) -> list[Array]:
     """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
     found = _of_torch(distribution)
     if isinstance(found, torch.distributions.Normal):
-        return [_array(found.loc), _array(found.scale)]
-    return [_array(part.logits) for part in (found if isinstance(found, list) else [found])]
+        return [to_numpy(found.loc), to_numpy(found.scale)]
+    return [to_numpy(part.logits) for part in (found if isinstance(found, list) else [found])]
 
 
 def draw(distribution: Distribution, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
@@ -68,7 +68,7 @@ class Exploration:
         actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
         if distribution.bijector is not None:
             actions = distribution.bijector.forward(actions)
-        return _array(actions), (matrices, torch.ones_like(state[1]))
+        return to_numpy(actions), (matrices, torch.ones_like(state[1]))
 
     def _drawn(self, matrices: torch.Tensor, drawn: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
         """Return the matrices, with those of fresh episodes drawn."""
@@ -89,7 +89,8 @@ def _of_torch(distribution: Any) -> Any:
     return distribution.distribution if parts is None else parts
 
 
-def _array(tensor: torch.Tensor) -> Array:
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Return the numbers of a tensor, from whichever device."""
     return tensor.detach().cpu().numpy()
 
 
