@@ -17,7 +17,7 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.plain import plain
 from rl_eval.results.loading import load
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, read_summary
+from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, damage, read_summary
 from rl_eval.results.report.table import environment_name, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
@@ -86,7 +86,7 @@ def _listed(path: Path, name: str) -> ListedRun:
     except EvalError as error:
         problem = str(error)
     except Exception as error:  # Strangers' files can be wrong in any way.
-        problem = f"it is damaged ({type(error).__name__}: {error})"
+        problem = f"it is damaged ({damage(error)})"
     return ListedRun(name, "broken", problem=_line(problem))
 
 

@@ -16,7 +16,7 @@ from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
-from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, read_folder
+from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, damage, read_folder
 from rl_eval.results.result import EvalResult, Timing, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -110,7 +110,7 @@ def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable, re
         data, saved = read_folder(run_dir)
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
-        reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({type(error).__name__}: {error})"
+        reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
         raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error
 
 
