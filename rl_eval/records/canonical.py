@@ -51,7 +51,8 @@ def _digest(value: Any, above: tuple[int, ...]) -> bytes:
 
 def _leaf(value: Any) -> bytes:
     if isinstance(value, _NAMED):
-        return _node("name", _text(f"{value.__module__}:{getattr(value, '__qualname__', value.__name__)}"))
+        module = getattr(value, "__module__", type(value).__module__)  # Ufuncs have none before numpy 2.
+        return _node("name", _text(f"{module}:{getattr(value, '__qualname__', value.__name__)}"))
     text = value.hex() if type(value) is float else value if type(value) is bytes else str(value)
     return _node(type(value).__name__, text if isinstance(text, bytes) else _text(text))
 
