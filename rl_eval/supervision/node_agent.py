@@ -96,9 +96,11 @@ class NodeAgent:
         threading.Thread(target=self._monitor, daemon=True, name="rl_eval node agent").start()
 
     def watch(self, runner: int, process_info: ProcessInfo) -> None:
-        """Watch a runner from now on."""
+        """Watch a runner from now on; one that comes after :meth:`stop` is ended."""
         self._reaper.learn(process_info)
         self._wards.setdefault(runner, _Ward(process_info))
+        if self._stopped.is_set():
+            self.end(runner)
 
     def wait_closed(self) -> None:
         """Return when the agent stops: a caller whose call fails instead knows that the agent is lost.
@@ -112,8 +114,7 @@ class NodeAgent:
 
     def crash_report(self, runner: int, process_info: ProcessInfo) -> CrashReport:
         """End a runner if it still lives, end what it had started, and say what is known."""
-        self.watch(runner, process_info)
-        ward = self._wards[runner]
+        ward = self._wards.setdefault(runner, _Ward(process_info))
         with ward.lock:
             ward.crash_report = ward.crash_report or _examine(ward.process_info, "")
             end_runner(ward.process_info)

@@ -52,8 +52,8 @@ class OrphanReaper:
         self._pipe: IO[bytes] = process.stdin
 
     def learn(self, process_info: ProcessInfo) -> None:
-        """Tell it of a runner."""
-        with contextlib.suppress(OSError):
+        """Tell it of a runner; one that is stopped has no use for it."""
+        with contextlib.suppress(OSError, ValueError):  # What writes to a closed pipe raises ValueError.
             self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 

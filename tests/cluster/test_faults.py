@@ -207,8 +207,9 @@ def test_every_fault_in_close(folder: Path, runner: str, kind: str) -> None:
     check_recovered(result)
     assert {record.attempts for record in result.episodes} == {1}
     if result.provenance["runners_lost"]:  # Else the last environment of its lane closed when all was over.
-        assert [(fault.phase, fault.charged) for fault in result.faults] == [("close", False)]
         assert "in close" in result.provenance["losses"][0]
+        found = [(fault.phase, fault.charged) for fault in result.faults]
+        assert found in ([("close", False)], [])  # None where the runner held no other episode.
 
 
 @pytest.mark.slow

@@ -235,12 +235,16 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
 
 @pytest.mark.process
 def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
-    """After stop no watched process lives, not even a stopped one."""
+    """After stop no watched process lives, not even a stopped one, nor one that is announced too late."""
     alive, stopped = runner("tell()\ntime.sleep(600)"), runner("tell()\nos.kill(os.getpid(), 19)")
     assert eventually(lambda: process_state(stopped.process_info.pid) == "T")
     agent.stop()
     assert eventually(lambda: alive.gone() and stopped.gone())
     assert not Path(alive.process_info.recorder).parent.exists()
+    late = runner("tell()\ntime.sleep(600)")
+    assert eventually(late.gone)
+    assert not Path(late.process_info.recorder).exists()
+    assert agent.crash_report(3, late.process_info).cause == "vanished"
 
 
 @pytest.mark.process
