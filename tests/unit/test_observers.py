@@ -33,7 +33,7 @@ class Diary:
 
     def on_episode_end(self, record: Any) -> Any:
         assert (record.index, record.seed, record.attempts) == self.start
-        assert record.episode_return == sum(self.rewards)
+        assert record.episode_return == np.cumsum(self.rewards)[-1]
         assert record.info["speed"] == self.last[2]["speed"]
         assert self.last == (record.terminated, record.truncated, self.last[2], None)
         return len(self.seen)

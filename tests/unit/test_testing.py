@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -466,7 +467,7 @@ def test_nan_needs_floats() -> None:
 
 def test_every_kind_is_documented_and_has_phases() -> None:
     """The table in the docstring, the implementations and the phases name the same kinds."""
-    documented = [line.split("  ")[2] for line in str(FaultyEnv.__doc__).splitlines() if line.startswith("    ")]
+    documented = [line.partition("  ")[0] for line in cleandoc(str(FaultyEnv.__doc__)).splitlines()]
     named = {name for cell in documented for name in cell.split(", ")}
     assert set(PHASES) == set(STRIKES) | set(SPOILS) | {"leak", "spawn"}
     assert set(PHASES) <= named

@@ -6,7 +6,9 @@ environment and sums rewards, serves any number of agents.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import isfinite, nan
 from typing import Any, Final, final
 
@@ -114,7 +116,7 @@ class TeamEnv:
         for seat, agent in enumerate(self.agents):
             if agent not in self._ended:
                 self._endings[seat] = ending
-        return sum(self._returns), unread
+        return reduce(operator.add, self._returns, 0.0), unread  # Since Python 3.12, sum() rounds otherwise.
 
     def columns(self, policies: Sequence[int]) -> list[float]:
         """Return the values of :func:`rl_eval.records.agents.agent_columns`.
