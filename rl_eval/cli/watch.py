@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.settings import Assignments, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
+from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -18,19 +20,25 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
+_IN_A_FOLDER: Final = "*.safetensors"
+"""What is a checkpoint where only a folder is given."""
+
 
 def _option(metavar: str, text: str, **more: Any) -> Any:
     return typer.Option(metavar=metavar, show_default=False, help=text, **more)
 
 
 def watch(
-    run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="Folder that a training run writes to.")
+    config: ConfigPath,
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CHECKPOINTS",
+            show_default=False,
+            help="Folder that a training run writes *.safetensors files to, or a quoted glob of files or folders, such "
+            "as 'runs/ppo/model_*.zip'.",
+        ),
     ],
-    config: Annotated[Path, _option("CONFIG", "YAML file that says what to evaluate, and how.")],
-    pattern: Annotated[
-        str, typer.Option(metavar="GLOB", help="Checkpoints, relative to RUN_DIR: files, or folders.")
-    ] = "*.safetensors",
     section: Section = None,
     assignments: Assignments = None,
     key: Annotated[
@@ -45,7 +53,10 @@ def watch(
         str | None,
         _option("REGEX", "Its first group is the training step in a name; by default the last number is."),
     ] = None,
-    output: Annotated[Path | None, _option("DIR", "Folder for everything written; by default RUN_DIR/eval.")] = None,
+    output: Annotated[
+        Path | None,
+        _option("DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS."),
+    ] = None,
     held_out: Annotated[
         int | None,
         _option(
@@ -74,6 +85,7 @@ def watch(
 ) -> None:
     """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
     with Interruption() as interruption, reported(debug):
+        run_dir, pattern = _folder_and_pattern(checkpoints)
         settings = read_settings(config, section, assignments)
         prepare_process()
         from rl_eval.watching import Watcher, WatchOptions
@@ -106,6 +118,26 @@ def watch(
             interruption.conclude(code)
         if code:
             raise typer.Exit(code)
+
+
+def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
+    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there.
+
+    Raises:
+        ConfigError: Several are given, as a shell does with a glob that is not quoted.
+    """
+    if len(checkpoints) > 1:
+        raise ConfigError(
+            f"{len(checkpoints)} CHECKPOINTS are given, {checkpoints[0]} the first: give one folder, or one glob in "
+            "quotes, such as 'runs/ppo/*.safetensors', which also finds what comes later"
+        )
+    path = Path(checkpoints[0]).expanduser()
+    if path.is_file():
+        return path.parent, glob.escape(path.name)
+    if path.is_dir() or not glob.has_magic(str(path)):
+        return path, _IN_A_FOLDER
+    first = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
+    return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
 
 
 def _nothing_to_flush(timeout_s: float) -> None:

@@ -182,7 +182,7 @@ class CheckpointFolder:
                 try:
                     return sorted(self._folder.glob(self._pattern))
                 except (ValueError, NotImplementedError) as error:
-                    raise ConfigError(f"--pattern {self._pattern!r} cannot be used: {error}") from None
+                    raise ConfigError(f"CHECKPOINTS {self._pattern!r} cannot be used: {error}") from None
         return []
 
     def _step(self, path: Path) -> int | None:

@@ -118,7 +118,7 @@ def commands_of(command: Any, name: str = "rl-eval") -> Iterator[tuple[str, Any]
 
 def plain_option(shown: str) -> str:
     """Return an option as it is typed: no types but choices, and nothing that would end the cell of a table."""
-    return re.sub(r" <(?:float|int|path|str)>", "", shown).replace("|", ", ")
+    return re.sub(r" <(?:float|int|path|list\[str\]|str)>", "", shown).replace("|", ", ")
 
 
 def commands_page() -> str:

@@ -341,8 +341,8 @@ def test_a_factory_can_load_checkpoints_itself(folder, as_folder):
         if step == 2:
             path.write_bytes(path.read_bytes()[:1000])
         age(path)
-    pattern = "model_*" if as_folder else "*.zip"
-    outcome = watch_once("--pattern", pattern, "--as", "policy.policy_kwargs.path")
+    checkpoints = "run/model_*" if as_folder else "run/*.zip"
+    outcome = watch_once("--as", "policy.policy_kwargs.path", checkpoints=checkpoints)
     assert outcome.exit_code == ExitCode.PARTIAL, outcome.output
     assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
     assert best()["step"] == 3
@@ -536,8 +536,7 @@ def test_one_that_changes_while_it_is_copied_is_taken_later(folder):
         (("--as", "policy.policy_kwargs."), "policy.policy_kwargs.NAME"),
         (("--step-pattern", "("), "--step-pattern"),
         (("--step-pattern", "step"), "has no group"),
-        (("--pattern", "*.pt"), "no checkpoint is there"),
-        (("--pattern", "/abs*"), "--pattern"),
+        (("more.safetensors",), "2 CHECKPOINTS are given, run the first: give one folder, or one glob in quotes"),
         (("--set", "evaluation.first_index=2147483640"), "first_index"),
         (("--held-out", 2**31 - 3), "first_index"),
         (("--output", "c.yaml"), "output folder"),
@@ -549,6 +548,52 @@ def test_mistakes_are_told_before_anything_runs(folder, args, message):
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
     assert message in outcome.stderr
     assert not Path("run/eval/evaluations").exists()
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "message"),
+    [
+        ("run/*.pt", "nothing in '{}/run' matches '*.pt'"),
+        ("elsewhere", "nothing in '{}/elsewhere' matches '*.safetensors'"),
+    ],
+)
+def test_without_a_checkpoint_it_is_said_where_none_is(folder, checkpoints, message):
+    """With the pattern that was looked for."""
+    save(1)
+    outcome = watch_once(checkpoints=checkpoints)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert message.format(folder) in outcome.stderr
+
+
+def test_a_pattern_that_finds_nothing_ever_is_refused(tmp_path):
+    """It is no glob of a folder's contents."""
+    folder = CheckpointFolder(tmp_path, "/abs*", compile_step_pattern(None), tmp_path / "eval")
+    with pytest.raises(ConfigError, match=r"CHECKPOINTS '/abs\*' cannot be used"):
+        folder.scan()
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "found", "home"),
+    [
+        ("run", ["model_1.safetensors", "other_2.safetensors"], "run"),
+        ("{}/run/", ["model_1.safetensors", "other_2.safetensors"], "run"),
+        ("run/model_*.safetensors", ["model_1.safetensors"], "run"),
+        ("run/**/*_*.safetensors", ["model_1.safetensors", "other_2.safetensors", "deep/model_3.safetensors"], "run"),
+        ("r?n/model_*.safetensors", ["run/model_1.safetensors"], "."),
+        ("run/model_1.safetensors", ["model_1.safetensors"], "run"),
+        ("[odd] run", ["model_4.safetensors"], "[odd] run"),
+        ("~/run/deep", ["model_3.safetensors"], "run/deep"),
+    ],
+)
+def test_checkpoints_are_a_folder_or_a_glob(folder, monkeypatch, checkpoints, found, home):
+    """The part without wildcards is the folder, in which the curve is put."""
+    monkeypatch.setenv("HOME", str(folder))
+    for place in ("run/deep", "[odd] run"):
+        Path(place).mkdir()
+    save(1), save(2, name="other_{}.safetensors"), save(3, folder="run/deep"), save(4, folder="[odd] run")
+    outcome = watch_once("--held-out", 0, "--set", "evaluation.num_episodes=1", checkpoints=checkpoints.format(folder))
+    assert outcome.exit_code == 0, outcome.output
+    assert [row["name"] for row in curve(f"{home}/eval")] == found
 
 
 def test_a_curve_has_points_of_one_evaluation(folder):
@@ -1042,6 +1087,6 @@ def test_a_key_selects_the_weights_of_each_checkpoint(folder):
     Path("c.yaml").write_text(yaml.safe_dump({**CONFIG, "policy": {**CONFIG["policy"], "weights_key": "model"}}))
     for step in (1, 2):
         torch.save({"model": weights_of_step(step), "optimizer": {"state": {}}}, f"run/model_{step}.pt")
-    outcome = watch_once("--pattern", "*.pt")
+    outcome = watch_once(checkpoints="run/*.pt")
     assert outcome.exit_code == 0, outcome.output
     assert [row["status"] for row in curve()] == ["complete", "complete"]

@@ -107,8 +107,8 @@ def age(path, seconds=3600):
     os.utime(path, (then, then))
 
 
-def watch_args(*args, run="run", poll_s=0.02):
-    return ("watch", run, "--config", "c.yaml", "--poll-s", poll_s, *args)
+def watch_args(*args, checkpoints="run", poll_s=0.02):
+    return ("watch", "c.yaml", checkpoints, "--poll-s", poll_s, *args)
 
 
 def watch_once(*args, **more):
