@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import assert_never
 
+from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Format", "Target", "export", "parse_indices"]
+__all__ = ["Format", "Target", "export"]
 
 
 class Format(str, Enum):
@@ -61,10 +64,7 @@ def export(
     to: Annotated[
         Target | None, typer.Option("--to", show_default=False, help="What trajectories are written as.")
     ] = None,
-    index: Annotated[
-        str | None,
-        typer.Option("--index", metavar="I,J-K", show_default=False, help="Which trajectories; by default all."),
-    ] = None,
+    episodes: Annotated[str | None, episodes_option("Which episodes, as in 3,7-9; by default all.")] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -74,12 +74,12 @@ def export(
             _check_given("--trajectories", needed={"--to": to, "--output": output}, useless={"--format": format})
             _check_given("--trajectories", useless={"--force": force or None})
             assert to is not None
-            _export_trajectories(path, to, str(output), index, trust=trust)
+            _export_trajectories(path, to, str(output), episodes, trust=trust)
             return
-        without = {"--to": to, "--index": index, "--trust": trust or None}
+        without = {"--to": to, "--trust": trust or None}
         _check_given("export without --trajectories", needed={"--format": format}, useless=without)
         assert format is not None
-        _export_rows(path, format, output, force=force)
+        _export_rows(path, format, output, episodes, force=force)
 
 
 def _check_given(
@@ -96,42 +96,35 @@ def _check_given(
         raise ConfigError(f"{what} has no use for {' and '.join(given)}: leave it out")
 
 
-def _export_trajectories(path: str, to: Target, output: str, index: str | None, *, trust: bool) -> None:
-    indices = None if index is None else parse_indices(index)
+def _export_trajectories(path: str, to: Target, output: str, episodes: str | None, *, trust: bool) -> None:
     result = load_to_run(path, trust)
+    indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
     from rl_eval.trajectories.export import export_trajectories
 
     done = export_trajectories(result, to.value, output, indices, trust=True)
     typer.echo(f"{done.episodes:,} of {len(result.plan):,} episodes, {done.frames:,} steps, in {done.path}")
 
 
-def parse_indices(text: str) -> list[int]:
-    """Return the numbers of a text such as ``3,7-9``.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    indices: list[int] = []
-    for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"--index is {text!r}: give indices and ranges, such as 3,7-9")
-        indices += range(int(first), int(last or first) + 1)
-    return indices
-
-
-def _export_rows(path: str, format: Format, output: Path | None, *, force: bool) -> None:  # noqa: A002
+def _export_rows(
+    path: str,
+    format: Format,  # noqa: A002
+    output: Path | None,
+    episodes: str | None,
+    *,
+    force: bool,
+) -> None:
     from rl_eval.results.loading import load
 
     target = _default_file(path, format) if output is None else output
     if target.exists() and not force:
         raise ConfigError(f"{target} exists: choose another file with --output, or overwrite it with --force")
     result = load(path)
+    rows = _rows(result, episodes)
     try:
-        _write(result, format, target)
+        _write(rows, format, target)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-    typer.echo(f"{len(result.episodes):,} of {len(result.plan):,} episodes in {target}")
+    typer.echo(f"{len(rows):,} of {len(result.plan):,} episodes in {target}")
 
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002
@@ -143,35 +136,53 @@ def _default_file(path: str, format: Format) -> Path:  # noqa: A002
     return Path(f"{folder.name or 'episodes'}.{format.value}")
 
 
-def _write(result: EvalResult, format: Format, target: Path) -> None:  # noqa: A002
+def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
+    """Return a row per finished episode, or per chosen one.
+
+    Raises:
+        UsageError: A chosen one has no record.
+    """
+    import pyarrow.compute as pc
+
+    from rl_eval.results.replay import recorded_episode
+    from rl_eval.results.report.files import episode_table
+
+    rows = episode_table(result.table)
+    if episodes is None:
+        return rows
+    chosen = parse_episodes(episodes, len(result.plan))
+    for index in chosen:
+        recorded_episode(result, index)
+    return rows.filter(pc.field("index").isin(chosen))
+
+
+def _write(rows: pa.Table, format: Format, target: Path) -> None:  # noqa: A002
     """Write the file whole or not at all."""
-    from rl_eval.atomic_write import write_text
+    from rl_eval.atomic_write import write_atomically, write_text
 
     match format:
         case Format.PARQUET:
-            result.to_parquet(target)
+            import pyarrow.parquet as pq
+
+            write_atomically(target, lambda temporary: pq.write_table(rows, temporary))
         case Format.CSV:
-            write_text(target, _to_csv(result))
+            write_text(target, _to_csv(rows))
         case Format.JSON:
-            write_text(target, _to_json_lines(result))
+            write_text(target, _to_json_lines(rows))
         case _:
             assert_never(format)
 
 
-def _to_csv(result: EvalResult) -> str:
+def _to_csv(rows: pa.Table) -> str:
     import pyarrow as pa
     from pyarrow import csv
 
-    from rl_eval.results.report.files import episode_table
-
     sink = pa.BufferOutputStream()
-    csv.write_csv(episode_table(result.table), sink)
+    csv.write_csv(rows, sink)
     return bytes(sink.getvalue()).decode()
 
 
-def _to_json_lines(result: EvalResult) -> str:
+def _to_json_lines(rows: pa.Table) -> str:
     from rl_eval.records.plain import plain
-    from rl_eval.results.report.files import episode_table
 
-    rows = episode_table(result.table).to_pylist()
-    return "".join(json.dumps(plain(row | {"faults": json.loads(row["faults"])})) + "\n" for row in rows)
+    return "".join(json.dumps(plain(row | {"faults": json.loads(row["faults"])})) + "\n" for row in rows.to_pylist())

@@ -1,4 +1,4 @@
-"""``rl-eval replay``: one episode once more, and whether it comes out as it was recorded."""
+"""``rl-eval replay``: episodes once more, and whether they come out as they were recorded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import print_page
 from rl_eval.cli.show import Results
@@ -20,18 +21,23 @@ __all__ = ["replay"]
 
 def replay(
     path: Results,
-    index: Annotated[int, typer.Option("--index", metavar="I", show_default=False, help="Index of the episode.")],
+    episodes: Annotated[str, episodes_option("Which episodes, as in 3,7-9.")],
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Run one episode again in this process, from its provenance, and compare it with its record."""
+    """Run episodes again in this process, from their provenance, and compare each with its record."""
     with reported(debug):
         result = load_to_run(path, trust)
-        from rl_eval.results.replay import replay as run_again
+        indices = parse_episodes(episodes, len(result.plan))
+        from rl_eval.results.replay import replay_each
 
-        again = run_again(result, index, trust=True)
-        print_page(_page(again))
-        if not again.identical:
+        identical = True
+        for position, again in enumerate(replay_each(result, indices, trust=True)):
+            if position:
+                typer.echo()
+            print_page(_page(again))
+            identical &= again.identical
+        if not identical:
             raise typer.Exit(ExitCode.PARTIAL)
 
 

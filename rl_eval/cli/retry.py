@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder
 from rl_eval.cli.printing import print_report
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["retry"]
 
+_NAMED: Final = 10
+"""Failed episodes that a message names."""
+
 
 def retry(
     path: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="Folder or URI of the evaluation log.")
     ],
+    episodes: Annotated[
+        str | None, episodes_option("Which of the failed episodes, as in 3,7-9; by default all.")
+    ] = None,
     attempts: Annotated[
         int | None,
         typer.Option(
@@ -51,6 +58,7 @@ def retry(
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
         monitor.say(f"reading {redact_text(path)}")
         result = load_to_run(path, trust)
+        failed = _failed(result, episodes)
         if not (result.num_failed or result.stopped_early):
             monitor.close()
             typer.echo(f"no episode of {redact_text(path)} failed: there is nothing to run again", err=True)
@@ -58,7 +66,7 @@ def retry(
             return
         settings = _settings(result, attempts)
         prepare_process()
-        _put_aside(path, result, settings, accept_code_change)
+        _put_aside(path, failed, settings, accept_code_change)
         given = partial(deliver, folder=claimed_folder(None, path), quiet=quiet)
         result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)
         if code := exit_code_of(result, interruption):
@@ -82,15 +90,31 @@ def _settings(result: EvalResult, attempts: int | None) -> EvalSettings:
     return make_settings(config)
 
 
-def _put_aside(path: str, result: EvalResult, settings: EvalSettings, accept_code_change: bool) -> None:
-    """Have the log forget, for the count, which episodes failed.
+def _failed(result: EvalResult, episodes: str | None) -> list[int]:
+    """Return the episodes that failed, or those of them that are chosen.
+
+    Raises:
+        UsageError: A chosen one did not fail.
+    """
+    import numpy as np
+
+    failed = [int(index) for index in np.flatnonzero(result.table.filled & ~result.table.completed)]
+    if episodes is None:
+        return failed
+    chosen = parse_episodes(episodes, len(result.plan))
+    if others := set(chosen) - set(failed):
+        those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}" if failed else "none"
+        raise UsageError(f"--episodes {episodes}: episode {min(others)} did not fail; of this run did: {those}")
+    return chosen
+
+
+def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code_change: bool) -> None:
+    """Have the log forget, for the count, that episodes failed.
 
     Raises:
         UsageError: There is no log.
         LogMismatch: Weights or code are others now.
     """
-    import numpy as np
-
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
@@ -99,11 +123,10 @@ def _put_aside(path: str, result: EvalResult, settings: EvalSettings, accept_cod
 
     if read_manifest(open_storage(path)) is None:
         raise UsageError(f"{redact_text(path)} holds a result without an evaluation log: only a run with one goes on")
-    failed = np.flatnonzero(result.table.filled & ~result.table.completed)
-    if not len(failed):
+    if not failed:
         return
     log = EvaluationLog.open(path, accept_code_change=accept_code_change)
     try:
-        log.retry(manifest_of(settings, settings.plan(), configured_weights(settings.policy)), failed.tolist())
+        log.retry(manifest_of(settings, settings.plan(), configured_weights(settings.policy)), failed)
     finally:
         log.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_eval.cli.episodes import episodes_option, with_episodes
 from rl_eval.cli.evaluated import (
     Address,
     Device,
@@ -60,6 +61,10 @@ def run(
     weights: Weights = None,
     trust: TrustPolicy = False,
     num_episodes: NumEpisodes = None,
+    episodes: Annotated[
+        str | None,
+        episodes_option("Run this range of the plan only, as in 7-9; its episodes are 0, 1, ... of the run."),
+    ] = None,
     num_runners: NumRunners = None,
     num_envs_per_runner: NumEnvsPerRunner = None,
     device: Device = None,
@@ -141,6 +146,8 @@ def run(
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
         monitor.say("starting" if config is None else f"reading {config.name}")
         settings = read_settings(config, section, assignments, keys)
+        if episodes is not None:
+            settings = with_episodes(settings, episodes)
         if config is None and not settings.runners.num_runners:
             say("running in this process: --runners 4 runs on four Ray actors")
         prepare_process()

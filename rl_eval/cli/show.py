@@ -1,13 +1,15 @@
-"""``rl-eval show``: report on a run folder or a saved result, or on one of its episodes."""
+"""``rl-eval show``: report on a run folder or a saved result, or on some of its episodes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page, print_report
 from rl_eval.redaction import redact_text
@@ -31,9 +33,8 @@ Results = Annotated[
 
 def show(
     path: Results,
-    episode: Annotated[
-        int | None,
-        typer.Option("--episode", metavar="I", show_default=False, help="Show what happened to this one, in order."),
+    episodes: Annotated[
+        str | None, episodes_option("Show what happened to these episodes, as in 3,7-9, in order.")
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -44,8 +45,8 @@ def show(
         from rl_eval.results.loading import load
         from rl_eval.results.report.table import Page
 
-        if episode is not None:
-            _show_episode(load(path), episode, faults=faults, as_json=as_json)
+        if episodes is not None:
+            _show_episodes(load(path), episodes, faults=faults, as_json=as_json)
             return
         result, run = load(path), _describe_run(path)
         if as_json:
@@ -60,18 +61,29 @@ def show(
             _print_faults(result.faults)
 
 
-# One episode
+# Single episodes
 
 
-def _show_episode(result: EvalResult, index: int, *, faults: bool, as_json: bool) -> None:
+def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: bool) -> None:
     from rl_eval.records.plain import plain
-    from rl_eval.results.report.table import Page
     from rl_eval.results.story import story
 
-    events = story(result, index)
+    stories = {index: story(result, index) for index in parse_episodes(episodes, len(result.plan))}
     if as_json:
-        typer.echo(json.dumps(plain([asdict(event) for event in events]), indent=2, allow_nan=False))
+        told = [
+            {"index": index, "events": plain([asdict(event) for event in found])} for index, found in stories.items()
+        ]
+        typer.echo(json.dumps(told, indent=2, allow_nan=False))
         return
+    for position, (index, events) in enumerate(stories.items()):
+        if position:
+            typer.echo()
+        _print_story(index, events, faults=faults)
+
+
+def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
+    from rl_eval.results.report.table import Page
+
     end = next(event.kind for event in reversed(events) if event.kind != "check")
     print_page(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
     if faults:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
+from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
+    from rl_eval.results.result import EvalResult
     from rl_eval.video import Video
 
 __all__ = ["video"]
@@ -25,12 +28,18 @@ def video(
         Path, typer.Option("--output", "-o", metavar="FOLDER", show_default=False, help="Where the MP4 files go.")
     ],
     select: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--select", metavar="SELECTORS", help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas."
+            "--select",
+            metavar="SELECTORS",
+            show_default=False,
+            help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default worst,best.",
         ),
-    ] = "worst,best",
-    max_videos: Annotated[int, typer.Option("--max-videos", metavar="N", help="Most videos.")] = 8,
+    ] = None,
+    episodes: Annotated[str | None, episodes_option("Which episodes instead, as in 3,7-9.")] = None,
+    max_videos: Annotated[
+        int, typer.Option("--max-videos", metavar="N", help="Most videos of what --select chooses.")
+    ] = 8,
     fps: Annotated[
         float | None, typer.Option("--fps", show_default=False, help="Frames per second; by default the environment's.")
     ] = None,
@@ -40,15 +49,27 @@ def video(
 ) -> None:
     """Run chosen episodes again in this process, from their provenance, and make a video of each."""
     with reported(debug):
+        if select is not None and episodes is not None:
+            raise ConfigError("--select and --episodes both say which episodes: give one of them")
         result = load_to_run(path, trust)
         from rl_eval.video import record_videos
 
+        selectors: str | list[str] = "worst,best" if select is None else select
+        if episodes is not None:
+            selectors = _selectors(result, episodes)
+            max_videos = len(selectors)
         videos = record_videos(
-            result, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
+            result, selectors, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
         )
         print_page(_page(videos, output))
         if not all(made.identical for made in videos):
             raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _selectors(result: EvalResult, episodes: str) -> list[str]:
+    from rl_eval.results.replay import recorded_episode
+
+    return [f"episode:{recorded_episode(result, index).index}" for index in parse_episodes(episodes, len(result.plan))]
 
 
 def _page(videos: list[Video], folder: Path) -> Page:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,7 +31,16 @@ from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Replay", "check_recorded", "rebuilt_runner", "replay", "run_lease"]
+__all__ = [
+    "Replay",
+    "check_recorded",
+    "rebuilt_runner",
+    "recorded_episode",
+    "replay",
+    "replay_each",
+    "replay_with",
+    "run_lease",
+]
 
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
@@ -85,11 +94,35 @@ def replay(
         ConfigError: The recorded config cannot be used again.
     """
     result = source if isinstance(source, EvalResult) else load(source)
-    recorded = _record(result, index)
+    recorded_episode(result, index)
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
-        report = run_lease(runner, lease)
-    return _compare(result, index, report)
+        return replay_with(runner, result, index)
+
+
+def replay_each(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
+    """Run episodes again with one runner of this process, one after the other; see :func:`replay` for what it raises.
+
+    Args:
+        result: Of the evaluation.
+        indices: Which episodes.
+        trust: Whether code that the result names may run although somebody else may have made it.
+    """
+    for index in indices:
+        recorded_episode(result, index)
+    with rebuilt_runner(result, trust=trust) as runner:
+        for index in indices:
+            yield replay_with(runner, result, index)
+
+
+def replay_with(runner: Runner, result: EvalResult, index: int) -> Replay:
+    """Run one episode again with an idle runner that has what those of the evaluation had.
+
+    Raises:
+        UsageError: The episode has no record.
+    """
+    recorded = recorded_episode(result, index)
+    lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+    return _compare(result, index, run_lease(runner, lease))
 
 
 @contextmanager
@@ -162,7 +195,12 @@ def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
     )
 
 
-def _record(result: EvalResult, index: int) -> EpisodeRecord:
+def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
+    """Return the record of one episode.
+
+    Raises:
+        UsageError: There is none.
+    """
     if not 0 <= index < len(result.plan):
         raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
     if not result.table.filled[index]:

@@ -8,6 +8,7 @@ A selection is a list of selectors, read from left to right until ``max_videos``
 ``best:K``    the K completed ones with the highest return; at equal returns the lowest index first
 ``worst:K``   the K completed ones with the lowest return, likewise
 ``failed:K``  the first K that ran out of attempts; without a number, all of them
+``episode:I`` the one with index I
 ============  ==================================================================================
 
 Without a number, K is 1. An episode is chosen once, however many selectors name it, and one without a record never.
@@ -103,11 +104,14 @@ def _parse_one(text: str) -> _Selector:
     if kind not in _KINDS:
         raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
     if not colon:
-        if kind == "every":
-            raise ConfigError("the selection of videos has 'every': say every how many, such as 'every:10'")
+        if kind in _NUMBERED:
+            raise ConfigError(f"the selection of videos has {kind!r}: {_NUMBERED[kind]}")
         return _Selector(kind, None)
-    if not number.isdecimal() or int(number) < 1:
-        raise ConfigError(f"the selection of videos has {text!r}: give a whole number from 1 on, such as '{kind}:2'")
+    least = int(kind != "episode")
+    if not number.isdecimal() or int(number) < least:
+        raise ConfigError(
+            f"the selection of videos has {text!r}: give a whole number from {least} on, such as '{kind}:2'"
+        )
     return _Selector(kind, int(number))
 
 
@@ -131,6 +135,10 @@ def _failed(result: EvalResult, number: int | None) -> Iterable[int]:
     return map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number])
 
 
+def _episode(result: EvalResult, number: int | None) -> Iterable[int]:
+    return [] if number is None or number >= len(result.table) else _recorded(result, [number])
+
+
 def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
     filled = result.table.filled
     return (index for index in indices if filled[index])
@@ -148,4 +156,10 @@ _KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
     "best": _best,
     "worst": _worst,
     "failed": _failed,
+    "episode": _episode,
 }
+_NUMBERED: Final = {
+    "every": "say every how many, such as 'every:10'",
+    "episode": "say which, such as 'episode:37'",
+}
+"""Selectors that need a number, and how to ask for it."""

@@ -99,7 +99,7 @@ call(_RL_EVAL_COMPLETE="bash_complete", COMP_WORDS="rl-eval run --num-r", COMP_C
 call("--show-completion", "bash")
 imported("torch", "ray", "gymnasium", "scipy", "pyarrow", "tensordict")
 call("compare", "ones", "alternate")
-call("show", "ones", "--episode", "3")
+call("show", "ones", "--episodes", "3")
 imported("torch", "ray")
 """
 
@@ -593,7 +593,7 @@ def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
     assert outcome.exit_code == 0, outcome.output
     assert EvalResult.load("runs").fingerprint == EvalResult.load("alone").fingerprint
     assert "is complete" in call(*args[:2], *args[3:], "policy.weights=ckpt.pt", *key, "--log-dir", "runs").stderr
-    assert call("replay", "runs", "--index", 2).exit_code == 0
+    assert call("replay", "runs", "--episodes", 2).exit_code == 0
 
 
 def test_an_unexpected_error_shows_its_traceback(folder):

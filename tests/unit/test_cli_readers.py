@@ -119,7 +119,7 @@ def test_show_of_a_uri(plain, folder):
     assert call("show", f"file://{folder}/runs").stdout.startswith(str(plain))
 
 
-@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--index", "0"]])
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--episodes", "0"]])
 def test_nothing_to_read_is_a_usage_error(folder, command):
     """The message names it."""
     outcome = call(command[0], "nowhere", *command[1:])
@@ -127,7 +127,7 @@ def test_nothing_to_read_is_a_usage_error(folder, command):
     assert "nowhere" in outcome.stderr
 
 
-@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--index", "0"]])
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--episodes", "0"]])
 def test_a_damaged_log_is_4_and_no_number(plain, command):
     """The message names the segment, and what repairs the log."""
     segment = min(Path("runs/segments").iterdir())
@@ -142,17 +142,19 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
 def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):
     """Its faults by attempt and runner, and its end; with ``--faults`` their tracebacks and no other's."""
     failed = next(record for record in flaky.episodes if record.outcome == "failed")
-    outcome = call("show", "runs", "--episode", failed.index, "--faults")
+    outcome = call("show", "runs", "--episodes", failed.index, "--faults")
     assert outcome.exit_code == 0, outcome.output
     told = " ".join(outcome.stdout.split())
     assert told.startswith(f"episode {failed.index} failed episode {failed.index} of 30, seed {failed.seed} ")
     places = [told.index(f"attempt {fault.attempt} runner 0 env failed in {fault.phase}") for fault in failed.faults]
     assert [*places, told.index("out of attempts after 2")] == sorted([*places, told.index("out of attempts after 2")])
     assert outcome.stdout.count("Traceback") == len(failed.faults) == 2
-    events = json.loads(call("show", "runs", "--episode", failed.index, "--json").stdout)
+    ((_, events),) = (
+        story.values() for story in json.loads(call("show", "runs", "--episodes", failed.index, "--json").stdout)
+    )
     assert [event["kind"] for event in events] == ["planned", "fault", "fault", "failed"]
     assert [event["fault"]["message"] for event in events[1:3]] == [fault.message for fault in failed.faults]
-    assert "there is no episode 30" in call("show", "runs", "--episode", 30).stderr
+    assert "there is no episode 30" in call("show", "runs", "--episodes", 30).stderr
 
 
 # export
@@ -233,7 +235,7 @@ def test_a_file_that_cannot_be_written_is_named(plain):
 
 def test_an_identical_episode_is_0(plain):
     """With its return in full."""
-    outcome = call("replay", "runs", "--index", 7)
+    outcome = call("replay", "runs", "--episodes", 7)
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stdout.startswith(f"episode 7, seed {plain.plan[7].seed}")
     assert "identical" in outcome.stdout
@@ -249,7 +251,7 @@ def test_a_different_episode_is_1(plain):
     import sys
 
     sys.modules.pop("cli_toys", None)
-    outcome = call("replay", "runs", "--index", 7)
+    outcome = call("replay", "runs", "--episodes", 7)
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "different" in outcome.stdout
     assert f"recorded as {record.episode_return!r}" in outcome.stdout
@@ -259,13 +261,13 @@ def test_a_different_episode_is_1(plain):
 def test_a_fault_of_a_replay_is_shown(flaky):
     """It fails again, with the same error."""
     failed = next(record for record in flaky.episodes if record.outcome == "failed")
-    outcome = call("replay", "runs", "--index", failed.index)
+    outcome = call("replay", "runs", "--episodes", failed.index)
     assert outcome.exit_code == 0, outcome.output
     assert failed.faults[-1].message in " ".join(outcome.stdout.split())
 
 
 def test_an_episode_that_is_not_there_is_2(plain):
     """The plan has 30."""
-    outcome = call("replay", "runs", "--index", 30)
+    outcome = call("replay", "runs", "--episodes", 30)
     assert outcome.exit_code == ExitCode.USAGE
     assert "there is no episode 30" in outcome.stderr

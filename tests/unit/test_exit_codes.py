@@ -91,9 +91,9 @@ CASES = [
     ("report", 0, ("report", "ones", "-o", "ones.html")),
     ("report", 2, ("report", "nowhere", "-o", "none.html")),
     ("report", 4, ("report", "damaged", "-o", "none.html")),
-    ("replay", 0, ("replay", "ones", "--index", "3")),
-    ("replay", 2, ("replay", "ones", "--index", "99")),
-    ("replay", 4, ("replay", "damaged", "--index", "3")),
+    ("replay", 0, ("replay", "ones", "--episodes", "3")),
+    ("replay", 2, ("replay", "ones", "--episodes", "99")),
+    ("replay", 4, ("replay", "damaged", "--episodes", "3")),
     ("compare", 0, ("compare", "ones", "alternate", "--require", "b <= a")),
     ("compare", 1, ("compare", "ones", "alternate", "--fail-on", "regression")),
     ("compare", 2, ("compare", "ones", "flaky")),
@@ -143,7 +143,7 @@ PRINTED = {
     "plan": ("plan", "toy.yaml", *SET, "policy.policy=cli_toys:alternate", "--detect", "1", "--json"),
     "power": ("power", "17/20", "14/20", "--json"),
     "show": ("show", "flaky", "--json"),
-    "show --episode": ("show", "ones", "--episode", "3", "--json"),
+    "show --episodes": ("show", "ones", "--episodes", "3", "--json"),
 }
 
 

@@ -118,7 +118,7 @@ def test_it_is_readable_without_javascript() -> None:
     record = result.table.record(37)
     assert f"37 {record.seed} {float(f'{record.episode_return:.7g}')} {record.length}" in found.shown
     assert " ".join(TRACEBACK.split()) in found.shown
-    assert "rl-eval replay runs/0 --index I" in found.shown
+    assert "rl-eval replay runs/0 --episodes I" in found.shown
 
 
 def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:

@@ -137,7 +137,7 @@ def test_a_link_leads_to_an_episode(browser: Any, file: Path, run: int, anchor: 
     row = opened.page.locator(f"[id='{anchor}episode-1169']")
     playwright.expect(row).to_be_in_viewport()
     detail = opened.page.locator("tr.detail").inner_text()
-    assert f"rl-eval replay runs/{'ab'[run]} --index 1169" in detail
+    assert f"rl-eval replay runs/{'ab'[run]} --episodes 1169" in detail
     assert f"seed {RESULTS[run].plan.seeds[1169]}" in detail
     assert detail.count("diverged at 167.0000") == (2 if run == 0 else 0)
     assert opened.said == []

@@ -99,7 +99,7 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
-    for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episode", "3")):
+    for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
         assert said(*command)
     said("export", "runs/one", "--format", "json", "--output", "episodes.jsonl")
     said("compare", "runs/one", "results", "--json")
@@ -151,7 +151,7 @@ def test_another_secret_is_another_run_and_a_masked_config_is_not_replayed(folde
     said("run", "planted.yaml", "--log-dir", "runs")
     again = said("run", "planted.yaml", "--log-dir", "runs", *SET, code=ExitCode.USAGE)
     assert "policy_kwargs.token: " in again
-    message = said("replay", "runs", "--index", "1", code=ExitCode.USAGE)
+    message = said("replay", "runs", "--episodes", "1", code=ExitCode.USAGE)
     keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"
     assert f"{keys} was a secret" in message
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
-from rl_eval.cli.export import parse_indices
 from rl_eval.errors import ConfigError, EvalError, UntrustedError, UsageError
 from rl_eval.trajectories import writers
 from rl_eval.trajectories.export import export_trajectories
@@ -220,7 +219,7 @@ def test_the_command_exports_chosen_episodes(tmp_path: Path, monkeypatch: pytest
     made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
     evaluate(made.evaluation(num_episodes=5), run_dir="run")
     options = ["export", "run", "--trajectories", "--to", "npz", "-o", "steps.npz"]
-    ran = call(*options, "--index", "3,0-1")
+    ran = call(*options, "--episodes", "3,0-1")
     assert ran.exit_code == 0, ran.output
     assert "3 of 5 episodes" in ran.output
     with np.load("steps.npz") as data:
@@ -234,8 +233,7 @@ def test_the_command_exports_chosen_episodes(tmp_path: Path, monkeypatch: pytest
         (["--trajectories"], "--trajectories needs --to and --output"),
         (["--trajectories", "--to", "npz", "-o", "a", "--format", "csv"], "--trajectories has no use for --format"),
         (["--trajectories", "--to", "npz", "-o", "a", "--force"], "--trajectories has no use for --force"),
-        (["--trajectories", "--to", "npz", "-o", "a", "--index", "3-1"], "--index is '3-1'"),
-        (["--format", "csv", "--index", "3"], "export without --trajectories has no use for --index"),
+        (["--format", "csv", "--trust"], "export without --trajectories has no use for --trust"),
         ([], "export without --trajectories needs --format"),
     ],
 )
@@ -243,10 +241,3 @@ def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -
     ran = call("export", "nowhere", *options)
     assert ran.exit_code == 2
     assert message in " ".join(ran.output.split())
-
-
-def test_indices_are_numbers_and_ranges() -> None:
-    assert parse_indices("3, 7-9,3") == [3, 7, 8, 9, 3]
-    for wrong in ("", "a", "-1", "2-", "1,,2"):
-        with pytest.raises(ConfigError, match="give indices and ranges"):
-            parse_indices(wrong)

@@ -64,11 +64,11 @@ def stranger(own, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", ["runs", "out/toy"])
 def test_what_this_user_made_is_replayed(own, place):
-    outcome = call("replay", place, "--index", 3)
+    outcome = call("replay", place, "--episodes", 3)
     assert outcome.exit_code == 0, outcome.output
 
 
-@pytest.mark.parametrize("command", [("replay", "--index", 3), ("video", "--output", "films")], ids=["replay", "video"])
+@pytest.mark.parametrize("command", [("replay", "--episodes", 3), ("video", "-o", "films")], ids=["replay", "video"])
 @pytest.mark.parametrize("place", ["runs", "out/toy"])
 def test_what_a_stranger_made_runs_nothing(stranger, place, command):
     """The message shows what would be imported, and how to go on; nothing of it was."""
@@ -82,7 +82,7 @@ def test_what_a_stranger_made_runs_nothing(stranger, place, command):
 
 
 def test_a_stranger_can_be_trusted(stranger):
-    outcome = call("replay", "runs", "--index", 3, "--trust")
+    outcome = call("replay", "runs", "--episodes", 3, "--trust")
     assert outcome.exit_code == 0, outcome.output
     assert Path("ran").exists()
 
@@ -111,16 +111,16 @@ def test_an_edited_config_is_a_strangers(own):
     result = json.loads(path.read_text())
     result["provenance"]["config"]["policy"]["policy"] = "cli_toys:alternate"
     path.write_text(json.dumps(result))
-    assert call("replay", "out/toy", "--index", 3).exit_code == ExitCode.USAGE
+    assert call("replay", "out/toy", "--episodes", 3).exit_code == ExitCode.USAGE
 
 
 def test_an_own_result_beside_foreign_modules_is_a_strangers(own, tmp_path, monkeypatch):
     """A published result can be copied with its signature, beside other modules of the same names."""
     shutil.copytree(own, tmp_path / "bait")
     monkeypatch.chdir(tmp_path / "bait")
-    assert call("replay", "runs", "--index", 3).exit_code == ExitCode.USAGE
+    assert call("replay", "runs", "--episodes", 3).exit_code == ExitCode.USAGE
     monkeypatch.chdir(own)
-    assert call("replay", tmp_path / "bait" / "runs", "--index", 3).exit_code == 0
+    assert call("replay", tmp_path / "bait" / "runs", "--episodes", 3).exit_code == 0
 
 
 def test_a_result_without_a_signature_is_a_strangers(own):
@@ -141,7 +141,7 @@ def apart():
 def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
     """The names are shown before the question; anything but yes is no."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-P", "-m", "rl_eval", "replay", "runs", "--index", "3"]
+    command = [sys.executable, "-P", "-m", "rl_eval", "replay", "runs", "--episodes", "3"]
     with subprocess.Popen(command, env=apart(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
         os.close(slave)
         shown = b""
@@ -160,7 +160,8 @@ def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
 def test_nothing_beside_a_foreign_result_is_imported_to_read_it(stranger):
     """Modules of the names of those that reading needs lie in the current folder, and are not looked at."""
     (stranger / "pyarrow.py").write_text("from pathlib import Path; Path('ran').touch()")
-    code = "from rl_eval.cli import main; import sys; sys.argv = ['rl-eval', 'replay', 'runs', '--index', '3']; main()"
+    words = ["rl-eval", "replay", "runs", "--episodes", "3"]
+    code = f"from rl_eval.cli import main; import sys; sys.argv = {words}; main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], env=apart(), capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert not Path("ran").exists()

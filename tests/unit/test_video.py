@@ -514,6 +514,14 @@ def test_the_command_records_and_lists(toys):
     assert f"the video of episode {best} ends after 4 frames" in " ".join(outcome.stdout.split())
 
 
+def test_the_command_records_episodes_by_their_indices(toys):
+    """All of them, however many videos a selection may make."""
+    evaluate(config(), run_dir="run")
+    outcome = call("video", "run", "--episodes", "5,0", "--output", "videos", "--max-videos", 1)
+    assert outcome.exit_code == 0, outcome.output
+    assert sorted(path.name.split("_")[1] for path in Path("videos").iterdir()) == ["0", "5"]
+
+
 def test_a_different_episode_is_1_for_the_command(toys):
     """And named."""
     evaluate(config(), run_dir="run")
@@ -529,6 +537,7 @@ def test_a_different_episode_is_1_for_the_command(toys):
         (["--select", "bset"], "did you mean 'best'"),
         (["--max-videos", "0"], "max_videos is 0"),
         (["--select", "failed"], "no episode of the result is selected"),
+        (["--select", "best", "--episodes", "3"], "--select and --episodes both say which episodes"),
     ],
 )
 def test_wrong_usage_is_2_for_the_command(toys, args, message):

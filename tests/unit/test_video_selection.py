@@ -40,6 +40,7 @@ def made(returns, outcomes=None) -> EvalResult:
         ("first:99", [0, 1, 2, 3, 4, 5, 6]),
         ("best, worst ,first:2,failed", [2, 1, 0, 4, 6]),
         (["worst", "best"], [1, 2]),
+        ("episode:5,episode:0,episode:7", [5, 0]),
     ],
 )
 def test_the_selectors(select, expected):
@@ -53,9 +54,11 @@ def test_the_selectors(select, expected):
     ("select", "message"),
     [
         ("bset", "'bset': did you mean 'best'"),
-        ("", "known: best, every, failed, first, worst"),
+        ("", "known: best, episode, every, failed, first, worst"),
         ([], "is empty"),
         ("every", "say every how many"),
+        ("episode", "'episode': say which, such as 'episode:37'"),
+        ("episode:-1", "'episode:-1': give a whole number from 0 on"),
         ("first:0", "'first:0': give a whole number from 1 on"),
         ("first:-1", "'first:-1'"),
         ("best:two", "'best:two'"),

@@ -190,8 +190,8 @@
       const index = this.columns.index[i], parts = [];
       const counted = this.columns.counted[i] ? "" : " It does not count: it failed, or an episode before it did not finish.";
       parts.push(element("p", `Episode ${index}, seed ${this.columns.seed[i]}: ${ENDS[this.columns.end[i]]}.${counted}`));
-      parts.push(this.command(`rl-eval replay ${this.run.path} --index ${index}`));
-      parts.push(this.command(`rl-eval show ${this.run.path} --episode ${index} --faults`));
+      parts.push(this.command(`rl-eval replay ${this.run.path} --episodes ${index}`));
+      parts.push(this.command(`rl-eval show ${this.run.path} --episodes ${index} --faults`));
       for (const [, attempt, runner, charged, message, place, text] of this.faults.get(index) ?? []) {
         const free = charged ? "" : "; not charged";
         parts.push(element("p", `Attempt ${attempt} on runner ${runner} (${place}${free}): ${message}`));

@@ -1,0 +1,72 @@
+"""Option ``--episodes``: episodes by their indices in the plan, as in ``3,7-9``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from rl_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+
+__all__ = ["episodes_option", "parse_episodes", "with_episodes"]
+
+_PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
+
+
+def episodes_option(text: str) -> Any:
+    """Return the option with a help text of its own; it is the same in all commands."""
+    return typer.Option("--episodes", metavar="I,J-K", show_default=False, help=text)
+
+
+def parse_episodes(text: str, num_episodes: int) -> list[int]:
+    """Return the indices that a text such as ``3,7-9`` names, each once, in its order.
+
+    Args:
+        text: Indices and ranges, whose ends belong to them, with commas between.
+        num_episodes: Of the plan; its episodes have the indices from 0 on.
+
+    Raises:
+        UsageError: The text is something else, or the plan has no such episode.
+    """
+    indices: dict[int, None] = {}
+    for part in text.split(","):
+        first, last = _ends(part, text)
+        if last >= num_episodes:
+            raise UsageError(f"--episodes {text}: there is no episode {last}: the plan has {num_episodes}, from 0 on")
+        indices |= dict.fromkeys(range(first, last + 1))
+    return list(indices)
+
+
+def _ends(part: str, text: str) -> tuple[int, int]:
+    found = _PART.fullmatch(part)
+    if found is None:
+        raise UsageError(
+            f"--episodes {text}: {part.strip()!r} is no index and no range of them: give indices from 0 on, such as "
+            "3,7-9"
+        )
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first:
+        raise UsageError(f"--episodes {text}: {part.strip()} ends before it begins: give {last}-{first}")
+    return first, last
+
+
+def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
+    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there.
+
+    Raises:
+        UsageError: The text names no such range.
+    """
+    section = settings.evaluation
+    indices = sorted(parse_episodes(text, section.num_episodes))
+    first, count = indices[0], len(indices)
+    if indices[-1] - first >= count:
+        raise UsageError(
+            f"--episodes {text}: an evaluation runs one range of the plan, such as {first}-{indices[-1]}: give one, "
+            "and run others in evaluations of their own"
+        )
+    changes = {"first_index": section.first_index + first, "num_episodes": count}
+    return settings.model_copy(update={"evaluation": section.model_copy(update=changes)})
