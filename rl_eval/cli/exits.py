@@ -122,10 +122,11 @@ Exit codes:
 REPLAY_CODES: Final = """\
 \b
 Exit codes:
-0    identical: every outcome column, bit by bit
-1    different
-2    usage error: no such episode, other weights, or a config of live objects
-3    the environment or the policy cannot be built
+0    every episode came out again as recorded, bit by bit
+1    some came out differently
+2    usage error: no such episode, other weights, a config of live objects, or
+     --render without a display or with an environment that opens no window
+3    the environment or the policy cannot be built, or the window failed
 4    the evaluation log is damaged or cannot be read
 """
 

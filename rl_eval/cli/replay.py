@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +16,7 @@ from rl_eval.cli.trusting import Trust, load_to_run
 if TYPE_CHECKING:
     from rl_eval.results.replay import Replay
     from rl_eval.results.report.table import Line, Page
+    from rl_eval.results.result import EvalResult
 
 __all__ = ["replay"]
 
@@ -22,6 +24,9 @@ __all__ = ["replay"]
 def replay(
     path: Results,
     episodes: Annotated[str, episodes_option("Which episodes, as in 3,7-9.")],
+    render: Annotated[
+        Literal["human"] | None, typer.Option(show_default=False, help="Show the episodes in a window meanwhile.")
+    ] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -29,16 +34,24 @@ def replay(
     with reported(debug):
         result = load_to_run(path, trust)
         indices = parse_episodes(episodes, len(result.plan))
-        from rl_eval.results.replay import replay_each
-
         identical = True
-        for position, again in enumerate(replay_each(result, indices, trust=True)):
+        for position, again in enumerate(_run_again(result, indices, in_window=render is not None)):
             if position:
                 typer.echo()
             print_page(_page(again))
             identical &= again.identical
         if not identical:
             raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _run_again(result: EvalResult, indices: list[int], *, in_window: bool) -> Iterator[Replay]:
+    if in_window:
+        from rl_eval.video import replay_in_window
+
+        return replay_in_window(result, indices, trust=True)
+    from rl_eval.results.replay import replay_each
+
+    return replay_each(result, indices, trust=True)
 
 
 def _page(replayed: Replay) -> Page:

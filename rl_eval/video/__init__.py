@@ -1,4 +1,4 @@
-"""Videos of chosen episodes: each is run once more, in an environment of its own that renders.
+"""Videos of chosen episodes, or a window: each is run once more, in an environment of its own that renders.
 
 Built on a group and its runners. Imported by loggers, training and the command line.
 """
@@ -8,5 +8,14 @@ from __future__ import annotations
 from rl_eval.video.episode import Video, record_episode
 from rl_eval.video.recording import record_videos, record_with_group
 from rl_eval.video.selection import VideoSettings, select_episodes
+from rl_eval.video.window import replay_in_window
 
-__all__ = ["Video", "VideoSettings", "record_episode", "record_videos", "record_with_group", "select_episodes"]
+__all__ = [
+    "Video",
+    "VideoSettings",
+    "record_episode",
+    "record_videos",
+    "record_with_group",
+    "replay_in_window",
+    "select_episodes",
+]

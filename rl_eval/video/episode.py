@@ -1,7 +1,6 @@
 """Video of one episode, recorded where its runner lives: it runs again there, in an environment that renders.
 
-The runner's own environments are not touched. A sibling with one lane has the same policy object, and so the same
-weights; since an episode does not depend on its layout, it comes out again, and whether it did is reported.
+Whether it came out again is reported.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
-from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, Outcome, different_columns
+from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns
 from rl_eval.results.replay import run_lease
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.video.encoder import Encoder
+from rl_eval.video.sibling import Spectator, rendering_sibling
 
 __all__ = ["Video", "record_episode"]
 
@@ -113,7 +112,7 @@ def record_episode(
             f"{version} by now: record videos of an evaluation before the next weights are sent"
         )
     camera = _Camera(max_frames)
-    sibling = _rendering_sibling(runner, timeout_s, camera)
+    sibling = rendering_sibling(runner, _MODE, timeout_s, camera)
     try:
         with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
             file = Path(folder, "video.mp4")
@@ -153,7 +152,7 @@ def _video(
 
 
 @final
-class _Camera:
+class _Camera(Spectator):
     """Observer that renders its environment after the reset and after each step, and never raises.
 
     Args:
@@ -161,33 +160,16 @@ class _Camera:
     """
 
     def __init__(self, max_frames: int) -> None:
-        self.env: Any = None
-        """What it renders."""
+        super().__init__()
         self.cut = False
         self._encoder: Encoder | None = None
         self._max_frames = max_frames
         self._error: Exception | None = None
 
-    def watch(self, env: Any) -> _Camera:
-        """Render another environment from now on."""
-        self.env = env
-        return self
-
     @property
     def fps(self) -> float:
         """Frames per second that the environment's metadata name."""
-        return float(self._metadata.get("render_fps") or _DEFAULT_FPS)
-
-    @property
-    def problem(self) -> str:
-        """Reason why the environment cannot be recorded; empty if it can."""
-        mode = getattr(self.env, "render_mode", None)
-        modes = self._metadata.get("render_modes")
-        return "" if mode == _MODE else f"its render_mode is {mode!r}, of {modes} that its metadata names"
-
-    @property
-    def _metadata(self) -> Any:
-        return getattr(self.env, "metadata", None) or {}
+        return float(self.metadata.get("render_fps") or _DEFAULT_FPS)
 
     @contextmanager
     def writing(self, encoder: Encoder) -> Iterator[Encoder]:
@@ -223,9 +205,6 @@ class _Camera:
         """See :class:`EpisodeObserver`."""
         self._shoot()
 
-    def on_episode_end(self, record: EpisodeRecord) -> None:
-        """See :class:`EpisodeObserver`."""
-
     def _shoot(self) -> None:
         """Take one frame; what goes wrong concerns the video alone, and the episode goes on."""
         if self._error is not None or self._encoder is None:
@@ -237,45 +216,3 @@ class _Camera:
             self._encoder.write(self.env.render())
         except Exception as error:
             self._error = error
-
-
-def _rendering_sibling(runner: EvalRunner, timeout_s: float, camera: _Camera) -> EvalRunner:
-    """Build a runner with one lane whose environment renders for a camera, and with the policy of another.
-
-    Raises:
-        ConfigError: The environment does not render.
-    """
-    settings = _one_lane(runner.settings, timeout_s, camera)
-    problems = []
-    for way, kwargs in _ways(settings).items():
-        section = settings.environment.model_copy(update={"env_kwargs": kwargs})
-        rendering = settings.model_copy(update={"environment": section})
-        try:
-            sibling = type(runner)(rendering, runner.runner_index, runner.policy)
-        except (ConfigError, EnvError) as error:
-            problems.append(f"{way}, it cannot be built: {error}")
-            continue
-        if not camera.problem:
-            return sibling
-        sibling.stop()
-        problems.append(f"{way}, {camera.problem}")
-    raise ConfigError(
-        f"the environment {settings.environment.env!r} cannot be recorded, as it does not render {_MODE}: "
-        f"{'; '.join(problems)}. A factory that takes an EnvContext has to pass render_mode on"
-    )
-
-
-def _one_lane(settings: EvalSettings, timeout_s: float, camera: _Camera) -> EvalSettings:
-    return settings.model_copy(
-        update={
-            "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
-            "evaluation": settings.evaluation.model_copy(update={"observers": (camera.watch,)}),
-            "fault_tolerance": settings.fault_tolerance.model_copy(update={"episode_timeout_s": timeout_s}),
-        }
-    )
-
-
-def _ways(settings: EvalSettings) -> dict[str, dict[str, Any]]:
-    """Return the kwargs to try: not every factory knows the mode, and some render anyway."""
-    kwargs = settings.environment.env_kwargs
-    return {f"with render_mode={_MODE!r}": {**kwargs, "render_mode": _MODE}, "as configured": dict(kwargs)}

@@ -68,7 +68,11 @@ def test_what_this_user_made_is_replayed(own, place):
     assert outcome.exit_code == 0, outcome.output
 
 
-@pytest.mark.parametrize("command", [("replay", "--episodes", 3), ("video", "-o", "films")], ids=["replay", "video"])
+@pytest.mark.parametrize(
+    "command",
+    [("replay", "--episodes", 3), ("replay", "--episodes", 3, "--render", "human"), ("video", "--output", "films")],
+    ids=["replay", "window", "video"],
+)
 @pytest.mark.parametrize("place", ["runs", "out/toy"])
 def test_what_a_stranger_made_runs_nothing(stranger, place, command):
     """The message shows what would be imported, and how to go on; nothing of it was."""
