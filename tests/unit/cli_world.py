@@ -1,5 +1,6 @@
 """A working folder, a toy environment and the ways to run the command line that its tests share."""
 
+import json
 import os
 import subprocess
 import sys
@@ -88,6 +89,16 @@ def make_folder(tmp_path, monkeypatch):
 
 def call(*args):
     return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def printed(command, text):
+    """Return what a command printed with ``--json``, which has the shape that the docs say."""
+    import jsonschema
+
+    shapes = yaml.safe_load((Path(__file__).parents[2] / "docs" / "json_schemas.yaml").read_text())
+    found = json.loads(text)
+    jsonschema.validate(found, shapes[command])
+    return found
 
 
 def environment():

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_eval.cli import app
+from tests.unit.cli_world import printed
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -53,7 +54,7 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
     done = call("--json", "-o", "out", "--set", "evaluation.num_episodes=60")
     assert done.exit_code == 0, done.output
     assert done.stdout == Path("out/crossplay.json").read_text()
-    read = json.loads(done.stdout)
+    read = printed("crossplay", done.stdout)
     assert (read["status"], read["num_games"], read["num_seeds"]) == ("complete", 60, 30)
     assert [len(turn) for turn in read["plan"]["matchups"]] == [2, 2, 2]
     assert {path.name for path in Path("out").iterdir()} == {
@@ -118,6 +119,6 @@ def test_games_that_all_fail_leave_the_ordinary_report(folder: Path) -> None:
     broken("        raise RuntimeError('planted')\n")
     done = call("--json")
     assert done.exit_code == 3, done.output
-    assert "planted" in json.loads(done.stdout)["reason"]
+    assert "planted" in printed("crossplay", done.stdout)["reason"]
     assert not Path("runs/latest/crossplay.json").exists()
     assert Path("runs/latest/result.json").exists()

@@ -20,7 +20,7 @@ from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, make_folder, printed
 
 WORLDS = 200
 ESTIMATORS = {**MODEL_FREE, **WITH_MODEL}
@@ -553,7 +553,7 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     args = ("toy.yaml", "--set", "policy.policy=cli_heads:tilted", "--set", "policy.deterministic=false")
     outcome = call("ope", "data.npz", *args, "--no-fit", "--gamma", "0.9", "--json")
     assert outcome.exit_code == 0, outcome.output
-    found = {one["name"]: one for one in json.loads(outcome.stdout)["estimates"]}
+    found = {one["name"]: one for one in printed("ope", outcome.stdout)["estimates"]}
     assert list(found) == ["behaviour", *MODEL_FREE, "simulation"]
     for name in MODEL_FREE:
         assert found[name]["verdict"] == "identified"
@@ -563,9 +563,10 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     assert "simulation " not in shown.replace("- simulation", "")
     few = {name: np.asarray(column)[: columns["episode"].index(5)] for name, column in columns.items()}
     np.savez(folder / "few.npz", **few)
-    outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation")
+    outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation", "--json")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "below 10" in " ".join(outcome.stdout.split())
+    (refused,) = {one["reason"] for one in printed("ope", outcome.stdout)["estimates"] if one["weights"]}
+    assert "below 10" in refused
 
 
 def test_actions_that_were_changed_before_they_were_stored_are_refused():

@@ -16,6 +16,8 @@ import numpy as np
 
 SEEN = []
 """What the windows of this process have shown: step by step, by episode seed."""
+BUILT = []
+"""The mode of each environment of this process."""
 EXTRA = 0.0
 
 
@@ -28,6 +30,7 @@ class Shown(gym.Env):
 
     def __init__(self, render_mode=None, broken=False, failing=False):
         self.render_mode, self.broken, self.failing = render_mode, broken, failing
+        BUILT.append(render_mode)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -81,7 +84,7 @@ def evaluated(env="window_toys:shown", **env_kwargs):
 
 
 def test_the_window_shows_the_reset_and_every_step_of_the_chosen_episodes(toys):
-    """In their order, and nothing else; they are compared with their records as without a window."""
+    """In their order, in one window; they are compared with their records as without it."""
     result = evaluated()
     assert toys.SEEN == []
     outcome = call(*REPLAY, "4,1")
@@ -89,6 +92,7 @@ def test_the_window_shows_the_reset_and_every_step_of_the_chosen_episodes(toys):
     records = [result.table.record(index) for index in (4, 1)]
     assert [(record.seed, step) for record in records for step in range(record.length + 1)] == toys.SEEN
     assert outcome.stdout.count("identical") == 2
+    assert toys.BUILT.count("human") == 1
 
 
 def test_an_episode_that_differs_is_1(toys):
