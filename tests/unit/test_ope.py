@@ -565,8 +565,9 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     np.savez(folder / "few.npz", **few)
     outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation", "--json")
     assert outcome.exit_code == ExitCode.USAGE
-    (refused,) = {one["reason"] for one in printed("ope", outcome.stdout)["estimates"] if one["weights"]}
-    assert "below 10" in refused
+    refused = {one["name"]: one for one in printed("ope", outcome.stdout)["estimates"]}
+    assert "below 10" in refused["trajectory_is"]["reason"]
+    assert refused["trajectory_is"]["value"] is None
 
 
 def test_actions_that_were_changed_before_they_were_stored_are_refused():
