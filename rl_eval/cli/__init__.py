@@ -46,10 +46,11 @@ from rl_eval.cli.exits import (
     VIDEO_CODES,
     WATCH_CODES,
 )
+from rl_eval.cli.shared import CommandLine
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = CommandLine(
     name="rl-eval",
     no_args_is_help=True,
     add_completion=True,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import print_report
+from rl_eval.cli.printing import AsJson, print_json, print_report
 
 __all__ = ["compare"]
 
@@ -32,7 +31,7 @@ def compare(
         Literal["regression"] | None,
         typer.Option(show_default=False, help="Exit with 1 if b is shown to return less than a."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Compare two results of the same plan, episode by episode: b minus a."""
@@ -44,7 +43,7 @@ def compare(
         requirement = None if require is None else parse_difference(require)
         comparison = compare_results(load(a), load(b), force=force)
         if as_json:
-            typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
+            print_json(comparison.to_dict())
         else:
             print_report(comparison)
         if fail_on and comparison.regressed:

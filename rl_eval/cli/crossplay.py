@@ -14,8 +14,8 @@ from rich.console import Console
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
-from rl_eval.cli.printing import print_report
-from rl_eval.cli.run import exit_code_of, look_up, name_of, run_evaluation
+from rl_eval.cli.printing import AsJson, Quiet, print_report
+from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, UsageError
@@ -58,13 +58,14 @@ def crossplay(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
     assignments: Assignments = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Play the matchups of a config, print who did what against whom with ratings, and save it."""
     from rl_eval.cli.progress import make_monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=as_json)) as monitor:
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {config.name}")
         settings = read_settings(config, section, assignments)
         _check(settings)
@@ -73,11 +74,13 @@ def crossplay(
         run_dir, result = look_up(run_dir, False, settings, say)
         if result is None:
             with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
-                deliver = partial(_deliver, folder=claimed_folder(output, log_dir, force=force), as_json=as_json)
+                place = claimed_folder(output, log_dir, force=force)
+                deliver = partial(_deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, False, interruption, monitor, deliver)
         else:
             monitor.close()
-            _deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), as_json=as_json)
+            place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
+            _deliver(result, place, quiet=quiet, as_json=as_json)
         if code := exit_code_of(result, interruption):
             raise typer.Exit(code)
 
@@ -96,7 +99,7 @@ def _check(settings: EvalSettings) -> None:
         )
 
 
-def _deliver(result: EvalResult, folder: Path | None, *, as_json: bool) -> str:
+def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
     """Save and print; what cannot be saved is printed all the same. Return where the result is.
 
     Raises:
@@ -114,14 +117,15 @@ def _deliver(result: EvalResult, folder: Path | None, *, as_json: bool) -> str:
         folder, failure = None, error
     games = games_of(result) if whole_games(result).size else None
     played = None if games is None else play(games, result.confidence)
-    _print(result, played, as_json=as_json)
+    _print(result, played, quiet=quiet, as_json=as_json)
     if failure is not None:
         raise ConfigError(f"the result cannot be saved: {failure.filename}: {failure.strerror}") from failure
     if folder is None:
         return "the numbers are printed"
     if games is not None:
         _save(folder, _text(result, played), games)
-    typer.echo(f"saved in {folder}", err=as_json)
+    if not quiet:
+        typer.echo(f"saved in {folder}", err=as_json)
     return f"what had finished is saved in {folder}"
 
 
@@ -138,9 +142,12 @@ def _save(folder: Path, text: str, games: Games) -> None:
         typer.echo(f"{ALPHARANK_FILE} is not written: {error}", err=True)
 
 
-def _print(result: EvalResult, played: CrossPlay | None, *, as_json: bool) -> None:
+def _print(result: EvalResult, played: CrossPlay | None, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(_text(result, played))
+        return
+    if quiet:
+        print_result(result, quiet=True, as_json=False)
         return
     if played is None or result.status != "complete":
         print_report(result)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -36,21 +37,21 @@ def doctor(
     assignments: Assignments = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start the runners too, and run a few short episodes.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print problems only, and nothing where there is none.")
+        bool, typer.Option("--quiet", "-q", help="Print problems only, and nothing where there is none.")
     ] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Check the machine, a config, its environment and its policy, and say how to repair what is wrong."""
     with reported(debug):
         prepare_process()
-        report = _Report(quiet=quiet)
+        report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
         _examine(report, config, section, assignments, ray=ray)
         report.conclude()
         if report.levels["problem"]:
             raise typer.Exit(ExitCode.USAGE)
 
 
-@final
 class _Report:
     """Prints findings as they are made, only problems if quiet, and counts them."""
 
@@ -61,18 +62,14 @@ class _Report:
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
         """Print a section; return whether anything in it was ok."""
-        before = self.levels["ok"]
+        before, begun = self.levels["ok"], False
         for finding in findings:
             self.levels[finding.level] += 1
-            if self._quiet and finding.level != "problem":
-                continue
-            if title:
-                self._console.print(Text(title, style="bold"))
-                title = ""
-            self._line(finding.level, _STYLES[finding.level], finding.text)
-            self._line("fix", "dim", finding.fix)
-        if not title:
-            self._console.print()
+            if not self._quiet or finding.level == "problem":
+                self._show(title, finding, first=not begun)
+                begun = True
+        if begun:
+            self._end()
         return self.levels["ok"] > before
 
     def conclude(self) -> None:
@@ -83,11 +80,41 @@ class _Report:
         style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
         self._console.print(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style=style))
 
+    def _show(self, section: str, finding: Finding, *, first: bool) -> None:
+        if first:
+            self._console.print(Text(section, style="bold"))
+        self._line(finding.level, _STYLES[finding.level], finding.text)
+        self._line("fix", "dim", finding.fix)
+
+    def _end(self) -> None:
+        self._console.print()
+
     def _line(self, label: str, style: str, text: str) -> None:
         """Print labelled text with a hanging indent; without trailing blanks, unlike a table."""
         for position, line in enumerate(textwrap.wrap(redact_text(text), _WIDTH - _INDENT)):
             shown = f"  {'' if position else label}".ljust(_INDENT)
             self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
+
+
+@final
+class _JsonReport(_Report):
+    """Prints all findings at the end."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self._findings: list[dict[str, str]] = []
+
+    def conclude(self) -> None:
+        """Print the findings, and how many problems and warnings there were."""
+        counts = {"problems": self.levels["problem"], "warnings": self.levels["warning"]}
+        print_json({**counts, "findings": self._findings})
+
+    def _show(self, section: str, finding: Finding, *, first: bool) -> None:
+        text, fix = redact_text(finding.text), redact_text(finding.fix)
+        self._findings.append({"section": section, "level": finding.level, "text": text, "fix": fix})
+
+    def _end(self) -> None:
+        """Nothing ends before all does."""
 
 
 def _examine(report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def list_(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """List the runs in a folder and below, a line each; what they hold is read, and nothing that they name runs."""
@@ -32,7 +32,7 @@ def list_(
 
         runs = list(list_runs(folder))
         if as_json:
-            typer.echo(json.dumps([run.to_dict() for run in runs], indent=2, allow_nan=False))
+            print_json([run.to_dict() for run in runs])
             return
         for line in _lines([_cells(run) for run in runs]):
             typer.echo(redact_text(line))

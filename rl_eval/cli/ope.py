@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import print_report
+from rl_eval.cli.printing import AsJson, print_json, print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def ope(
         bool, typer.Option(help="Fit action values to the data, for the doubly robust estimators and fitted Q.")
     ] = True,
     assignments: Assignments = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
@@ -58,7 +57,7 @@ def ope(
             simulation=simulated,
         )
         if as_json:
-            typer.echo(json.dumps(estimates.to_dict(), indent=2, allow_nan=False))
+            print_json(estimates.to_dict())
         else:
             print_report(estimates)
         if not estimates.identified:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import print_page
+from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.errors import EvalError, UsageError
 
@@ -51,7 +50,7 @@ def plan(
         ),
     ] = 0.5,
     assignments: Assignments = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run a short pilot, and say how long an evaluation takes and which difference it can show."""
@@ -64,7 +63,7 @@ def plan(
         prepare_process()
         found = _Planned(settings, _run_pilot(settings, pilot), detect, correlation)
         if as_json:
-            typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+            print_json(found.to_dict())
         else:
             print_page(found.page())
         if found.spread is None and detect is not None:

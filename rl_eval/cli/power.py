@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import print_page
+from rl_eval.cli.printing import AsJson, print_json, print_page
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Line, Page
@@ -22,7 +21,7 @@ def power(
         str, typer.Argument(metavar="A", show_default=False, help="Successes and episodes of one policy, as in 17/20.")
     ],
     b: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Those of the other one, as in 14/20.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Compare two success rates of different episodes: b minus a, and how many episodes would tell them apart."""
@@ -31,7 +30,7 @@ def power(
 
         found = compare_rates(parse_rate(a), parse_rate(b))
         if as_json:
-            typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+            print_json(found.to_dict())
         else:
             print_page(_page(found))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
 
-__all__ = ["print_page", "print_report"]
+__all__ = ["AsJson", "Quiet", "print_json", "print_page", "print_report"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
 
 
 def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
@@ -34,3 +38,8 @@ def print_page(page: Page) -> None:
         console.print(rich_page(page))
     else:
         typer.echo(text_page(page))
+
+
+def print_json(described: Any) -> None:
+    """Print plain JSON values, of which schemas are in the docs."""
+    typer.echo(json.dumps(described, indent=2, allow_nan=False))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import print_page
+from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 
@@ -28,19 +28,16 @@ def replay(
         Literal["human"] | None, typer.Option(show_default=False, help="Show the episodes in a window meanwhile.")
     ] = None,
     trust: Trust = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run episodes again in this process, from their provenance, and compare each with its record."""
     with reported(debug):
         result = load_to_run(path, trust)
         indices = parse_episodes(episodes, len(result.plan))
-        identical = True
-        for position, again in enumerate(_run_again(result, indices, in_window=render is not None)):
-            if position:
-                typer.echo()
-            print_page(_page(again))
-            identical &= again.identical
-        if not identical:
+        replays = _run_again(result, indices, in_window=render is not None)
+        seen = _described(replays) if as_json else _printed(replays)
+        if not all(again.identical for again in seen):
             raise typer.Exit(ExitCode.PARTIAL)
 
 
@@ -52,6 +49,44 @@ def _run_again(result: EvalResult, indices: list[int], *, in_window: bool) -> It
     from rl_eval.results.replay import replay_each
 
     return replay_each(result, indices, trust=True)
+
+
+def _printed(replays: Iterable[Replay]) -> list[Replay]:
+    """Print each when it has run."""
+    seen: list[Replay] = []
+    for again in replays:
+        if seen:
+            typer.echo()
+        print_page(_page(again))
+        seen.append(again)
+    return seen
+
+
+def _described(replays: Iterable[Replay]) -> list[Replay]:
+    """Print all as JSON."""
+    seen = list(replays)
+    print_json([_description(again) for again in seen])
+    return seen
+
+
+def _description(replayed: Replay) -> dict[str, Any]:
+    from rl_eval.records.plain import plain
+
+    def pairs(found: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+        return {key: {"recorded": plain(was), "again": plain(now)} for key, (was, now) in found.items()}
+
+    again = replayed.again
+    return {
+        "index": again.index,
+        "seed": again.seed,
+        "attempt": again.attempts,
+        "identical": replayed.identical,
+        "episode_return": plain(again.episode_return),
+        "length": again.length,
+        "differences": pairs(replayed.differences),
+        "numerics": pairs(replayed.numerics),
+        "faults": [str(fault) for fault in again.faults],
+    }
 
 
 def _page(replayed: Replay) -> Page:

@@ -11,8 +11,8 @@ import typer
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder
-from rl_eval.cli.printing import print_report
-from rl_eval.cli.run import deliver, exit_code_of, run_evaluation
+from rl_eval.cli.printing import AsJson, Quiet
+from rl_eval.cli.run import deliver, exit_code_of, print_result, run_evaluation
 from rl_eval.cli.settings import prepare_process
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.trusting import Trust, load_to_run
@@ -49,25 +49,26 @@ def retry(
         bool, typer.Option("--accept-code-change", help="Go on although the code of environment or policy was changed.")
     ] = False,
     trust: Trust = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run the failed episodes of a run again, with their seeds; what failed before stays in the log."""
     from rl_eval.cli.progress import make_monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {redact_text(path)}")
         result = load_to_run(path, trust)
         failed = _failed(result, episodes)
         if not (result.num_failed or result.stopped_early):
             monitor.close()
             typer.echo(f"no episode of {redact_text(path)} failed: there is nothing to run again", err=True)
-            print_report(result)
+            print_result(result, quiet=quiet, as_json=as_json)
             return
         settings = _settings(result, attempts)
         prepare_process()
         _put_aside(path, failed, settings, accept_code_change)
-        given = partial(deliver, folder=claimed_folder(None, path), quiet=quiet)
+        given = partial(deliver, folder=claimed_folder(None, path), quiet=quiet, as_json=as_json)
         result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)
         if code := exit_code_of(result, interruption):
             raise typer.Exit(code)

@@ -31,7 +31,7 @@ from rl_eval.cli.evaluated import (
 )
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
-from rl_eval.cli.printing import print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_json, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["deliver", "exit_code_of", "look_up", "name_of", "run", "run_evaluation"]
+__all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
 
 
 def _option(metavar: str, text: str, *names: str) -> Any:
@@ -106,6 +106,8 @@ def run(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
             "kept then.",
+            "--output",
+            "-o",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
@@ -114,7 +116,8 @@ def run(
         str | None,
         _option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
@@ -143,7 +146,7 @@ def run(
         )
     from rl_eval.cli.progress import make_monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet)) as monitor:
+    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
         monitor.say("starting" if config is None else f"reading {config.name}")
         settings = read_settings(config, section, assignments, keys)
         if episodes is not None:
@@ -158,11 +161,13 @@ def run(
         run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
             with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
-                given = partial(deliver, folder=claimed_folder(output, log_dir, force=force), quiet=quiet)
+                place = claimed_folder(output, log_dir, force=force)
+                given = partial(deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
         else:
             monitor.close()
-            deliver(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force), quiet)
+            place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
+            deliver(result, place, quiet=quiet, as_json=as_json)
         if code := exit_code_of(result, interruption) or _unmet(requirement, result):
             raise typer.Exit(code)
 
@@ -285,7 +290,7 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
     monitor.announce("stopping; a second signal gives the result up")
 
 
-def deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
+def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
     """Save and print; what cannot be saved is printed all the same. Return where the result is.
 
     Raises:
@@ -299,16 +304,23 @@ def deliver(result: EvalResult, folder: Path | None, quiet: bool) -> str:
             result.save(folder)
     except OSError as error:
         failure = error
-    if quiet:
-        typer.echo(_summary(result))
-    else:
-        print_report(result)
+    print_result(result, quiet=quiet, as_json=as_json)
     if failure is not None:
         raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
     if folder is not None and not quiet:
-        typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}")
+        typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
     sys.stdout.flush()
     return "the result is printed" if folder is None else f"what had finished is saved in {folder}"
+
+
+def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
+    """Print a result as JSON, in one line, or as its table."""
+    if as_json:
+        print_json(result.to_dict())
+    elif quiet:
+        typer.echo(_summary(result))
+    else:
+        print_report(result)
 
 
 def _summary(result: EvalResult) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page
+from rl_eval.cli.shared import CommandLine
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
@@ -35,7 +36,7 @@ Address = Annotated[
     ),
 ]
 
-app = typer.Typer(
+app = CommandLine(
     name="service",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +10,7 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import print_page, print_report
+from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def show(
         str | None, episodes_option("Show what happened to these episodes, as in 3,7-9, in order.")
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
@@ -50,7 +49,7 @@ def show(
             return
         result, run = load(path), _describe_run(path)
         if as_json:
-            typer.echo(json.dumps(_describe(result, run), indent=2, allow_nan=False))
+            print_json(_describe(result, run))
             return
         print_report(result)
         sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
@@ -73,7 +72,7 @@ def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: 
         told = [
             {"index": index, "events": plain([asdict(event) for event in found])} for index, found in stories.items()
         ]
-        typer.echo(json.dumps(told, indent=2, allow_nan=False))
+        print_json(told)
         return
     for position, (index, events) in enumerate(stories.items()):
         if position:

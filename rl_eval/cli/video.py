@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import print_page
+from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -45,6 +46,7 @@ def video(
     ] = None,
     max_frames: Annotated[int, typer.Option("--max-frames", metavar="N", help="Most frames of a video.")] = 10_000,
     trust: Trust = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run chosen episodes again in this process, from their provenance, and make a video of each."""
@@ -61,7 +63,10 @@ def video(
         videos = record_videos(
             result, selectors, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
         )
-        print_page(_page(videos, output))
+        if as_json:
+            print_json([_description(made) for made in videos])
+        else:
+            print_page(_page(videos, output))
         if not all(made.identical for made in videos):
             raise typer.Exit(ExitCode.PARTIAL)
 
@@ -70,6 +75,13 @@ def _selectors(result: EvalResult, episodes: str) -> list[str]:
     from rl_eval.results.replay import recorded_episode
 
     return [f"episode:{recorded_episode(result, index).index}" for index in parse_episodes(episodes, len(result.plan))]
+
+
+def _description(made: Video) -> dict[str, Any]:
+    from rl_eval.records.plain import plain
+
+    described = asdict(replace(made, content=b"")) | {"path": str(made.path), "identical": made.identical}
+    return {key: plain(value) for key, value in described.items() if key != "content"}
 
 
 def _page(videos: list[Video], folder: Path) -> Page:

@@ -24,8 +24,8 @@ _IN_A_FOLDER: Final = "*.safetensors"
 """What is a checkpoint where only a folder is given."""
 
 
-def _option(metavar: str, text: str, **more: Any) -> Any:
-    return typer.Option(metavar=metavar, show_default=False, help=text, **more)
+def _option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
 
 
 def watch(
@@ -55,7 +55,9 @@ def watch(
     ] = None,
     output: Annotated[
         Path | None,
-        _option("DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS."),
+        _option(
+            "DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS.", "--output", "-o"
+        ),
     ] = None,
     held_out: Annotated[
         int | None,

@@ -606,8 +606,8 @@ def test_an_unexpected_error_shows_its_traceback(folder):
 @pytest.mark.parametrize("how", ["flag", "variable"])
 def test_debug_shows_the_traceback_of_any_error(folder, monkeypatch, how):
     if how == "variable":
-        monkeypatch.setenv("RL_EVAL_DEBUG", "1")
-    outcome = call("run", "nowhere.yaml", *(["--debug"] if how == "flag" else []))
+        monkeypatch.setenv("RL_EVAL_VERBOSE", "1")
+    outcome = call("run", "nowhere.yaml", *(["--verbose"] if how == "flag" else []))
     assert outcome.exit_code == ExitCode.USAGE
     assert "Traceback" in outcome.stderr
     assert outcome.stderr.splitlines()[-1].startswith("error: ")

@@ -64,6 +64,14 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
     assert len(json.loads(Path("out/openskill.json").read_text())["matches"]) == 60
 
 
+def test_quiet_prints_one_line(folder: Path) -> None:
+    """The files are the same."""
+    done = call("-q", "-o", "out", "--set", "evaluation.num_episodes=60")
+    assert (done.exit_code, done.stdout.count("\n"), done.stderr) == (0, 1, "")
+    assert done.stdout.startswith("complete: mean return ")
+    assert Path("out/crossplay.json").exists()
+
+
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
     first = call("--log-dir", "log", "--json")

@@ -25,6 +25,7 @@ from rl_eval.execution.group import evaluate
 from rl_eval.records.episode import Lease, without_place
 from rl_eval.records.trace import TRACE
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.unit.cli_world import printed
 
 
 class Good(gym.Env):
@@ -796,6 +797,17 @@ def test_doctor_is_2_with_a_problem_and_goes_on(folder):
     assert outcome.exit_code == 2
     assert "remembers its former episodes" in " ".join(outcome.stdout.split())
     assert "acts in the environment" in outcome.stdout
+
+
+def test_doctor_prints_json(folder):
+    """All findings, or with ``--quiet`` the problems."""
+    words = ("toy.yaml", "--set", "environment.env=CartPole-v77", "--json")
+    found = printed("doctor", call(*words).stdout)
+    assert (found["problems"], found["findings"][0]["section"]) == (1, "machine")
+    assert {finding["level"] for finding in found["findings"]} >= {"ok", "note", "problem"}
+    (problem,) = printed("doctor", call(*words, "-q").stdout)["findings"]
+    assert (problem["section"], problem["level"]) == ("environment", "problem")
+    assert "CartPole-v77" in problem["text"]
 
 
 def test_doctor_stops_at_a_config_that_cannot_work(folder):

@@ -1,6 +1,7 @@
 """Exit codes: the table of the docs, the help of each command and what the commands do say the same."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def place(tmp_path_factory):
         call("run", "toy.yaml", "-q", "--log-dir", "ones")
         call("run", "toy.yaml", "-q", "--log-dir", "alternate", *SET, "policy.policy=cli_toys:alternate")
         call("run", "toy.yaml", "-q", "--log-dir", "flaky", *FLAKY)
+        shutil.copytree("flaky", "failed")
         call("run", "toy.yaml", "-q", "--log-dir", "damaged")
         segment = min(Path("damaged/segments").iterdir())
         segment.write_bytes(segment.read_bytes()[:100])
@@ -140,6 +142,9 @@ PRINTED = {
     "list": ("list", ".", "--json"),
     "plan": ("plan", "toy.yaml", *SET, "policy.policy=cli_toys:alternate", "--detect", "1", "--json"),
     "power": ("power", "17/20", "14/20", "--json"),
+    "replay": ("replay", "ones", "--episodes", "3-4", "--json"),
+    "retry": ("retry", "failed", "--attempts", "1", "--json"),
+    "run": ("run", "toy.yaml", "-o", "out", "--json"),
     "show": ("show", "flaky", "--json"),
     "show --episodes": ("show", "ones", "--episodes", "3", "--json"),
 }
@@ -150,8 +155,8 @@ def test_json_has_the_documented_shape(place, name):
     assert printed(name, call(*PRINTED[name]).stdout)
 
 
-VALIDATED_ELSEWHERE = {"crossplay", "ope"}
-"""Their own tests have the games and the data."""
+VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "video"}
+"""Their own tests have the games, the data and the pictures."""
 
 
 def test_every_command_that_prints_json_has_a_shape():

@@ -78,7 +78,7 @@ def test_a_key_that_looks_random_is_a_secret() -> None:
 def test_variables_of_runners_are_secrets_unless_they_steer_a_library() -> None:
     variables = {
         "OMP_NUM_THREADS": "1", "MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/src", "HF_HOME": "/hf",
-        "RAY_DEDUP_LOGS": "0", "RL_EVAL_DEBUG": "1", "TZ": "UTC",
+        "RAY_DEDUP_LOGS": "0", "RL_EVAL_VERBOSE": "1", "TZ": "UTC",
     }  # fmt: skip
     hidden = {"RAY_AUTH_TOKEN": "x", "PYTHON_KEYRING_PASSWORD": "x", "STAGE": "x", "DATABASE": "x", "OPENAI": "x"}
 

@@ -124,7 +124,7 @@ def test_the_command_line_of_a_process_is_kept_without_its_secrets(folder: Path)
     ("args", "code"),
     [
         (BROKEN, ExitCode.FAILED),
-        ((*BROKEN, "--debug"), ExitCode.FAILED),
+        ((*BROKEN, "-v"), ExitCode.FAILED),
         (("--set", f"runners.runtime_env.env_vars.DATABASE={secret('variable')}"), ExitCode.USAGE),
         (
             (

@@ -25,7 +25,7 @@ from rl_eval.records.episode import Fault
 from rl_eval.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
 from rl_eval.video.encoder import Encoder, gif
 from rl_eval.video.recording import follow_up_videos
-from tests.unit.cli_world import call
+from tests.unit.cli_world import call, printed
 
 pytestmark = pytest.mark.process
 
@@ -517,8 +517,12 @@ def test_the_command_records_and_lists(toys):
 def test_the_command_records_episodes_by_their_indices(toys):
     """All of them, however many videos a selection may make."""
     evaluate(config(), run_dir="run")
-    outcome = call("video", "run", "--episodes", "5,0", "--output", "videos", "--max-videos", 1)
+    outcome = call("video", "run", "--episodes", "5,0", "--output", "videos", "--max-videos", 1, "--json")
     assert outcome.exit_code == 0, outcome.output
+    assert [(made["index"], Path(made["path"]).exists()) for made in printed("video", outcome.stdout)] == [
+        (5, True),
+        (0, True),
+    ]
     assert sorted(path.name.split("_")[1] for path in Path("videos").iterdir()) == ["0", "5"]
 
 

@@ -32,5 +32,5 @@ problem: Final = partial(Finding, "problem")
 
 
 def raised(what: str, error: Exception, fix: str = "") -> Finding:
-    """Something raised: an error of rl_eval speaks for itself; where another is from, ``rl-eval run --debug`` shows."""
+    """Something raised: an error of rl_eval speaks for itself; where another is from, ``rl-eval run -v`` shows."""
     return problem(str(error) if isinstance(error, EvalError) else f"{what} raised {summary_of(error)}", fix)

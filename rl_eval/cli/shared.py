@@ -1,0 +1,54 @@
+"""Options that every command has, and the command line that gives them to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+__all__ = ["CommandLine"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _without_color(wanted: bool) -> None:
+    if wanted:
+        os.environ["NO_COLOR"] = "1"  # What rich looks at, in this process and in those that it starts.
+
+
+_shared = typer.Typer(add_completion=False)
+
+
+@_shared.command()
+def _options(
+    no_color: Annotated[
+        bool,
+        typer.Option(
+            "--no-color",
+            callback=_without_color,
+            is_eager=True,
+            expose_value=False,
+            help="No colours on the terminal; NO_COLOR=1 does the same.",
+        ),
+    ] = False,
+) -> None:
+    """Do nothing: only the options count."""
+
+
+class _Command(TyperCommand):
+    """A command with its own options, and then those of all."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += typer.main.get_command(_shared).params
+
+
+class CommandLine(typer.Typer):
+    """A command line whose commands all have the shared options."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
+        """Register a command, as typer does."""
+        return super().command(*args, cls=_Command, **kwargs)

@@ -1,0 +1,104 @@
+"""Options that mean the same everywhere: who has them, by which letter, and what they do."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from rl_eval.cli import app
+from tests.unit.cli_world import call, make_folder
+from tests.unit.test_reference_pages import commands_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMANDS = {name.removeprefix("rl-eval "): command for name, command in commands_of(get_command(app))}
+LETTERS = {"-n": "--num-episodes", "-o": "--output", "-q": "--quiet", "-v": "--verbose"}
+COLOR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
+
+
+def options(command):
+    """Return the options of a command, by their long names."""
+    return {opt: param for param in command.params for opt in param.opts if opt.startswith("--")}
+
+
+def having(option):
+    return {name for name, command in COMMANDS.items() if option in options(command)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_letter_stands_for_one_option_and_the_option_has_its_letter(name):
+    found = {opt: param for param in COMMANDS[name].params for opt in param.opts if len(opt) == 2}
+    assert found.keys() <= LETTERS.keys()
+    for letter, long in LETTERS.items():
+        param = options(COMMANDS[name]).get(long)
+        assert found.get(letter) is param
+
+
+@pytest.mark.parametrize("option", ["--verbose", "--no-color"])
+def test_every_command_has_these(option):
+    assert having(option) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet", "--verbose", "--no-color"])
+def test_they_are_flags_that_say_the_same(option):
+    """The doctor has no result whose one line could be left."""
+    found = {name: options(command)[option] for name, command in COMMANDS.items() if option in options(command)}
+    assert all(param.is_flag for param in found.values())
+    assert len({param.help for name, param in found.items() if (name, option) != ("doctor", "--quiet")}) == 1
+
+
+def test_the_page_says_which_command_has_which():
+    rows = re.search(r"## Options of many commands\n.*?\n\|---.*?\n(.*?)\n\n", PAGE.read_text(), re.DOTALL)[1]
+    table = {re.findall(r"`(--[\w-]+)`", row)[0]: row.split("|")[3] for row in rows.splitlines()}
+    assert table.keys() == {"--output", "--quiet", "--json", "--verbose", "--no-color"}
+    for option, cell in table.items():
+        named = set(COMMANDS) if cell.strip() == "all" else set(re.findall(r"`([\w ]+)`", cell))
+        assert named == having(option), option
+
+
+# ------------------------------------------------------------------------------ what they do
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run, and a terminal as far as rich can tell."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
+    make_folder(tmp_path, monkeypatch)
+    assert call("run", "toy.yaml", "-q", "--log-dir", "runs").exit_code == 0
+    return tmp_path
+
+
+def test_no_color_prints_none(folder):
+    """Neither in a table nor in an error; processes that it starts learn of it."""
+    for words in (("show", "runs"), ("show", "nowhere")):
+        colored, plain = call(*words), call(*words, "--no-color")
+        assert COLOR.search(colored.output)
+        assert not COLOR.search(plain.output)
+        assert os.environ.pop("NO_COLOR") == "1"
+
+
+def test_verbose_shows_the_traceback_of_an_error(folder):
+    assert "Traceback" not in call("show", "nowhere").stderr
+    assert "Traceback" in call("show", "nowhere", "-v").stderr
+
+
+def test_quiet_leaves_one_line(folder):
+    outcome = call("run", "toy.yaml", "-q", "-o", "out")
+    assert outcome.stdout.count("\n") == 1
+    assert outcome.stderr == ""
+
+
+def test_json_is_all_that_is_printed(folder):
+    """Where it is saved goes to stderr, and with quiet nowhere; the exit code is as ever."""
+    outcome = call("run", "toy.yaml", "-o", "out", "--json")
+    saved = json.loads(Path("out/result.json").read_text())
+    assert json.loads(outcome.stdout)["fingerprint"] == saved["fingerprint"]
+    assert outcome.stderr.strip() == "saved in out: result.json, episodes.parquet"
+    again = call("run", "toy.yaml", "-o", "more", "--json", "-q")
+    assert json.loads(again.stdout)["fingerprint"] == saved["fingerprint"]
+    assert again.stderr == ""
+    assert json.loads(call("retry", "runs", "--json").stdout)["fingerprint"] == saved["fingerprint"]
