@@ -14,7 +14,7 @@ from rl_eval.cli.episodes import parse_episodes
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, make_folder, printed
 
 COMMANDS = {
     "run": ("toy.yaml", "-q"),
@@ -110,6 +110,11 @@ def test_one_that_differs_is_enough_for_the_exit_code(place, monkeypatch):
         "different",
         "identical",
     ]
+    outcome = chosen_by("replay", "3,4", "--json")
+    assert outcome.exit_code == ExitCode.PARTIAL
+    found, same = printed("replay", outcome.stdout)
+    assert (found["identical"], same["identical"]) == (False, True)
+    assert found["differences"] == {"length": {"recorded": found["length"] - 1, "again": found["length"]}}
 
 
 def test_show_tells_each_story(place):
