@@ -39,7 +39,7 @@ Policy = Annotated[
         "POLICY",
         "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
         "sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where the "
-        "path alone does not tell.",
+        "path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
     ),
 ]
 Weights = Annotated[
@@ -92,11 +92,15 @@ def config_keys(
         ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust, or it brings
             other weights.
     """
+    from rl_eval.config.policy_schemes import absolute
+
+    if weights is not None and str(weights).startswith("hf:/"):
+        raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
     if weights is not None and keys.get("policy.weights") is not None:
         raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
     flags = {
-        "policy.weights": None if weights is None else str(weights.resolve()),
+        "policy.weights": None if weights is None else absolute(weights),
         "policy.deterministic": False if stochastic else None,
         **{f"{section}.{name}": values[name] for section, names in _KEYS.items() for name in names},
     }
@@ -119,10 +123,11 @@ def _policy_keys(
 ) -> dict[str, Any]:
     if policy is None:
         return {}
+    from rl_eval.cli.hub import on_this_machine
     from rl_eval.cli.policy_source import keys_of, policy_source
 
     given = {one.partition("=")[0].removeprefix(_KWARGS) for one in assignments if one.startswith(_KWARGS)}
-    source = policy_source(policy, given)
+    source = policy_source(on_this_machine(policy, say), given)
     if source.pickled is not None and trust is False:
         facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
         if not consents(f"{facts}.", "Load it?"):

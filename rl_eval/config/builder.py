@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import yaml
 
-from rl_eval.config.policy_schemes import anchored
+from rl_eval.config.policy_schemes import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import convert
@@ -259,7 +259,7 @@ class EvalConfig:
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the keys of a policy section that may hold relative paths, with paths that begin at a folder."""
     found = {key: section[key] for key in ("weights", "filters") if isinstance(section.get(key), str)}
-    result: dict[str, Any] = {key: str((folder / file).resolve()) for key, file in found.items()}
+    result: dict[str, Any] = {key: absolute(folder / file) for key, file in found.items()}
     if isinstance(policy := section.get("policy"), str):
         result["policy"] = anchored(policy, folder)
     if isinstance(policies := section.get("policies"), Mapping):

@@ -15,7 +15,16 @@ from typing import Any, Final
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["PolicyScheme", "PolicySource", "anchored", "forms", "named_source", "schemes", "with_named_policies"]
+__all__ = [
+    "PolicyScheme",
+    "PolicySource",
+    "absolute",
+    "anchored",
+    "forms",
+    "named_source",
+    "schemes",
+    "with_named_policies",
+]
 
 _MODULES: Final = ("sb3_files", "rllib_files", "module_files")
 """Modules of ``rl_eval.integrations`` that have schemes."""
@@ -80,6 +89,11 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     Raises:
         ConfigError: There is no such file, or it is not what the scheme says.
     """
+    if "hf://" in text:
+        raise ConfigError(
+            f"the policy {text!r}: a config downloads nothing: rl-eval init FILE --policy {text} downloads it, and "
+            "writes a config with its path"
+        )
     if text == "random":
         return PolicySource(
             "rl_eval.policies.uniform:UniformPolicy",
@@ -94,13 +108,18 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     return scheme.source(reference, _existing(text, path, scheme.suffix) if path else None, given)
 
 
+def absolute(path: Path) -> str:
+    """Return the absolute path of a file under its own name, which may be a link to a file in a cache."""
+    return str(path.parent.resolve() / path.name)
+
+
 def anchored(text: str, folder: Path) -> str:
     """Return a text whose relative path, if a scheme has one, begins at a folder."""
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         return text
     path = schemes()[name].split(rest)[1]
-    return f"{text.removesuffix(path)}{folder.resolve() / Path(path).expanduser()}" if path else text
+    return f"{text.removesuffix(path)}{absolute(folder / Path(path).expanduser())}" if path else text
 
 
 def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
 from rl_eval.errors import ConfigError
 
 __all__ = ["SCHEMES"]
@@ -22,7 +22,7 @@ def _module(form: str, what: str, reference: str, path: Path | None, given: Coll
     said = f"{what} of {reference}"
     if path is None:
         return PolicySource(reference, said)
-    weights = {"policy.weights": str(path.resolve())}
+    weights = {"policy.weights": absolute(path)}
     return PolicySource(reference, f"{said} with the weights of {path}", settings=weights)
 
 
@@ -34,7 +34,7 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
     return PolicySource(
         "rl_eval.integrations.cleanrl:load_agent",
         f"the agent {reference} of CleanRL with the weights of {path}",
-        {"agent": reference, "path": str(path.resolve())},
+        {"agent": reference, "path": absolute(path)},
     )
 
 

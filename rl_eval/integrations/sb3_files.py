@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
 from rl_eval.errors import ConfigError
 
 __all__ = ["NORMALIZERS", "SCHEMES"]
@@ -28,11 +28,11 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "one model", "name the file")
     facts = _facts_of(path)
-    kwargs = {"path": _absolute(path)}
+    kwargs = {"path": absolute(path)}
     said = f"a model of Stable-Baselines3, {path}"
     normalized = "vecnormalize" not in given and facts.get("_last_original_obs", _UNKNOWN) is not None
     if normalized and (normalizer := _normalizer_of(path)) is not None:
-        kwargs["vecnormalize"] = _absolute(normalizer)
+        kwargs["vecnormalize"] = absolute(normalizer)
         said += f", with {normalizer}"
     masked = _MASKABLE in str(facts.get("policy_class"))
     return PolicySource(
@@ -81,11 +81,6 @@ def _only(folder: Path, found: list[Path], what: str, remedy: str) -> Path:
         return found[0]
     names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
     raise ConfigError(f"the policy: {folder} should hold {what}, and holds {names}: {remedy}")
-
-
-def _absolute(path: Path) -> str:
-    """Return the path of a file under its own name, which may be a link to a file in a cache that has a digest's."""
-    return str(path.parent.resolve() / path.name)
 
 
 SCHEMES: Final = {"sb3": PolicyScheme("sb3:PATH", _source, _recognises, suffix=".zip")}

@@ -156,12 +156,18 @@ def test_the_ending_of_a_model_may_be_left_out(tmp_path):
     assert policy_source(str(path)).kwargs["path"] == str(path)
 
 
-def test_a_file_keeps_its_name_where_it_is_a_link(tmp_path):
+def test_a_file_keeps_its_name_where_it_is_a_link(tmp_path, monkeypatch):
     """Caches name what they hold by digests, and say in folders' names which version it is."""
     (tmp_path / "snapshots" / "abc").mkdir(parents=True)
     (tmp_path / "snapshots" / "abc" / "model.zip").symlink_to(model(tmp_path / "blob"))
     named = tmp_path / "snapshots" / "abc" / "model.zip"
     assert policy_source(str(named)).kwargs == {"path": str(named)}
+    (tmp_path / "c.yaml").write_text("policy: {policy: 'a:b', weights: snapshots/abc/model.zip}")
+    assert EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["policy"]["weights"] == str(named)
+    monkeypatch.chdir(named.parent)
+    done = call("init", "made.yaml", "--env", "a:b", "--policy", "a:b", "--weights", named.name)
+    assert done.exit_code == 0, done.output
+    assert EvalConfig.from_yaml("made.yaml").to_dict()["policy"]["weights"] == str(named)
 
 
 # ------------------------------------------------------------------------------ schemes in a config
