@@ -230,6 +230,7 @@ def test_a_masked_policy_in_a_config_is_given_masks_unless_it_says_otherwise(tmp
     assert config.build().environment.action_masks
     assert not config.environment(action_masks=False).build().environment.action_masks
     assert config.to_dict()["policy"] == {"policy": f"sb3:{path}"}
+    assert config.policy(policy_kwargs={"path": "other.zip"}).build().policy.policy_kwargs == {"path": "other.zip"}
 
 
 def test_two_files_of_weights_are_one_too_many(network):
