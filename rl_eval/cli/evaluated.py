@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +38,8 @@ Policy = Annotated[
     _option(
         "POLICY",
         "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
-        "sb3:PATH and rllib:PATH where the path alone does not tell.",
+        "sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where the "
+        "path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
     ),
 ]
 Weights = Annotated[
@@ -73,6 +74,7 @@ def config_keys(
     trust: bool | None,
     weights: Path | None,
     stochastic: bool,
+    assignments: Sequence[str] | None = None,
     **values: Any,
 ) -> dict[str, Any]:
     """Return the config keys that options stand for, by dotted name.
@@ -83,17 +85,26 @@ def config_keys(
         trust: Whether files of pickled objects are trusted; None where nothing is loaded.
         weights: ``--weights``.
         stochastic: ``--stochastic``.
+        assignments: ``--set``, of which arguments of the policy are not looked for beside its file.
         **values: Of the other options, by the names of their keys.
 
     Raises:
-        ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust.
+        ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust, or it brings
+            other weights.
     """
+    from rl_eval.config.policy_schemes import absolute
+
+    if weights is not None and str(weights).startswith("hf:/"):
+        raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
+    keys = _policy_keys(policy, say, assignments or (), trust=trust)
+    if weights is not None and keys.get("policy.weights") is not None:
+        raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
     flags = {
-        "policy.weights": None if weights is None else str(weights.resolve()),
+        "policy.weights": None if weights is None else absolute(weights),
         "policy.deterministic": False if stochastic else None,
         **{f"{section}.{name}": values[name] for section, names in _KEYS.items() for name in names},
     }
-    return _policy_keys(policy, say, trust=trust) | {key: flag for key, flag in flags.items() if flag is not None}
+    return keys | {key: flag for key, flag in flags.items() if flag is not None}
 
 
 _KEYS = {
@@ -104,18 +115,25 @@ _KEYS = {
 }
 
 
-def _policy_keys(policy: str | None, say: Callable[[str], None], *, trust: bool | None) -> dict[str, Any]:
+_KWARGS = "policy.policy_kwargs."
+
+
+def _policy_keys(
+    policy: str | None, say: Callable[[str], None], assignments: Sequence[str], *, trust: bool | None
+) -> dict[str, Any]:
     if policy is None:
         return {}
-    from rl_eval.cli.policy_source import policy_source
+    from rl_eval.cli.hub import on_this_machine
+    from rl_eval.cli.policy_source import keys_of, policy_source
 
-    source = policy_source(policy)
+    given = {one.partition("=")[0].removeprefix(_KWARGS) for one in assignments if one.startswith(_KWARGS)}
+    source = policy_source(on_this_machine(policy, say), given)
     if source.pickled is not None and trust is False:
         facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
         if not consents(f"{facts}.", "Load it?"):
             raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
     say(f"policy: {source.said}")
-    return dict(source.keys)
+    return keys_of(source)
 
 
 def check_evaluated(command: str, env: str | None, policy: str | None, assignments: list[str] | None) -> None:

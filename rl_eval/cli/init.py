@@ -55,6 +55,7 @@ def init(
             trust=None,
             weights=weights,
             stochastic=stochastic,
+            assignments=assignments,
             env=env,
             num_episodes=num_episodes,
             num_runners=num_runners,

@@ -136,6 +136,7 @@ def run(
             trust=trust,
             weights=weights,
             stochastic=stochastic,
+            assignments=assignments,
             env=env,
             num_episodes=num_episodes,
             num_runners=num_runners,

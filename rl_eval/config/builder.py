@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import yaml
 
+from rl_eval.config.policy_schemes import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import convert
@@ -184,7 +185,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        Relative paths of weights and filters are taken relative to the file.
+        Relative paths of weights, filters and policies with a scheme are taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -198,14 +199,8 @@ class EvalConfig:
             values = values[part]
         config = cls.from_dict(values)
         policy = config.to_dict().get("policy", {})
-        policies = policy.get("policies")
-        for holder in (policy, *(policies.values() if isinstance(policies, Mapping) else ())):
-            for key in ("weights", "filters"):
-                file = holder.get(key) if isinstance(holder, dict) else None
-                if isinstance(file, str) and not Path(file).is_absolute():
-                    holder[key] = str((path.parent / file).resolve())
-        for key in {"weights", "filters", "policies"} & policy.keys():
-            config.set(f"policy.{key}", policy[key])
+        for key, value in _anchored(policy, path.parent).items():
+            config.set(f"policy.{key}", value)
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:
@@ -259,6 +254,23 @@ class EvalConfig:
 
     def __repr__(self) -> str:
         return f"EvalConfig({redact(self.to_dict())})"
+
+
+def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the keys of a policy section that may hold relative paths, with paths that begin at a folder."""
+    found = {key: section[key] for key in ("weights", "filters") if isinstance(section.get(key), str)}
+    result: dict[str, Any] = {key: absolute(folder / file) for key, file in found.items()}
+    if isinstance(policy := section.get("policy"), str):
+        result["policy"] = anchored(policy, folder)
+    if isinstance(policies := section.get("policies"), Mapping):
+        result["policies"] = {name: _anchored_policy(one, folder) for name, one in policies.items()}
+    return result
+
+
+def _anchored_policy(given: Any, folder: Path) -> Any:
+    if isinstance(given, str):
+        return anchored(given, folder)
+    return {**given, **_anchored(given, folder)} if isinstance(given, Mapping) else given
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rl_eval.config.policy_schemes import with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert, plain_leaf
@@ -80,7 +81,9 @@ class PolicySection(_Section):
     """The policy, its weights, and how it acts."""
 
     policy: Any = None
-    """An ``nn.Module``, a callable on batches, a ``Policy``, or ``"module:factory"``."""
+    """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``random``, or a text with a scheme:
+    ``sb3:PATH``, ``rllib:PATH``, ``torch:MODULE:ATTR@FILE``, ``torchrl:MODULE:ATTR@FILE``,
+    ``cleanrl:MODULE:CLASS@FILE``. A relative path in a file is relative to the file."""
     policy_kwargs: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     weights: str | None = None
@@ -338,7 +341,7 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
     """
     learn(values)  # Before any message can quote them.
     try:
-        settings = EvalSettings.model_validate(copy_containers(values))
+        settings = EvalSettings.model_validate(copy_containers(with_named_policies(values)))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
     settings = _for_agents(settings)

@@ -1,4 +1,4 @@
-"""Loggers of learning curves: console, files, TensorBoard, Weights & Biases, Ray metrics.
+"""Loggers of learning curves: console, files, TensorBoard, Weights & Biases, MLflow, Ray metrics.
 
 Names are loaded on first use: no logger imports another's packages. Imported by ``training/`` and above.
 """
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rl_eval.loggers.base import Logger
     from rl_eval.loggers.console import ConsoleLogger
     from rl_eval.loggers.files import CSVLogger, JSONLinesLogger
+    from rl_eval.loggers.mlflow import MLflowLogger
     from rl_eval.loggers.ray_metrics import RayMetrics
     from rl_eval.loggers.tensorboard import TensorBoardLogger
     from rl_eval.loggers.wandb import WandbLogger
@@ -21,6 +22,7 @@ _HOME = {
     "ConsoleLogger": "console",
     "JSONLinesLogger": "files",
     "Logger": "base",
+    "MLflowLogger": "mlflow",
     "RayMetrics": "ray_metrics",
     "TensorBoardLogger": "tensorboard",
     "WandbLogger": "wandb",
@@ -31,6 +33,7 @@ __all__ = [
     "ConsoleLogger",
     "JSONLinesLogger",
     "Logger",
+    "MLflowLogger",
     "RayMetrics",
     "TensorBoardLogger",
     "WandbLogger",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from typing import TYPE_CHECKING, Any, Final, final
@@ -32,18 +33,30 @@ class TensorBoardLogger(Logger):
     written from that step on. So does the first point of a logger that continues a folder. This concerns the folder of
     evaluation alone, and with it every logger that has the same ``log_dir`` and prefix: have one.
 
+    A ``writer`` that is there already is written to as it is, under names with the prefix, and flushed, but never
+    closed. What it wrote before stays: a step that is evaluated again is a second value. The chart with the band is
+    left out, since a folder has one layout of such charts, and it may be the trainer's.
+
     Args:
         log_dir: The folder that TensorBoard is started with, or one inside it; the trainer may write there too.
+        writer: A ``SummaryWriter`` of torch or of tensorboardX, instead of ``log_dir``. It cannot be pickled.
 
     Raises:
-        ConfigError: tensorboard is not installed.
+        ConfigError: tensorboard is not installed, or not exactly one of ``log_dir`` and ``writer`` is given.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None, *, writer: Any = None) -> None:
+        is_path, is_writer = isinstance(log_dir, str | os.PathLike), hasattr(writer, "add_scalar")
+        if (is_path, is_writer) != (writer is None, log_dir is None):
+            raise ConfigError(
+                "TensorBoardLogger takes either log_dir, a path, or writer, a SummaryWriter: TensorBoardLogger(path) "
+                "or TensorBoardLogger(writer=writer)"
+            )
+        if writer is None and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("TensorBoardLogger needs the package tensorboard: pip install 'rl-eval[tensorboard]'")
-        self._log_dir = os.fspath(log_dir)
-        self._writer: Any = None
+        self._ours = writer is None
+        self._log_dir = "" if log_dir is None else os.fspath(log_dir)
+        self._writer: Any = writer
         self._last_step = -1
 
     def log(self, point: EvalPoint) -> None:
@@ -58,22 +71,21 @@ class TensorBoardLogger(Logger):
 
     def log_video(self, video: Video, point: EvalPoint) -> None:
         """See :class:`Logger`."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         from rl_eval.video.encoder import gif
 
-        picture = Summary.Image(
+        if self._writer is None:
+            self._writer = self._open(point)
+        message = _messages_of(self._writer)
+        picture = message.Image(
             height=video.height, width=video.width, colorspace=3, encoded_image_string=gif(video.content)
         )
         tag = f"{prefix_of(point)}episode_{video.index}"
-        if self._writer is None:
-            self._writer = self._open(point)
-        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=picture)]), point.step)
+        self._writer.file_writer.add_summary(message(value=[message.Value(tag=tag, image=picture)]), point.step)
         self._writer.flush()
 
     def close(self) -> None:
         """See :class:`Logger`."""
-        if self._writer is not None:
+        if self._ours and self._writer is not None:
             self._writer.close()
             self._writer = None
 
@@ -95,3 +107,10 @@ class TensorBoardLogger(Logger):
         band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
         writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})
         return writer
+
+
+def _messages_of(writer: Any) -> Any:
+    """Return the class of the protocol buffers that a writer takes: tensorboardX has its own."""
+    own = any(base.__module__.startswith("tensorboardX.") for base in type(writer).__mro__)
+    package = "tensorboardX.proto" if own else "tensorboard.compat.proto"
+    return importlib.import_module(f"{package}.summary_pb2").Summary

@@ -224,6 +224,7 @@ def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
     algorithm, path = pendulum
     config = config_for("Pendulum-v1", path)
     from_checkpoint = evaluate(config).fingerprint
+    assert evaluate(config.copy().policy(f"rllib:{path}", policy_kwargs={})).fingerprint == from_checkpoint
     assert evaluate(config, algorithm).fingerprint == from_checkpoint
     policy = portable(algorithm)
     with torch.no_grad():

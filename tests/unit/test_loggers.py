@@ -33,6 +33,7 @@ from rl_eval.loggers import (
     CSVLogger,
     JSONLinesLogger,
     Logger,
+    MLflowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -427,6 +428,120 @@ def test_tensorboard_writes_at_once(tmp_path):
     log.close()
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("module", ["torch.utils.tensorboard", "tensorboardX"])
+def test_a_writer_that_is_there_is_used_and_left_open(tmp_path, module):
+    """It is training's, in whose folder nothing is hidden."""
+    training = pytest.importorskip(module).SummaryWriter(str(tmp_path))
+    for step in range(40):
+        training.add_scalar("train/loss", 1.0, step)
+    with TensorBoardLogger(writer=training) as log:
+        for one in (point(10), point(20), point(10)):
+            log.log(one)
+        log.log_video(make_video(tmp_path), one)
+    if module != "tensorboardX":  # Its flush does not wait for its own queue.
+        assert len(events(tmp_path, ".").Scalars("eval/episode_return_mean")) == 3
+    training.add_scalar("train/loss", 1.0, 40)
+    training.close()
+    read = events(tmp_path, ".")
+    assert [event.step for event in read.Scalars("train/loss")] == list(range(41))
+    assert [event.step for event in read.Scalars("eval/episode_return_mean")] == [10, 20, 10]
+    assert [read.Histograms("eval/episode_return")[1].histogram_value.num] == [3]
+    assert read.Images("eval/episode_2")[0].encoded_image_string.startswith(b"GIF89a")
+    assert len(list(tmp_path.glob("events.*"))) == 1, "it was not closed and opened again"
+    assert "custom_scalars__config__" not in read.Tags()["tensors"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "writer"),
+    [
+        ((), None),
+        (("x",), types.SimpleNamespace(add_scalar=print)),
+        ((types.SimpleNamespace(add_scalar=print),), None),
+        ((), "x"),
+        (("x",), "y"),
+    ],
+)
+def test_tensorboard_takes_either_a_path_or_a_writer(paths, writer):
+    """A writer as first argument is no path."""
+    with pytest.raises(ConfigError, match="either log_dir, a path, or writer, a SummaryWriter"):
+        TensorBoardLogger(*paths, writer=writer)
+
+
+# ------------------------------------------------------------------------------ MLflow
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """A store of files, and MLflow's client of it."""
+    for name, value in {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    return pytest.importorskip("mlflow").MlflowClient()
+
+
+def only_run(store, experiment):
+    (run,) = store.search_runs([store.get_experiment_by_name(experiment).experiment_id])
+    return run
+
+
+def values(store, run, name="eval/episode_return_mean"):
+    return [(metric.step, metric.value) for metric in store.get_metric_history(run.info.run_id, name)]
+
+
+@pytest.mark.process
+def test_mlflow_reads_every_metric_and_the_video_back(store, tmp_path):
+    """All finite metrics, at their steps; a step that is evaluated again is a second value."""
+    one = point(10, bad=math.nan, worse=math.inf)
+    with MLflowLogger("curves", run_name="first", tags={"team": "a"}) as log:
+        log.log(one)
+        log.log_video(make_video(tmp_path), one)
+        log.log(point(5, returns=(0.1, 0.2)))
+        log.log(point(10, returns=(7.0,)))
+        assert only_run(store, "curves").info.status == "RUNNING"
+    run = only_run(store, "curves")
+    assert (run.info.run_name, run.data.tags["team"], run.info.status) == ("first", "a", "FINISHED")
+    finite = {name for name, value in one.metrics.items() if math.isfinite(value)}
+    assert finite <= set(run.data.metrics)
+    assert not {"eval/bad", "eval/worse"} & set(run.data.metrics)
+    assert values(store, run) == [(10, one.result.mean_return), (5, pytest.approx(0.15)), (10, 7.0)]
+    (artifact,) = store.list_artifacts(run.info.run_id, "eval/step_10")
+    video = Path(store.download_artifacts(run.info.run_id, artifact.path, str(tmp_path)))
+    assert video.read_bytes() == make_video(tmp_path).content
+
+
+def test_mlflow_leaves_a_run_that_it_was_given_open(store):
+    """It is training's, by its object or its id; names that MLflow refuses are written otherwise."""
+    run = store.create_run(store.create_experiment("train"))
+    for given in (run, run.info.run_id):
+        with MLflowLogger(run=given) as log:
+            log.log(point(10, **{"speed[%]": 0.5}))
+        log.close()
+    found = only_run(store, "train")
+    assert found.info.status == "RUNNING"
+    assert values(store, found) == [(10, point().result.mean_return)] * 2
+    assert values(store, found, "eval/speed___") == [(10, 0.5)] * 2
+
+
+def test_mlflow_starts_no_run_before_there_is_a_point(store, monkeypatch):
+    """It travels, and closing twice is fine; the experiment is the one that the environment names."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named outside")
+    log = cloudpickle.loads(cloudpickle.dumps(MLflowLogger()))
+    log.close()
+    log.close()
+    assert store.get_experiment_by_name("named outside") is None
+    log.log(point(10))
+    assert only_run(store, "named outside").info.status == "RUNNING"
+
+
+def test_mlflow_refuses_a_run_together_with_settings_of_another():
+    """One of them would be ignored."""
+    with pytest.raises(ConfigError, match="leave either out"):
+        MLflowLogger("curves", run="0123")
+    with pytest.raises(ConfigError, match="leave either out"):
+        MLflowLogger(run="0123", run_name="x")
+
+
 # ------------------------------------------------------------------------------ W&B
 
 
@@ -532,6 +647,7 @@ def test_wandb_refuses_a_run_together_with_settings_of_another():
     [
         (lambda: TensorBoardLogger("x"), "tensorboard", "tensorboard"),
         (lambda: WandbLogger("x"), "wandb", "wandb"),
+        (lambda: MLflowLogger("x"), "mlflow", "mlflow"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, extra):
@@ -566,7 +682,7 @@ def test_loggers_travel_before_their_first_point(make, tmp_path, monkeypatch):
 @pytest.mark.process
 def test_loggers_are_imported_when_they_are_used():
     """None brings the packages of another; nor does the log bring what reads and writes its files."""
-    heavy = ("torch", "ray", "wandb", "tensorboard", "imageio_ffmpeg", "pyarrow", "obstore")
+    heavy = ("torch", "ray", "wandb", "mlflow", "tensorboard", "imageio_ffmpeg", "pyarrow", "obstore")
     script = (
         "import sys, rl_eval.log, rl_eval.loggers as l; [getattr(l, name) for name in l.__all__]\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"

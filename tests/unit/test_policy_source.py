@@ -6,13 +6,17 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium import spaces
+from safetensors.torch import save_file
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.cli.policy_source import policy_source
 from rl_eval.errors import ConfigError
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.uniform import UniformPolicy
+from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder
 
 SB3 = "rl_eval.integrations.sb3:load_policy"
@@ -37,11 +41,11 @@ def model(path, **facts):
 
 def test_a_model_of_sb3_is_known_by_its_contents_and_brings_its_normalizer(tmp_path):
     path = model(tmp_path / "model")
-    assert policy_source(str(path)).keys["policy.policy_kwargs"] == {"path": str(path)}
+    assert policy_source(str(path)).kwargs == {"path": str(path)}
     (tmp_path / "my_vecnormalize.pkl").touch()
     source = policy_source(str(path))
-    assert source.keys["policy.policy"] == SB3
-    assert source.keys["policy.policy_kwargs"]["vecnormalize"] == str(tmp_path / "my_vecnormalize.pkl")
+    assert source.factory == SB3
+    assert source.kwargs["vecnormalize"] == str(tmp_path / "my_vecnormalize.pkl")
     assert source.pickled == str(path)
     assert "my_vecnormalize.pkl" in source.said
 
@@ -54,7 +58,7 @@ def test_the_normalizer_is_the_one_of_this_model(tmp_path, normalizer):
     (tmp_path / normalizer).touch()
     if "/" not in normalizer:
         (tmp_path / "rl_model_vecnormalize_100_steps.pkl").touch()
-    kwargs = policy_source(str(path)).keys["policy.policy_kwargs"]
+    kwargs = policy_source(str(path)).kwargs
     assert kwargs["vecnormalize"] == str(tmp_path / normalizer)
 
 
@@ -63,7 +67,7 @@ def test_a_model_that_was_trained_without_a_normalizer_takes_none(tmp_path):
     path = model(tmp_path / "model.zip", _last_original_obs=None)
     for name in ("vecnormalize.pkl", "other_vecnormalize.pkl"):
         (tmp_path / name).touch()
-    assert policy_source(str(path)).keys["policy.policy_kwargs"] == {"path": str(path)}
+    assert policy_source(str(path)).kwargs == {"path": str(path)}
 
 
 def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
@@ -72,9 +76,9 @@ def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
     statistics = run / "Hopper-v5" / "vecnormalize.pkl"
     statistics.touch()
     only = model(run / "Hopper-v5.zip", _last_original_obs={})
-    assert policy_source(str(run)).keys["policy.policy_kwargs"] == {"path": str(only), "vecnormalize": str(statistics)}
+    assert policy_source(str(run)).kwargs == {"path": str(only), "vecnormalize": str(statistics)}
     best = model(run / "best_model.zip", _last_original_obs={})
-    assert policy_source(str(best)).keys["policy.policy_kwargs"]["vecnormalize"] == str(statistics)
+    assert policy_source(str(best)).kwargs["vecnormalize"] == str(statistics)
     with pytest.raises(ConfigError, match=r"one model, and holds Hopper-v5\.zip, best_model\.zip: name the file"):
         policy_source(str(run))
 
@@ -82,9 +86,9 @@ def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
 def test_a_masked_policy_is_given_masks(tmp_path):
     masked = {":serialized:": "gAWV", "__module__": "sb3_contrib.common.maskable.policies"}
     source = policy_source(str(model(tmp_path / "model.zip", policy_class=masked)))
-    assert source.keys["environment.action_masks"] is True
+    assert source.settings["environment.action_masks"] is True
     assert "action masks" in source.said
-    assert "environment.action_masks" not in policy_source(str(model(tmp_path / "plain.zip"))).keys
+    assert "environment.action_masks" not in policy_source(str(model(tmp_path / "plain.zip"))).settings
 
 
 @pytest.mark.parametrize("data", [b"no json", b"[1]", b'{"policy_class": 3}'])
@@ -92,7 +96,7 @@ def test_what_a_model_says_of_itself_may_be_nothing(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         archive.writestr("data", data)
         archive.writestr("policy.pth", b"")
-    assert policy_source(str(tmp_path / "model.zip")).keys["policy.policy"] == SB3
+    assert policy_source(str(tmp_path / "model.zip")).factory == SB3
 
 
 def test_two_normalizers_are_a_question(tmp_path):
@@ -106,29 +110,150 @@ def test_two_normalizers_are_a_question(tmp_path):
 def test_a_folder_of_rllib_is_known_by_its_file(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     source = policy_source(str(tmp_path))
-    assert source.keys["policy.policy"] == "rl_eval.integrations.rllib:load_policy"
+    assert source.factory == "rl_eval.integrations.rllib:load_policy"
     assert source.pickled
 
 
 def test_a_path_that_could_be_two_things_is_no_guess(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     path = model(tmp_path / "model.zip")
-    with pytest.raises(ConfigError, match="its kind cannot be told: say it with one of sb3:PATH, rllib:PATH"):
+    with pytest.raises(ConfigError, match=f"its kind cannot be told: say it with one of sb3:{tmp_path}, rllib:"):
         policy_source(str(tmp_path))
-    assert policy_source(f"sb3:{tmp_path}").keys["policy.policy_kwargs"] == {"path": str(path)}
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="one of sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:"):
+        policy_source(str(tmp_path / "notes.txt"))
+    assert policy_source(f"sb3:{tmp_path}").kwargs == {"path": str(path)}
 
 
 def test_references_and_what_is_neither(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert policy_source("pkg.module:make").keys["policy.policy"] == "pkg.module:make"
+    assert policy_source("pkg.module:make").factory == "pkg.module:make"
     assert policy_source("pkg.module:make").pickled is None
     (tmp_path / "net.safetensors").touch()
-    with pytest.raises(ConfigError, match=r"weights alone.* --policy pkg\.module:make --weights net\.safetensors"):
+    with pytest.raises(ConfigError, match=r"weights alone.* torch:MODULE:ATTR@net\.safetensors"):
         policy_source("net.safetensors")
     with pytest.raises(ConfigError, match=r"--policy modle\.zip: there is no such file or folder"):
         policy_source("modle.zip")
     with pytest.raises(ConfigError, match=r"--policy ./a:b"):
         policy_source("./a:b")
+
+
+def test_a_scheme_says_at_once_that_a_file_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in ("sb3:modle.zip", "rllib:checkpoint", "torch:pkg:make@net.pt", "cleanrl:ppo:Agent@ppo.cleanrl_model"):
+        with pytest.raises(ConfigError, match=f"the policy '{text}': there is no file or folder"):
+            policy_source(text)
+    for text in ("sb3:", "rllib:", "torch:", "torch:make@", "cleanrl:ppo:Agent", "torch:pkg:"):
+        with pytest.raises(ConfigError, match=r"lacks a|is no reference: write it as torch:MODULE:ATTR@FILE"):
+            policy_source(text)
+
+
+def test_the_ending_of_a_model_may_be_left_out(tmp_path):
+    """As SB3 has it; and the normalizer is found all the same."""
+    path = model(tmp_path / "model.zip")
+    (tmp_path / "vecnormalize.pkl").touch()
+    assert policy_source(f"sb3:{tmp_path / 'model'}") == policy_source(str(path))
+    assert policy_source(str(path)).kwargs["path"] == str(path)
+
+
+def test_a_file_keeps_its_name_where_it_is_a_link(tmp_path, monkeypatch):
+    """Caches name what they hold by digests, and say in folders' names which version it is."""
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    (tmp_path / "snapshots" / "abc" / "model.zip").symlink_to(model(tmp_path / "blob"))
+    named = tmp_path / "snapshots" / "abc" / "model.zip"
+    assert policy_source(str(named)).kwargs == {"path": str(named)}
+    (tmp_path / "c.yaml").write_text("policy: {policy: 'a:b', weights: snapshots/abc/model.zip}")
+    assert EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["policy"]["weights"] == str(named)
+    monkeypatch.chdir(named.parent)
+    done = call("init", "made.yaml", "--env", "a:b", "--policy", "a:b", "--weights", named.name)
+    assert done.exit_code == 0, done.output
+    assert EvalConfig.from_yaml("made.yaml").to_dict()["policy"]["weights"] == str(named)
+
+
+# ------------------------------------------------------------------------------ schemes in a config
+
+
+SUPER = "        super().__init__(4, 2)"
+
+
+@pytest.fixture
+def network(folder, monkeypatch):
+    """A module with a class, and the weights of one of it, which are not those that it begins with."""
+    lines = ("import torch", "class Agent(torch.nn.Linear):", "    def __init__(self, envs=None):", SUPER, "")
+    (folder / "my_net.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder))
+    weights = {"weight": torch.tensor([[0.0] * 4, [0.0, 0.0, 1.0, 1.0]]), "bias": torch.zeros(2)}
+    save_file(weights, folder / "net.safetensors")
+    torch.save(weights, folder / "net.cleanrl_model")
+    yield folder
+    sys.modules.pop("my_net", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch:my_net:Agent@net.safetensors",
+        "torchrl:my_net:Agent@net.safetensors",
+        "cleanrl:my_net:Agent@net.cleanrl_model",
+    ],
+)
+def test_weights_come_with_what_builds_their_module(network, text):
+    """In a config, on the command line, and as keys, it is the same policy."""
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=3)
+    plain = config.copy().policy("my_net:Agent", weights="net.safetensors")
+    expected = evaluate(plain).table.rows["episode_return"]
+    assert (evaluate(config.copy().policy(text)).table.rows["episode_return"] == expected).all()
+    done = call("run", "--env", "CartPole-v1", "-n", 3, "--policy", text, "--output", "out")
+    assert done.exit_code == 0, done.output
+    assert "my_net:Agent" in done.output
+    assert (load("out").table.rows["episode_return"] == expected).all()
+
+
+def test_a_path_in_a_config_file_begins_at_the_file(tmp_path):
+    """So does that of one of several policies; arguments that are set stay."""
+    path = model(tmp_path / "model.zip")
+    (tmp_path / "a_vecnormalize.pkl").touch()
+    (tmp_path / "b_vecnormalize.pkl").touch()
+    several = {"x": "random", "y": {"policy": "sb3:model.zip", "policy_kwargs": {"vecnormalize": False}}}
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump({"policy": {"policies": several}}))
+    built = (
+        EvalConfig.from_yaml(tmp_path / "several.yaml").environment("x:y", agents=("x", "y")).build().policy.policies
+    )
+    assert built["y"].policy_kwargs == {"path": str(path), "vecnormalize": False}
+    assert built["y"].policy == SB3
+    assert (built["x"].policy, built["x"].deterministic) == ("rl_eval.policies.uniform:UniformPolicy", False)
+
+
+def test_a_masked_policy_in_a_config_is_given_masks_unless_it_says_otherwise(tmp_path):
+    path = model(tmp_path / "m.zip", policy_class={"__module__": "sb3_contrib.common.maskable.policies"})
+    config = EvalConfig().environment("CartPole-v1").policy(f"sb3:{path}")
+    assert config.build().environment.action_masks
+    assert not config.environment(action_masks=False).build().environment.action_masks
+    assert config.to_dict()["policy"] == {"policy": f"sb3:{path}"}
+    assert config.policy(policy_kwargs={"path": "other.zip"}).build().policy.policy_kwargs == {"path": "other.zip"}
+
+
+def test_two_files_of_weights_are_one_too_many(network):
+    with pytest.raises(ConfigError, match=r"policy\.weights is set, but .* names a file as well"):
+        EvalConfig().policy("torch:my_net:Agent@net.safetensors", weights="other.pt").build()
+    done = call(
+        "run", "--env", "CartPole-v1", "--policy", "torch:my_net:Agent@net.safetensors", "--weights", "other.pt"
+    )
+    assert done.exit_code == 2
+    assert "names a file as well" in " ".join(done.output.split())
+
+
+def test_a_normalizer_is_chosen_on_the_command_line(folder):
+    """Which of two it is, is a question without it."""
+    model(folder / "model.zip")
+    for name in ("a_vecnormalize.pkl", "b_vecnormalize.pkl"):
+        (folder / name).touch()
+    command = ("init", "made.yaml", "--env", "CartPole-v1", "--policy", "model.zip")
+    assert "choose it, with policy.policy_kwargs.vecnormalize" in " ".join(call(*command).output.split())
+    done = call(*command, "--set", "policy.policy_kwargs.vecnormalize=b_vecnormalize.pkl")
+    assert done.exit_code == 0, done.output
+    kwargs = yaml.safe_load((folder / "made.yaml").read_text())["policy"]["policy_kwargs"]
+    assert kwargs == {"path": str(folder / "model.zip"), "vecnormalize": "b_vecnormalize.pkl"}
 
 
 # ------------------------------------------------------------------------------ rl-eval run without a config

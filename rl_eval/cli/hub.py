@@ -1,0 +1,105 @@
+"""Files of the Hugging Face Hub, named as ``hf://repo/file``: they are downloaded into its own cache."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.integrations.sb3_files import NORMALIZERS
+
+__all__ = ["on_this_machine"]
+
+_SCHEME: Final = "hf://"
+_FORM: Final = "hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION"
+
+
+class _HubFile(NamedTuple):
+    """File or folder of a repository."""
+
+    text: str
+    repo: str
+    path: str
+    revision: str | None
+
+
+def on_this_machine(text: str, say: Callable[[str], None]) -> str:
+    """Return a text with the path of a downloaded file in the place of ``hf://OWNER/REPO/FILE``; any other as it is.
+
+    Normalizers of Stable-Baselines3 are downloaded with the file, for they belong to it. Without a network, what the
+    cache has is used.
+
+    Args:
+        text: Such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip``, or ``torch:pkg:make@hf://me/nets/a.safetensors``.
+        say: Called with what is downloaded from where, and then with the revision.
+
+    Raises:
+        ConfigError: It is no such text, huggingface_hub is not installed, there is no such file, or the Hub cannot be
+            reached and the cache does not have it.
+    """
+    before, scheme, rest = text.partition(_SCHEME)
+    if not scheme:
+        return text
+    file = _parse(rest)
+    folder = _fetched(file, say)
+    path = folder / file.path
+    if not path.exists():
+        raise ConfigError(f"{file.text}: {file.repo} has no such file: {_nearest_file(file, folder.name)}")
+    say(f"{file.text}: revision {folder.name}")
+    return f"{before}{path}"
+
+
+def _parse(rest: str) -> _HubFile:
+    place, at, revision = rest.partition("@")
+    owner, name, path = (*place.split("/", 2), "", "")[:3]
+    if not (owner and name and path) or (at and not revision):
+        raise ConfigError(f"{_SCHEME}{rest} is no file of the Hugging Face Hub: write it as {_FORM}")
+    return _HubFile(_SCHEME + rest, f"{owner}/{name}", path, revision or None)
+
+
+def _fetched(file: _HubFile, say: Callable[[str], None]) -> Path:
+    """Return the folder of the revision, which has its digest as name."""
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError:
+        raise ConfigError(f"{file.text} needs the package huggingface_hub: pip install 'rl-eval[hf]'") from None
+    say(f"{file.text}: asking {constants.ENDPOINT}, which needs the network")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    path = glob.escape(file.path)
+    beside = glob.escape(str(Path(file.path).parent)).removeprefix(".")
+    patterns = [path, f"{path}/*", f"{beside}/{NORMALIZERS}".removeprefix("/")]
+    try:
+        return Path(snapshot_download(file.repo, revision=file.revision, allow_patterns=patterns))
+    except Exception as error:
+        raise ConfigError(f"{file.text}: {_reason(file, error)}") from error
+
+
+def _reason(file: _HubFile, error: Exception) -> str:
+    """Say in one line why a file was not downloaded."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if constants.HF_HUB_OFFLINE:
+            return "it is not in the cache, and HF_HUB_OFFLINE forbids to download it"
+        return f"it is not in the cache, and {constants.ENDPOINT} cannot be reached: connect to the network"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{file.repo} is given to whom its owners allow only: ask them, and log in with `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no repository {file.repo}, or it is private: log in with `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{file.repo} has no revision {file.revision}"
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _nearest_file(file: _HubFile, revision: str) -> str:
+    from huggingface_hub import HfApi
+
+    try:
+        return nearest(file.path, HfApi().list_repo_files(file.repo, revision=revision))
+    except Exception as error:
+        return f"what it has cannot be listed ({type(error).__name__})"

@@ -1,0 +1,166 @@
+"""Registry of the schemes by which a text names a policy, such as ``sb3:model.zip``.
+
+An integration adds its schemes as ``SCHEMES`` of a module that imports nothing of its framework: a command says what a
+policy is before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.errors import ConfigError
+
+__all__ = [
+    "PolicyScheme",
+    "PolicySource",
+    "absolute",
+    "anchored",
+    "forms",
+    "named_source",
+    "schemes",
+    "with_named_policies",
+]
+
+_MODULES: Final = ("sb3_files", "rllib_files", "module_files")
+"""Modules of ``rl_eval.integrations`` that have schemes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySource:
+    """What makes a policy that a text names."""
+
+    factory: str
+    """``"module:attr"`` of what makes it."""
+    said: str
+    """What it is, in words."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the factory."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Other keys of the config, by dotted name, unless they are set."""
+    pickled: str | None = None
+    """File or folder that holds pickled objects, which can run code when they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyScheme:
+    """One way to name a policy: ``sb3:PATH``, or ``torch:MODULE:ATTR@FILE`` for what a file alone does not tell."""
+
+    form: str
+    """How it is written."""
+    source: Callable[[str, Path | None, Collection[str]], PolicySource]
+    """Called with the reference before ``@``, the file, and the names of the arguments that are given apart."""
+    recognises: Callable[[Path], bool]
+    """Whether a file or folder is plainly of this kind."""
+    suffix: str = ""
+    """What may be left out at the end of a path."""
+
+    def split(self, rest: str) -> tuple[str, str]:
+        """Return the reference and the path, each maybe empty, of what stands behind the scheme's name."""
+        if "@" not in self.form:
+            return "", rest
+        reference, at, path = rest.partition("@")
+        return (reference, path) if at or ":" in rest else ("", rest)
+
+
+@functools.cache
+def schemes() -> dict[str, PolicyScheme]:
+    """Return the schemes by name."""
+    modules = [importlib.import_module(f"rl_eval.integrations.{name}") for name in _MODULES]
+    return {name: scheme for module in modules for name, scheme in module.SCHEMES.items()}
+
+
+def forms() -> str:
+    """Return how the schemes are written, for messages."""
+    return ", ".join(scheme.form for scheme in schemes().values())
+
+
+def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
+    """Return what a text names with a scheme, or ``random``; None for any other text.
+
+    Args:
+        text: Such as ``sb3:model.zip``.
+        given: Names of arguments that are given apart, and are not looked for.
+
+    Raises:
+        ConfigError: There is no such file, or it is not what the scheme says.
+    """
+    if "hf://" in text:
+        raise ConfigError(
+            f"the policy {text!r}: a config downloads nothing: rl-eval init FILE --policy {text} downloads it, and "
+            "writes a config with its path"
+        )
+    if text == "random":
+        return PolicySource(
+            "rl_eval.policies.uniform:UniformPolicy",
+            "uniform random actions",
+            settings={"policy.deterministic": False},
+        )
+    name, colon, rest = text.partition(":")
+    if not colon or name not in schemes():
+        return None
+    scheme = schemes()[name]
+    reference, path = scheme.split(rest)
+    return scheme.source(reference, _existing(text, path, scheme.suffix) if path else None, given)
+
+
+def absolute(path: Path) -> str:
+    """Return the absolute path of a file under its own name, which may be a link to a file in a cache."""
+    return str(path.parent.resolve() / path.name)
+
+
+def anchored(text: str, folder: Path) -> str:
+    """Return a text whose relative path, if a scheme has one, begins at a folder."""
+    name, colon, rest = text.partition(":")
+    if not colon or name not in schemes():
+        return text
+    path = schemes()[name].split(rest)[1]
+    return f"{text.removesuffix(path)}{absolute(folder / Path(path).expanduser())}" if path else text
+
+
+def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the values of a config in which policies that schemes name have a factory with arguments.
+
+    What is set stays as it is, such as ``policy_kwargs``.
+
+    Raises:
+        ConfigError: As :func:`named_source`.
+    """
+    settings = {name: dict(section) for name, section in values.items()}
+    policy = settings.get("policy", {})
+    others: dict[str, Any] = {}
+    if isinstance(several := policy.get("policies"), Mapping):
+        policy["policies"] = {name: _expanded(one, others) for name, one in several.items()}
+    if policy:
+        settings["policy"] = _expanded(policy, others)
+    for key, value in others.items():
+        section, _, name = key.partition(".")
+        settings.setdefault(section, {}).setdefault(name, value)
+    return settings
+
+
+def _expanded(section: Any, others: dict[str, Any]) -> Any:
+    """Return a policy section with its factory, and add the keys of other sections to ``others``."""
+    given: Any = {"policy": section} if isinstance(section, str) else section
+    if not isinstance(given, Mapping) or not isinstance(text := given.get("policy"), str):
+        return section
+    kwargs = given.get("policy_kwargs", {})
+    if not isinstance(kwargs, Mapping) or (source := named_source(text, kwargs)) is None:
+        return section
+    own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}
+    others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
+    if "weights" in own and given.get("weights"):
+        raise ConfigError(f"policy.weights is set, but the policy {text!r} names a file as well: leave one out")
+    return {**own, **given, "policy": source.factory, "policy_kwargs": {**source.kwargs, **kwargs}}
+
+
+def _existing(text: str, path: str, suffix: str) -> Path:
+    found = Path(path).expanduser()
+    for candidate in (found, found.with_name(found.name + suffix)):
+        if candidate.exists():
+            return candidate
+    raise ConfigError(f"the policy {text!r}: there is no file or folder {str(found)!r} in {Path.cwd()}")

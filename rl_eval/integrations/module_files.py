@@ -1,0 +1,66 @@
+"""Schemes of files that hold weights alone, with what builds their module: torch, TorchRL, CleanRL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
+from rl_eval.errors import ConfigError
+
+__all__ = ["SCHEMES"]
+
+_WEIGHTS: Final = (".safetensors", ".pt", ".pth")
+_CLEANRL: Final = ".cleanrl_model"
+
+
+def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    """Return a factory's module with the weights of a file, or as it is."""
+    _check(form, reference, path)
+    said = f"{what} of {reference}"
+    if path is None:
+        return PolicySource(reference, said)
+    weights = {"policy.weights": absolute(path)}
+    return PolicySource(reference, f"{said} with the weights of {path}", settings=weights)
+
+
+def _agent(form: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    """Return an agent of CleanRL with the weights that its script saved."""
+    _check(form, reference, path)
+    if path is None:
+        raise ConfigError(f"the policy 'cleanrl:{reference}' lacks a model file: write it as {form}")
+    return PolicySource(
+        "rl_eval.integrations.cleanrl:load_agent",
+        f"the agent {reference} of CleanRL with the weights of {path}",
+        {"agent": reference, "path": absolute(path)},
+    )
+
+
+def _check(form: str, reference: str, path: Path | None) -> None:
+    if path is not None and not reference:
+        raise ConfigError(
+            f"the policy {str(path)!r} is a file of weights alone: say what builds the module that they belong to, as "
+            f"in {form.replace('FILE', str(path))}"
+        )
+    module, _, attribute = reference.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"the policy {reference!r} is no reference: write it as {form}")
+
+
+def _has_suffix(suffixes: tuple[str, ...], path: Path) -> bool:
+    return path.is_file() and path.suffix in suffixes
+
+
+def _scheme(form: str, what: str, suffixes: tuple[str, ...]) -> PolicyScheme:
+    return PolicyScheme(form, partial(_module, form, what), partial(_has_suffix, suffixes))
+
+
+_CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
+
+SCHEMES: Final = {
+    "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _WEIGHTS),
+    "torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", ()),
+    "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,))),
+}

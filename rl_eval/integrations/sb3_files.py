@@ -1,0 +1,86 @@
+"""Scheme ``sb3:PATH``: models of Stable-Baselines3 with the normalizer that lies beside them, told without loading."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
+from rl_eval.errors import ConfigError
+
+__all__ = ["NORMALIZERS", "SCHEMES"]
+
+NORMALIZERS: Final = "*vec*normalize*.pkl"
+"""``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
+_UNKNOWN: Final = object()
+_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
+"""Module of the class of a masked policy."""
+
+
+def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    """Return a model, with the normalizer that lies beside it, if it was trained with one."""
+    if path is None:
+        raise ConfigError("the policy 'sb3:' lacks a path, as in sb3:model.zip")
+    if path.is_dir():
+        path = _only(path, sorted(path.glob("*.zip")), "one model", "name the file")
+    facts = _facts_of(path)
+    kwargs = {"path": absolute(path)}
+    said = f"a model of Stable-Baselines3, {path}"
+    normalized = "vecnormalize" not in given and facts.get("_last_original_obs", _UNKNOWN) is not None
+    if normalized and (normalizer := _normalizer_of(path)) is not None:
+        kwargs["vecnormalize"] = absolute(normalizer)
+        said += f", with {normalizer}"
+    masked = _MASKABLE in str(facts.get("policy_class"))
+    return PolicySource(
+        "rl_eval.integrations.sb3:load_policy",
+        said + (", with the environment's action masks" if masked else ""),
+        kwargs,
+        {"environment.action_masks": True} if masked else {},
+        pickled=str(path),
+    )
+
+
+def _recognises(path: Path) -> bool:
+    if path.is_dir():
+        return any(map(_recognises, path.glob("*.zip")))
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return {"data", "policy.pth"} <= set(archive.namelist())
+
+
+def _facts_of(model: Path) -> Mapping[str, Any]:
+    """Return what a model says of itself, without loading what is pickled in it; nothing if it cannot be read."""
+    try:
+        with zipfile.ZipFile(model) as archive:
+            facts = json.loads(archive.read("data"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return {}  # Loading it says what is wrong.
+    return facts if isinstance(facts, dict) else {}
+
+
+def _normalizer_of(model: Path) -> Path | None:
+    """Return the normalizer that SB3's callbacks or its zoo saved with a model; None if there is none.
+
+    The zoo's is in the folder of the environment's name, beside all models of the run.
+    """
+    folder = model.parent
+    found = sorted([*folder.glob(NORMALIZERS), *model.with_suffix("").glob(NORMALIZERS)])
+    found = found or sorted(folder.glob(f"*/{NORMALIZERS}"))
+    own = [path for path in found if re.sub("_?vec_?normalize", "", path.stem) == model.stem]
+    remedy = "choose it, with policy.policy_kwargs.vecnormalize"
+    return _only(folder, own or found, "one normalizer", remedy) if found else None
+
+
+def _only(folder: Path, found: list[Path], what: str, remedy: str) -> Path:
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
+    raise ConfigError(f"the policy: {folder} should hold {what}, and holds {names}: {remedy}")
+
+
+SCHEMES: Final = {"sb3": PolicyScheme("sb3:PATH", _source, _recognises, suffix=".zip")}

@@ -1,0 +1,89 @@
+"""Schemes of policies with the frameworks that they are for: the same episodes as with their objects."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from tensordict.nn import TensorDictModule
+from typer.testing import CliRunner
+
+from rl_eval import EvalConfig, evaluate, load
+from rl_eval.cli import app
+
+DATA = Path(__file__).parent / "data"
+CONFIG = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+
+
+def returns(result):
+    return result.table.rows["episode_return"]
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "-n", "4", "--output", "out", "--force", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output, returns(load("out"))
+
+
+def test_a_model_of_sb3(tmp_path, monkeypatch):
+    """In a file beside it, and on the command line without its ending."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DATA / "cartpole_ppo_early.zip", "model.zip")
+    Path("config.yaml").write_text("policy: {policy: 'sb3:model.zip'}")
+    expected = returns(evaluate(CONFIG, PPO.load("model.zip")))
+    named = EvalConfig.from_yaml("config.yaml").environment("CartPole-v1").evaluation(num_episodes=4)
+    assert (returns(evaluate(named)) == expected).all()
+    said, found = run("--policy", "sb3:model", "--trust")
+    assert "a model of Stable-Baselines3, model.zip" in " ".join(said.split())
+    assert (found == expected).all()
+
+
+def test_a_folder_of_the_zoo(tmp_path, monkeypatch):
+    """With the statistics that it keeps in the folder of the environment's name."""
+    import gymnasium as gym
+
+    monkeypatch.chdir(tmp_path)
+    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    model = PPO("MlpPolicy", venv, n_steps=64, seed=0).learn(64)
+    folder = Path("ppo", "CartPole-v1_1")
+    folder.mkdir(parents=True)
+    model.save(folder / "CartPole-v1.zip")
+    (folder / "CartPole-v1").mkdir()
+    venv.save(str(folder / "CartPole-v1" / "vecnormalize.pkl"))
+    said, found = run("--policy", str(folder), "--trust")
+    assert "vecnormalize.pkl" in said
+    assert (found == returns(evaluate(CONFIG, model))).all()
+    assert (run("--policy", f"sb3:{folder}", "--trust")[1] == found).all()
+
+
+def test_a_module_of_torchrl(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "from tensordict.nn import TensorDictModule\nfrom torch import nn\n\ndef make():\n"
+    Path("my_actor.py").write_text(
+        source + "    return TensorDictModule(nn.Linear(4, 2), in_keys=['observation'], out_keys=['action'])\n"
+    )
+    import my_actor
+
+    actor = my_actor.make()
+    assert isinstance(actor, TensorDictModule)
+    save_file(actor.state_dict(), "actor.safetensors")
+    expected = returns(evaluate(CONFIG, actor))
+    said, found = run("--policy", "torchrl:my_actor:make@actor.safetensors")
+    assert "the TorchRL module of my_actor:make with the weights of actor.safetensors" in said
+    assert (found == expected).all()
+    assert np.isfinite(found).all()
+    sys.modules.pop("my_actor")
+
+
+@pytest.mark.parametrize("text", ["sb3:checkpoint", "checkpoint"])
+def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint").mkdir()
+    done = CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "--policy", text])
+    assert done.exit_code == 2
+    assert ("should hold one model" if text.startswith("sb3") else "its kind cannot be told") in done.output
