@@ -11,6 +11,7 @@ from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
+from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
@@ -21,15 +22,22 @@ __all__ = ["video"]
 
 def video(
     path: Results,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", show_default=False, help="Where the MP4 files go.")
-    ],
     select: Annotated[
         str,
         typer.Option(
             "--select", metavar="SELECTORS", help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas."
         ),
     ] = "worst,best",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            show_default=False,
+            help="Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
+        ),
+    ] = None,
     max_videos: Annotated[int, typer.Option("--max-videos", metavar="N", help="Most videos.")] = 8,
     fps: Annotated[
         float | None, typer.Option("--fps", show_default=False, help="Frames per second; by default the environment's.")
@@ -40,15 +48,30 @@ def video(
 ) -> None:
     """Run chosen episodes again in this process, from their provenance, and make a video of each."""
     with reported(debug):
+        folder = output or _folder_in(path)
         result = load_to_run(path, trust)
         from rl_eval.video import record_videos
 
         videos = record_videos(
-            result, select, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
+            result, select, folder, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
         )
-        print_page(_page(videos, output))
+        print_page(_page(videos, folder))
         if not all(made.identical for made in videos):
             raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _folder_in(path: str) -> Path:
+    """Return the folder of the videos of a run.
+
+    Raises:
+        ConfigError: The run is not in a folder here.
+    """
+    from rl_eval.log.storage import is_uri
+    from rl_eval.results.videos import VIDEO_FOLDER
+
+    if is_uri(path):
+        raise ConfigError("the run is not in a folder of this machine: say where its videos go with --output")
+    return (Path(path).parent if Path(path).is_file() else Path(path)) / VIDEO_FOLDER
 
 
 def _page(videos: list[Video], folder: Path) -> Page:

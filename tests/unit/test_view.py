@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import os
@@ -25,9 +26,11 @@ from rl_eval.results.page.html import Source, render
 from rl_eval.results.page.server import RunServer
 from rl_eval.results.page.site import RunSite
 from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.results.videos import video_name
 from tests.unit.cli_world import call, start
 from tests.unit.report_world import make_result
 
+NOTHING = {"default-src", "base-uri", "frame-ancestors"}
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
@@ -45,9 +48,9 @@ class Client:
     def __init__(self, server: RunServer) -> None:
         self.port = server.server_address[1]
 
-    def get(self, target: str, host: str | None = None, method: str = "GET") -> Response:
+    def get(self, target: str, host: str | None = None, method: str = "GET", part: str = "") -> Response:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        headers = {} if host is None else {"Host": host}
+        headers = ({} if host is None else {"Host": host}) | ({"Range": part} if part else {})
         connection.request(method, target, headers=headers)
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -257,9 +260,9 @@ def test_every_answer_forbids_what_a_page_does_not_need(client: Client, target: 
     """Errors too: nothing from elsewhere, no guessing at types, no frame around it, no copy of it."""
     headers = client.get(target, host, method).headers
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
-    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
-    assert policy["form-action"] == "'self'"
-    assert policy.keys() == {"default-src", "style-src", "script-src", "base-uri", "form-action", "frame-ancestors"}
+    assert {policy[name] for name in NOTHING} == {"'none'"}
+    assert policy["form-action"] == policy["media-src"] == "'self'"
+    assert {*policy} - {"style-src", "script-src", "form-action", "media-src"} == NOTHING
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cross-origin-resource-policy"] == "same-origin"
@@ -273,6 +276,79 @@ def test_the_policy_of_the_server_allows_what_the_pages_have(client: Client) -> 
     digests = re.findall(r"sha256-[^&']+", inside[1])
     assert len(digests) == 2
     assert all(digest.replace("&#43;", "+") in answer.headers["content-security-policy"] for digest in digests)
+
+
+# Videos
+
+
+@pytest.fixture
+def filmed(tmp_path: Path) -> tuple[Path, str]:
+    """A folder with a run that has a video, and the video's name."""
+    result = make_result(10)
+    result.save(tmp_path / "run")
+    record = result.table.record(3)
+    name = video_name(3, record.seed, record.episode_return)
+    (tmp_path / "run" / "videos").mkdir()
+    (tmp_path / "run" / "videos" / name).write_text("0123456789")
+    return tmp_path, name
+
+
+def test_the_video_of_an_episode_is_served_whole_and_in_parts(filmed: tuple[Path, str]) -> None:
+    """At the address that the report links to."""
+    for client in serving(filmed[0]):
+        report = client.get(f"/report?run={client.ids()['run']}").text
+        link = html.unescape(re.search(r'<a href="(video\?.*?)"', report)[1])
+        whole = client.get(f"/{link}")
+        assert (whole.status, whole.text, whole.headers["content-type"]) == (200, "0123456789", "video/mp4")
+        for asked, part, place in [("4-6", "456", "4-6/10"), ("7-", "789", "7-9/10"), ("8-99", "89", "8-9/10")]:
+            answer = client.get(f"/{link}", part=f"bytes={asked}")
+            assert (answer.status, answer.text, answer.headers["content-range"]) == (206, part, f"bytes {place}")
+        for asked in ("10-", "5-4", "-3", "1-2,4-5", "x"):
+            answer = client.get(f"/{link}", part=f"bytes={asked}")
+            assert (answer.status, answer.text) == (200, "0123456789")
+        assert client.get(f"/{link}", method="HEAD").headers["content-length"] == "10"
+        assert client.get(f"/{link}", "evil.example").status == 421
+
+
+@pytest.mark.parametrize("how", ["link", "linked folder", "other name", "path", "other run", "gone", "folder"])
+def test_no_other_file_is_served_as_a_video(filmed: tuple[Path, str], how: str) -> None:
+    """No link, no path, and nothing that is called otherwise."""
+    folder, name = filmed
+    file, asked = folder / "run" / "videos" / name, name
+    for client in serving(folder):
+        id_ = client.ids()["run"]
+        if how in ("link", "gone", "folder"):
+            file.rename(folder / "elsewhere")
+        if how == "link":
+            file.symlink_to(folder / "elsewhere")
+        elif how == "folder":
+            file.mkdir()
+        elif how == "linked folder":
+            file.parent.rename(folder / "elsewhere")
+            file.parent.symlink_to(folder / "elsewhere")
+        elif how == "other name":
+            asked = "notes.mp4"
+            (file.parent / asked).touch()
+        elif how == "path":
+            asked = f"../videos/{name}"
+        elif how == "other run":
+            id_ = "run"
+        assert client.get(f"/video?run={id_}&name={asked}").status == 404
+        assert client.get("/video").status == client.get(f"/video?run={id_}").status == 404
+
+
+def test_a_video_that_becomes_a_link_is_not_served(filmed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the folder and the opening of the file."""
+    folder, name = filmed
+    file = folder / "run" / "videos" / name
+    file.rename(folder / "elsewhere")
+    file.symlink_to(folder / "elsewhere")
+    monkeypatch.setattr(site_module, "video_files", lambda _: {name: file})
+    for client in serving(folder):
+        assert client.get(f"/video?run={client.ids()['run']}&name={name}").status == 404
+
+
+# Strangers
 
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:

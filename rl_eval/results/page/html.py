@@ -10,8 +10,9 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rl_eval.results.page.columns import episode_data
@@ -36,6 +37,8 @@ class Source(NamedTuple):
 
     path: str
     result: EvalResult
+    videos: Mapping[int, str] = MappingProxyType({})
+    """Links to videos of its episodes, as the page has them, by index."""
 
 
 def render(sources: Sequence[Source]) -> str:
@@ -46,11 +49,11 @@ def render(sources: Sequence[Source]) -> str:
     """
     results = [source.result for source in sources]
     runs = [
-        run_section(source.result, position, name, source.path)
+        run_section(source.result, position, name, source.path, source.videos)
         for position, (source, name) in enumerate(zip(sources, _names(sources), strict=True), 1)
     ]
     data = [
-        {"path": run.path, "anchor": run.anchor, **episode_data(result)}
+        {"path": run.path, "anchor": run.anchor, "videos": dict(run.videos), **episode_data(result)}
         for run, result in zip(runs, results, strict=True)
     ]
     return page_of(
@@ -92,7 +95,7 @@ def content_policy(style: str, script: str, form_action: str = "'none'") -> str:
 def served_policy() -> str:
     """Return the policy of a server of pages: what any of them needs, and no frame around them."""
     policy = content_policy(_asset("page.css"), _asset("report.js"), "'self'")
-    return f"{policy}; frame-ancestors 'none'"
+    return f"{policy}; media-src 'self'; frame-ancestors 'none'"
 
 
 def json_text(value: Any) -> str:

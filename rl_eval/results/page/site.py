@@ -13,13 +13,14 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from rl_eval.errors import EvalError
 from rl_eval.redaction import redact_text
 from rl_eval.results.listing import ListedRun, list_runs
 from rl_eval.results.loading import load
 from rl_eval.results.page.html import Source, page_of, render
+from rl_eval.results.videos import video_files, videos_of
 
 __all__ = ["Answer", "RunSite"]
 
@@ -38,6 +39,8 @@ class Answer(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
     kind: str = _HTML
     """Media type of the content."""
+    file: Path | None = None
+    """What holds the content, if it is in a file."""
 
 
 class _Row(NamedTuple):
@@ -65,11 +68,14 @@ class RunSite:
         """Return what there is at an address, given as in the first line of a request."""
         try:
             parts = urlsplit(target)
-            chosen = parse_qs(parts.query, max_num_fields=_MOST_FIELDS).get("run", [])
+            query = parse_qs(parts.query, max_num_fields=_MOST_FIELDS)
         except ValueError:
             return _refusal(HTTPStatus.BAD_REQUEST, "this is no address")
-        if parts.scheme or parts.netloc or parts.path not in ("/", "/report"):
+        if parts.scheme or parts.netloc or parts.path not in ("/", "/report", "/video"):
             return _refusal(HTTPStatus.NOT_FOUND, "there is no such page; the list of runs is at /")
+        chosen = query.get("run", [])
+        if parts.path == "/video":
+            return self._video(chosen[0] if chosen else "", query.get("name", [""])[0])
         with self._one_at_a_time:
             return self._index() if parts.path == "/" else self._report(chosen)
 
@@ -103,7 +109,16 @@ class RunSite:
 
     def _source(self, run: ListedRun) -> Source:
         path = str(self._folder / run.path)
-        return Source(path, load(path))
+        result = load(path)
+        videos = videos_of(result, path).items()
+        return Source(path, result, {index: f"video?run={_id(run)}&name={quote(file.name)}" for index, file in videos})
+
+    def _video(self, id_: str, name: str) -> Answer:
+        run = self._listed.get(id_)
+        file = video_files(self._folder / run.path).get(name) if run is not None else None
+        if file is None:
+            return _refusal(HTTPStatus.NOT_FOUND, "there is no such video; reports, from the list at /, have links")
+        return Answer(b"", kind="video/mp4", file=file)
 
 
 def _id(run: ListedRun) -> str:
