@@ -20,6 +20,7 @@ from rl_eval.redaction import redact_text
 from rl_eval.results.listing import ListedRun, list_runs
 from rl_eval.results.loading import load
 from rl_eval.results.page.html import Source, page_of, render
+from rl_eval.results.report.files import damage
 from rl_eval.results.videos import video_files, videos_of
 
 __all__ = ["Answer", "RunSite"]
@@ -104,8 +105,7 @@ class RunSite:
         except EvalError as error:
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:  # Strangers' files can be wrong in any way.
-            text = f"the run is damaged ({type(error).__name__}: {error})"
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"the run is damaged ({damage(error)})")
 
     def _source(self, run: ListedRun) -> Source:
         path = str(self._folder / run.path)
