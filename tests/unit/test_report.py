@@ -287,6 +287,8 @@ def test_the_videos_of_a_run_are_those_that_its_records_agree_with(tmp_path: Pat
     for name in ("episode_3.mp4", names[5].replace(".mp4", ".mp4.tmp"), names[12].replace("12_", "11_"), "x" * 200):
         (tmp_path / "videos" / name).touch()
     (tmp_path / "videos" / names[12].replace("12_", f"{10**30}_")).touch()
+    linked = filmed(tmp_path / "elsewhere", result, 20)
+    (tmp_path / "videos" / linked).symlink_to(tmp_path / "elsewhere" / "videos" / linked)
     assert videos_of(result, tmp_path) == {index: tmp_path / "videos" / names[index] for index in (5, 12)}
     result.save(tmp_path)
     assert [*videos_of(result, tmp_path / RESULT_FILE)] == [5, 12]
