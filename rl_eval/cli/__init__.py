@@ -28,6 +28,7 @@ from rl_eval.cli import (
     service,
     show,
     video,
+    view,
     watch,
 )
 from rl_eval.cli.exits import (
@@ -44,6 +45,7 @@ from rl_eval.cli.exits import (
     RETRY_CODES,
     RUN_CODES,
     VIDEO_CODES,
+    VIEW_CODES,
     WATCH_CODES,
 )
 from rl_eval.cli.shared import CommandLine
@@ -69,6 +71,7 @@ app.command(epilog=RETRY_CODES, short_help="Run the failed episodes of a run aga
 app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
 app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
 app.command(epilog=READ_CODES, short_help="Write results as one HTML page that needs nothing else.")(report.report)
+app.command(epilog=VIEW_CODES, short_help="Show the runs in a folder to a browser on this machine.")(view.view)
 app.command(epilog=PLAN_CODES, short_help="Say how long an evaluation takes, and what it can show.")(plan.plan)
 app.command(epilog=POWER_CODES, short_help="Compare two success rates, such as 17/20 and 14/20.")(power.power)
 app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)

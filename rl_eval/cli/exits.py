@@ -33,6 +33,7 @@ __all__ = [
     "RETRY_CODES",
     "RUN_CODES",
     "VIDEO_CODES",
+    "VIEW_CODES",
     "WATCH_CODES",
     "Debug",
     "ExitCode",
@@ -139,6 +140,13 @@ Exit codes:
      of live objects, or an environment that does not render
 3    the environment or the policy cannot be built, or rendering failed
 4    the evaluation log is damaged or cannot be read
+"""
+
+VIEW_CODES: Final = """\
+\b
+Exit codes:
+0    ended by Ctrl-C
+2    usage error: there is no such folder, or the port cannot be used
 """
 
 COMPARE_CODES: Final = """\

@@ -43,18 +43,8 @@ def list_(
 def _cells(run: ListedRun) -> list[str]:
     """Return the texts of a line; a broken run has a reason after its path, and no numbers."""
     if run.status == "broken":
-        return ["", run.status, "", "", "", "", f"{run.path}: {run.problem}"]
-    episodes = f"{run.episodes:,}" if run.episodes == run.planned else f"{run.episodes:,} of {run.planned:,}"
-    when = run.when[:16].replace("T", " ")
-    return [when, run.status, episodes, _mean(run), run.environment, run.policy, run.path]
-
-
-def _mean(run: ListedRun) -> str:
-    from rl_eval.results.report.table import decimals, number
-
-    places = decimals((run.high - run.low) / 4, run.mean_return)
-    mean = number(run.mean_return, places)
-    return f"{mean} ({number(run.low, places)} to {number(run.high, places)})" if run.low < run.high else mean
+        return ["", run.status, "", "", "", "", f"{run.name}: {run.problem}"]
+    return [run.minute, run.status, run.count, run.mean, run.environment, run.policy, run.name]
 
 
 def _lines(rows: list[list[str]]) -> list[str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_eval.results.page.html import Source
 
 __all__ = ["report"]
 
@@ -32,15 +37,25 @@ def report(
         if not force:
             _check_replaceable(output)
         from rl_eval.atomic_write import write_text
-        from rl_eval.results.loading import load
-        from rl_eval.results.page.html import Source, render
+        from rl_eval.results.page.html import render
 
-        text = render([Source(path, load(path)) for path in paths])
+        text = render([_source(path, output) for path in paths])
         try:
             write_text(output, text)
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
         typer.echo(f"{output}: {len(paths)} result{'s' * (len(paths) > 1)}, {len(text.encode()) / 1000:,.0f} kB")
+
+
+def _source(path: str, output: Path) -> Source:
+    """Return a result with links to its videos that lead there from the page."""
+    from rl_eval.results.loading import load
+    from rl_eval.results.page.html import Source
+    from rl_eval.results.videos import videos_of
+
+    result, beside = load(path), output.parent.resolve()
+    files = videos_of(result, path).items()
+    return Source(path, result, {index: quote(os.path.relpath(file.resolve(), beside)) for index, file in files})
 
 
 def _check_replaceable(path: Path) -> None:

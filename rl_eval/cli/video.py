@@ -25,9 +25,6 @@ __all__ = ["video"]
 
 def video(
     path: Results,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", show_default=False, help="Where the MP4 files go.")
-    ],
     select: Annotated[
         str | None,
         typer.Option(
@@ -38,6 +35,16 @@ def video(
         ),
     ] = None,
     episodes: Annotated[str | None, episodes_option("Which episodes instead, as in 3,7-9.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            show_default=False,
+            help="Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
+        ),
+    ] = None,
     max_videos: Annotated[
         int, typer.Option("--max-videos", metavar="N", help="Most videos of what --select chooses.")
     ] = 8,
@@ -53,6 +60,7 @@ def video(
     with reported(debug):
         if select is not None and episodes is not None:
             raise ConfigError("--select and --episodes both say which episodes: give one of them")
+        folder = output or _folder_in(path)
         result = load_to_run(path, trust)
         from rl_eval.video import record_videos
 
@@ -61,12 +69,12 @@ def video(
             selectors = _selectors(result, episodes)
             max_videos = len(selectors)
         videos = record_videos(
-            result, selectors, output, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
+            result, selectors, folder, max_videos=max_videos, fps=fps, max_frames=max_frames, trust=True
         )
         if as_json:
             print_json([_description(made) for made in videos])
         else:
-            print_page(_page(videos, output))
+            print_page(_page(videos, folder))
         if not all(made.identical for made in videos):
             raise typer.Exit(ExitCode.PARTIAL)
 
@@ -82,6 +90,20 @@ def _description(made: Video) -> dict[str, Any]:
 
     described = asdict(replace(made, content=b"")) | {"path": str(made.path), "identical": made.identical}
     return {key: plain(value) for key, value in described.items() if key != "content"}
+
+
+def _folder_in(path: str) -> Path:
+    """Return the folder of the videos of a run.
+
+    Raises:
+        ConfigError: The run is not in a folder here.
+    """
+    from rl_eval.log.storage import is_uri
+    from rl_eval.results.videos import VIDEO_FOLDER
+
+    if is_uri(path):
+        raise ConfigError("the run is not in a folder of this machine: say where its videos go with --output")
+    return (Path(path).parent if Path(path).is_file() else Path(path)) / VIDEO_FOLDER
 
 
 def _page(videos: list[Video], folder: Path) -> Page:

@@ -18,7 +18,7 @@ from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.plain import plain
 from rl_eval.results.loading import load
 from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, damage, read_summary
-from rl_eval.results.report.table import environment_name, policy_name
+from rl_eval.results.report.table import decimals, environment_name, number, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
 
@@ -48,6 +48,28 @@ class ListedRun:
     """ISO time at which it finished; for a log, when it began."""
     problem: str = ""
     """Why a broken one cannot be read."""
+
+    @property
+    def name(self) -> str:
+        """Its path as one line of text."""
+        return _line(self.path)
+
+    @property
+    def minute(self) -> str:
+        """``when``, as people write it."""
+        return self.when[:16].replace("T", " ")
+
+    @property
+    def count(self) -> str:
+        """Episodes that count, of how many where that is another number."""
+        return f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
+
+    @property
+    def mean(self) -> str:
+        """Mean return with its interval, where there is one."""
+        places = decimals((self.high - self.low) / 4, self.mean_return)
+        mean = number(self.mean_return, places)
+        return f"{mean} ({number(self.low, places)} to {number(self.high, places)})" if self.low < self.high else mean
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; NaN becomes None."""

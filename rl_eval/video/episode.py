@@ -20,6 +20,7 @@ from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns
 from rl_eval.results.replay import run_lease
+from rl_eval.results.videos import video_name
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.video.encoder import Encoder
 from rl_eval.video.sibling import Spectator, rendering_sibling
@@ -69,8 +70,7 @@ class Video:
     @property
     def name(self) -> str:
         """File name, with episode, seed and return."""
-        value = f"return_{self.episode_return:.6g}" if self.completed else "failed"
-        return f"episode_{self.index}_seed_{self.seed}_{value}.mp4"
+        return video_name(self.index, self.seed, self.episode_return if self.completed else None)
 
     def save(self, folder: str | os.PathLike[str]) -> Video:
         """Write the file, whole or not at all; return the video with its path."""

@@ -106,6 +106,7 @@ CASES = [
     ("power", 2, ("power", "1/2", "x")),
     ("list", 0, ("list", ".")),
     ("list", 2, ("list", "nowhere")),
+    ("view", 2, ("view", "nowhere")),
     ("init", 0, ("init", "made.yaml", "--env", "cli_toys:count", "--policy", "random")),
     ("init", 2, ("init", "toy.yaml", "--env", "cli_toys:count", "--policy", "random")),
     ("doctor", 2, ("doctor", "nowhere.yaml")),
@@ -125,8 +126,9 @@ ELSEWHERE = {
     "retry": {3},
     "replay": {1, 3},
     "plan": {4},
+    "view": {0},
 }
-"""Codes that the tests of a command itself see to: they need rendering, data, games, processes or a cluster."""
+"""Codes that the tests of a command itself see to: they need rendering, games, signals or a cluster."""
 
 
 def test_every_code_has_a_case():

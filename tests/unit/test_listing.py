@@ -134,6 +134,7 @@ def test_a_damaged_log_is_a_line_with_its_reason(runs):
 
 def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
     """No escape sequence, and no second line."""
+    (runs / "some").rename(runs / "some\n\x1b[31mred")
     identity = {"policy": "\x1b[31mred\nbroken   /etc\r", "environment": {"env": "e" * 10_000}}
     spoil(runs / "result" / "result.json", provenance={"identity": identity, "finished_at": "\x07now"})
     lines = call("list", runs).stdout.splitlines()

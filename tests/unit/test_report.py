@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from rl_eval.results.page.html import Source, render
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_mean, scatter
 from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
+from rl_eval.results.videos import video_name, videos_of
 from tests.unit.cli_world import call
 from tests.unit.report_world import TRACEBACK, make_result
 
@@ -262,6 +264,53 @@ def test_the_page_is_small(num_episodes: int, limit: int) -> None:
     """Whatever the number of episodes, with 1 % of them failed: bytes of the whole page."""
     result = make_result(num_episodes, failed=range(1, num_episodes, 100))
     assert len(page(result).encode()) <= limit
+
+
+# Videos
+
+
+def filmed(folder: Path, result: EvalResult, index: int) -> str:
+    """Put what is called like the video of an episode where videos are; return its name."""
+    record = result.table.record(index)
+    name = video_name(index, record.seed, None if record.outcome == "failed" else record.episode_return)
+    (folder / "videos").mkdir(parents=True, exist_ok=True)
+    (folder / "videos" / name).touch()
+    return name
+
+
+def test_the_videos_of_a_run_are_those_that_its_records_agree_with(tmp_path: Path) -> None:
+    """By index, seed and return; of another run, another evaluation, or called otherwise, they are not its own."""
+    result, other = make_result(30, failed=(5,)), make_result(40, 1)
+    names = {index: filmed(tmp_path, result, index) for index in (12, 5)}
+    for index in (7, 35):
+        filmed(tmp_path, other, index)
+    for name in ("episode_3.mp4", names[5].replace(".mp4", ".mp4.tmp"), names[12].replace("12_", "11_"), "x" * 200):
+        (tmp_path / "videos" / name).touch()
+    (tmp_path / "videos" / names[12].replace("12_", f"{10**30}_")).touch()
+    linked = filmed(tmp_path / "elsewhere", result, 20)
+    (tmp_path / "videos" / linked).symlink_to(tmp_path / "elsewhere" / "videos" / linked)
+    assert videos_of(result, tmp_path) == {index: tmp_path / "videos" / names[index] for index in (5, 12)}
+    result.save(tmp_path)
+    assert [*videos_of(result, tmp_path / RESULT_FILE)] == [5, 12]
+    assert videos_of(result, "s3://bucket/run") == videos_of(result, tmp_path / "nowhere") == {}
+
+
+def test_a_report_links_to_the_videos_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their place beside it, whatever folders are called; in the page and for its script."""
+    monkeypatch.chdir(tmp_path)
+    result, strange = make_result(20, failed=(5,)), "no javascript:alert(1)#?% <b>"
+    result.save(strange)
+    names = [filmed(Path(strange), result, index) for index in (3, 5)]
+    Path("pages").mkdir()
+    assert call("report", strange, "-o", "pages/one.html").exit_code == 0
+    found = Elements(Path("pages/one.html").read_text())
+    links = [value for name, value in found.attributes if name == "href" and not value.startswith("#")]
+    assert [unquote(link) for link in links] == [f"../{strange}/videos/{name}" for name in names]
+    assert all(re.fullmatch(r"[\w./%+-]+", link) for link in links)
+    assert found.data[0]["videos"] == {"3": links[0], "5": links[1]}
+    assert call("report", strange, "-o", "here.html").exit_code == 0
+    link = next(v for n, v in Elements(Path("here.html").read_text()).attributes if n == "href" and v[0] != "#")
+    assert link.startswith("no%20javascript%3Aalert")
 
 
 # Charts

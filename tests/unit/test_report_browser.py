@@ -1,26 +1,37 @@
-"""The report in a real browser: sorting, filters, links, keyboard, print; nothing foreign runs or is loaded."""
+"""The pages in a real browser: sorting, filters, links, keyboard, print, videos; nothing foreign runs or is loaded."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_eval.results.page.html import Source, render
+from rl_eval.results.page.server import RunServer
+from rl_eval.results.page.site import RunSite
+from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.results.videos import video_name
+from tests.unit.cli_world import call
 from tests.unit.report_world import make_result
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no program is called chromium here: apt-get install chromium"),
 ]
 
+ROOT = Path(__file__).parents[2]
 EVIL = "</script><img src=https://example.com/x onerror=\"document.title='owned'\">"
 RESULTS = (
     make_result(10_000, 1, failed=range(5, 10_000, 97), policy=EVIL, traceback=EVIL, info_keys=[EVIL]),
@@ -55,7 +66,7 @@ class Opened:
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(f"file://{file}{fragment}")
+        self.page.goto(f"{file.as_uri()}{fragment}")
         if options.get("java_script_enabled", True):
             self.page.wait_for_selector("html[data-ready]", state="attached")
         self.table = self.page.locator("#episodes")
@@ -205,3 +216,102 @@ def test_it_follows_the_readers_colours(browser: Any, file: Path, scheme: str) -
     assert not opened.table.locator(".controls").is_visible()
     assert len(opened.page.pdf()) > 20_000
     opened.page.close()
+
+
+# Videos, the index, and the pictures of the docs
+
+
+PLAYED = """async () => {
+  const video = document.querySelector("video");
+  const turn = () => new Promise((go) => setTimeout(go, 50));
+  const until = async (done) => { for (let i = 0; i < 200 && !done(); i++) await turn(); };
+  await until(() => video.readyState >= 2);
+  video.pause();
+  video.currentTime = 2;
+  await until(() => !video.seeking && video.readyState >= 2);
+  return [video.duration, video.currentTime, video.videoWidth];
+}"""
+
+
+@pytest.fixture(scope="module")
+def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs, of which one has a video of four seconds, and one that is broken."""
+    folder = tmp_path_factory.mktemp("filmed")
+    for name, number, policy in (("first", 1, "plain"), ("second", 2, EVIL)):
+        make_result(60, number, policy=policy).save(folder / name)
+    record = make_result(60, 1).table.record(40)
+    video = folder / "first" / "videos" / video_name(40, record.seed, record.episode_return)
+    video.parent.mkdir()
+    source = ["-f", "lavfi", "-i", "testsrc=duration=4:size=64x48:rate=10", "-pix_fmt", "yuv420p"]
+    subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", *source, video], check=True)
+    (folder / "torn").mkdir()
+    (folder / "torn" / RESULT_FILE).write_text(EVIL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(filmed: Path) -> Iterator[str]:
+    """Where the folder is served."""
+    with RunServer(RunSite(filmed)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.url
+        server.shutdown()
+        thread.join()
+
+
+def played(page: Any, link: Any) -> list[float]:
+    """Follow a link to a video; return its length, a place that was jumped to, and its width."""
+    with page.expect_popup() as opening:
+        link.click()
+    found = opening.value.evaluate(PLAYED)
+    opening.value.close()
+    return found
+
+
+def test_a_video_plays_beside_a_report(browser: Any, filmed: Path) -> None:
+    """From the list of videos, and from its episode, which can be looked for."""
+    outcome = call("report", filmed / "first", "-o", filmed / "report.html")
+    assert outcome.exit_code == 0, outcome.output
+    opened = Opened(browser, filmed / "report.html")
+    assert played(opened.page, opened.page.locator(".videos a")) == [4, 2, 64]
+    opened.table.locator("select").select_option("filmed")
+    assert opened.column(1) == ["40"]
+    opened.table.locator("tbody a").first.click()
+    assert played(opened.page, opened.page.locator("tr.detail").get_by_role("link", name="video")) == [4, 2, 64]
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_the_index_leads_to_reports_comparisons_and_videos(browser: Any, address: str) -> None:
+    """Without a word in the console, and without a request to anywhere else."""
+    page, said, asked = browser.new_page(), [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    assert "broken" in page.locator("tr", has_text="torn").inner_text()
+    assert EVIL in page.locator("main").inner_text()
+    page.get_by_role("link", name="first").click()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert played(page, page.locator(".videos a")) == [4, 2, 64]
+    page.go_back()
+    for name in ("first", "second"):
+        page.get_by_label(f"choose {name}").check()
+    page.get_by_role("button", name="Compare").press("Enter")
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.locator("section.compare").count() == 1
+    assert page.locator(".dot, rect.point").count() > 0
+    assert said == []
+    assert all(url.startswith(address) for url in asked)
+    assert page.locator("img").count() == 0
+    page.close()
+
+
+def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
+    """Small ones, of the size of those that are there."""
+    subprocess.run([sys.executable, ROOT / "docs" / "pictures.py", tmp_path], check=True)
+    for name in ("report.webp", "report_dark.webp"):
+        made, there = tmp_path / name, ROOT / "docs" / name
+        with Image.open(made) as new, Image.open(there) as old:
+            assert new.size == old.size
+        assert max(made.stat().st_size, there.stat().st_size) < 150_000

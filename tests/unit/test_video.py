@@ -22,6 +22,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.records.episode import Fault
+from rl_eval.results.videos import videos_of
 from rl_eval.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
 from rl_eval.video.encoder import Encoder, gif
 from rl_eval.video.recording import follow_up_videos
@@ -524,6 +525,19 @@ def test_the_command_records_episodes_by_their_indices(toys):
         (0, True),
     ]
     assert sorted(path.name.split("_")[1] for path in Path("videos").iterdir()) == ["0", "5"]
+
+
+def test_a_report_finds_the_videos_of_the_command(toys):
+    """They go into the folder of the run, which stays what it is; a run elsewhere has no such folder."""
+    result = evaluate(config(fails=[2]), run_dir="run")
+    assert call("video", "run", "--select", "best,failed").exit_code == 0
+    best = select_episodes(result, "best", 1)[0]
+    assert [*videos_of(result, "run")] == sorted([2, best])
+    assert call("report", "run").exit_code == 0
+    assert all(f'href="run/videos/episode_{index}_' in Path("report.html").read_text() for index in (2, best))
+    assert evaluate(config(fails=[2]), run_dir="run").fingerprint == result.fingerprint
+    outcome = call("video", "s3://bucket/run")
+    assert (outcome.exit_code, "--output" in outcome.stderr) == (ExitCode.USAGE, True)
 
 
 def test_a_different_episode_is_1_for_the_command(toys):

@@ -10,8 +10,9 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rl_eval.results.page.columns import episode_data
@@ -22,7 +23,7 @@ from rl_eval.results.result import EvalResult
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["GENERATOR", "Source", "content_policy", "render"]
+__all__ = ["GENERATOR", "Source", "content_policy", "page_of", "render", "served_policy"]
 
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""
@@ -36,6 +37,8 @@ class Source(NamedTuple):
 
     path: str
     result: EvalResult
+    videos: Mapping[int, str] = MappingProxyType({})
+    """Links to videos of its episodes, as the page has them, by index."""
 
 
 def render(sources: Sequence[Source]) -> str:
@@ -46,11 +49,11 @@ def render(sources: Sequence[Source]) -> str:
     """
     results = [source.result for source in sources]
     runs = [
-        run_section(source.result, position, name, source.path)
+        run_section(source.result, position, name, source.path, source.videos)
         for position, (source, name) in enumerate(zip(sources, _names(sources), strict=True), 1)
     ]
     data = [
-        {"path": run.path, "anchor": run.anchor, **episode_data(result)}
+        {"path": run.path, "anchor": run.anchor, "videos": dict(run.videos), **episode_data(result)}
         for run, result in zip(runs, results, strict=True)
     ]
     return page_of(
@@ -59,32 +62,40 @@ def render(sources: Sequence[Source]) -> str:
     )  # fmt: skip
 
 
-def page_of(template: str, *, script: str = "", data: Any = None, **shown: Any) -> str:
+def page_of(template: str, *, script: str = "", data: Any = None, form_action: str = "'none'", **shown: Any) -> str:
     """Return what a template of this folder makes, with style, script and data inside.
 
     Args:
         template: Its file name.
         script: The one script that may run.
         data: Value that the script finds in the element ``data``.
+        form_action: Where a form may lead, as a source of the policy.
         **shown: What the template uses.
     """
     from markupsafe import Markup
 
     style = _asset("page.css")
-    return _environment().get_template(template).render(
-        policy=content_policy(style, script),
+    text = _environment().get_template(template).render(
+        policy=content_policy(style, script, form_action),
         style=Markup(style),  # noqa: S704  # Files of this folder.
         script=Markup(script),  # noqa: S704
         data=Markup(json_text(data)),  # noqa: S704  # Nothing in it can end its element.
         generator=Markup(GENERATOR),  # noqa: S704
         **shown,
     )  # fmt: skip
+    return text.encode("utf-8", "replace").decode()  # Names of files and JSON can hold half a character.
 
 
-def content_policy(style: str, script: str) -> str:
+def content_policy(style: str, script: str, form_action: str = "'none'") -> str:
     """Return a content security policy: this style and this script, and nothing from anywhere."""
     allowed = f"style-src '{_digest(style)}'" + (f"; script-src '{_digest(script)}'" if script else "")
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action {form_action}"
+
+
+def served_policy() -> str:
+    """Return the policy of a server of pages: what any of them needs, and no frame around them."""
+    policy = content_policy(_asset("page.css"), _asset("report.js"), "'self'")
+    return f"{policy}; media-src 'self'; frame-ancestors 'none'"
 
 
 def json_text(value: Any) -> str:

@@ -13,6 +13,7 @@
     unsuccessful: ["without success", (c) => (i) => c.success[i] === 1],
     worst: ["worst 10 % of returns", (c) => ((limit) => (i) => c.return[i] <= limit)(quantile(c.return, 0.1))],
     best: ["best 10 % of returns", (c) => ((limit) => (i) => c.return[i] >= limit)(quantile(c.return, 0.9))],
+    filmed: ["with a video", (c) => (i) => String(c.index[i]) in c.videos],
     slowest: ["slowest 5 %", (c) => ((limit) => (i) => c.seconds[i] >= limit)(quantile(c.seconds, 0.95))],
   };
 
@@ -66,6 +67,7 @@
         this.faults.get(fault[0]).push(fault);
       }
       columns.faulty = this.faults;
+      columns.videos = this.run.videos;
       const runner = (i) => (columns.runner[i] ? String(columns.runner[i] - 1) : "");
       this.shown = [
         ["index", "episode", columns.index, (i) => String(columns.index[i])],
@@ -192,6 +194,8 @@
       parts.push(element("p", `Episode ${index}, seed ${this.columns.seed[i]}: ${ENDS[this.columns.end[i]]}.${counted}`));
       parts.push(this.command(`rl-eval replay ${this.run.path} --episodes ${index}`));
       parts.push(this.command(`rl-eval show ${this.run.path} --episodes ${index} --faults`));
+      const video = this.run.videos[index];
+      if (video) parts.push(element("p", element("a", "video", { href: video, target: "_blank", rel: "noopener" })));
       for (const [, attempt, runner, charged, message, place, text] of this.faults.get(index) ?? []) {
         const free = charged ? "" : "; not charged";
         parts.push(element("p", `Attempt ${attempt} on runner ${runner} (${place}${free}): ${message}`));

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,7 @@ STATIC_ROWS: Final = 100
 
 _MOST_KINDS: Final = 20
 _MOST_AGENTS: Final = 50
+_MOST_VIDEOS: Final = 1_000
 _MOST_LEAVES: Final = 400
 _LONGEST: Final = 300
 """Characters of a value of the provenance that are shown."""
@@ -101,6 +103,8 @@ class Run:
     time_table: Table
     episodes: Table
     num_finished: int
+    videos: list[tuple[int, str]]
+    """Episodes with a video, and links to it."""
     provenance: Table
 
     @property
@@ -109,7 +113,7 @@ class Run:
         return "" if self.number == 1 else f"run-{self.number}-"
 
 
-def run_section(result: EvalResult, number_: int, name: str, path: str) -> Run:
+def run_section(result: EvalResult, number_: int, name: str, path: str, videos: Mapping[int, str]) -> Run:
     """Return what a report shows of a result.
 
     Args:
@@ -117,6 +121,7 @@ def run_section(result: EvalResult, number_: int, name: str, path: str) -> Run:
         number_: Position among the results of the report, from 1.
         name: Name that tells it from the others.
         path: Folder or URI that it was read from.
+        videos: Links to videos of its episodes, by index.
     """
     returns, confidence = result.counted_rows["episode_return"], result.confidence
     kinds = _fault_kinds(result.faults)
@@ -141,6 +146,7 @@ def run_section(result: EvalResult, number_: int, name: str, path: str) -> Run:
         time_table=_time_table(result),
         episodes=_static_rows(result),
         num_finished=len(result.episodes),
+        videos=list(islice(videos.items(), _MOST_VIDEOS)),
         provenance=_provenance(result.provenance),
     )
 
