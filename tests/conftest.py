@@ -85,7 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _same_initial_weights() -> None:
     """Modules that a test makes are the same in every run, as pytest-randomly sees to for other generators."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # Not torch.manual_seed: where CUDA is not initialized, each call of it keeps a traceback.
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,9 @@ def shared_cluster() -> Iterator[Cluster]:
                 "resources": {"simulator": 2},
                 "labels": {"zone": "lab"},
                 "include_dashboard": False,
+                # No driver of the tests asks for the workers' output, and the cluster does not grow.
+                "include_log_monitor": False,
+                "no_monitor": True,
                 "object_store_memory": 300 * 1024**2,
                 "_system_config": SYSTEM,
             },
