@@ -23,6 +23,8 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 # Every warning of Ray is printed at once, and not as one of many in a later test.
 os.environ["RAY_DEDUP_LOGS"] = "0"
+# Runners have a runtime environment, for which no worker that was started in advance is of use.
+os.environ.update({"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"})
 # A process in the background starts with Ctrl-C ignored, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing of the user who runs the tests is touched; child processes inherit it.
