@@ -1,5 +1,6 @@
 """Settings that must hold before torch or Ray are imported by any test, and what every test starts from."""
 
+import functools
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 
 from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
@@ -89,6 +92,14 @@ def _same_initial_weights() -> None:
     if torch := sys.modules.get("torch"):
         # Not torch.manual_seed: where CUDA is not initialized, each call of it keeps a traceback.
         torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_made_once() -> Iterator[None]:
+    """Typer reads the annotations of all commands anew in each call of a runner, which takes most of a short one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")
