@@ -1,5 +1,6 @@
 """Settings that must hold before torch or Ray are imported by any test, and what every test starts from."""
 
+import functools
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 
 from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
@@ -23,6 +26,8 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 # Every warning of Ray is printed at once, and not as one of many in a later test.
 os.environ["RAY_DEDUP_LOGS"] = "0"
+# Runners have a runtime environment, for which no worker that was started in advance is of use.
+os.environ.update({"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"})
 # A process in the background starts with Ctrl-C ignored, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing of the user who runs the tests is touched; child processes inherit it.
@@ -85,7 +90,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _same_initial_weights() -> None:
     """Modules that a test makes are the same in every run, as pytest-randomly sees to for other generators."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # Not torch.manual_seed: where CUDA is not initialized, each call of it keeps a traceback.
+        torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_made_once() -> Iterator[None]:
+    """Typer reads the annotations of all commands anew in each call of a runner, which takes most of a short one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,10 @@ _LIBRARIES = ("/glfw/",)
 _BESIDE = re.compile(r"tests/cluster/test_(address|cli|resume)\.py")
 """Tests in ``tests/cluster`` that start clusters of their own, or none: another worker has them."""
 _ON_RAY = re.compile(r"tests/cluster/|.*[\[-](ray|service)(-.*)?\]$")
+_DYNAMO = re.compile(
+    r"(?i).*(tensordict|compiled|unit/test_(sampling|trainer_untouched|weights)\.py|test_wrappers_are_taken_off)"
+)
+"""Tests that load tensordict or compile, which takes five seconds once: one worker has them."""
 _WITH_CLUSTERS = "tests/integrations/"
 """Tests that take long by themselves: each worker has its own cluster for them."""
 _ROOT = Path(__file__).parents[1]
@@ -46,7 +50,9 @@ def scope_of(nodeid: str) -> str:
     """
     if beside := _BESIDE.match(nodeid):
         return beside[0]
-    return "ray" if _ON_RAY.match(nodeid) else nodeid
+    if _ON_RAY.match(nodeid):
+        return "ray"
+    return "dynamo" if _DYNAMO.match(nodeid) else nodeid
 
 
 def with_derived_marks(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -43,6 +43,9 @@ class Machine:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "RAY_TMPDIR": str(folder / "ray"),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # No program runs tasks without a runtime environment, which is what these workers would be for.
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
             "TMPDIR": str(folder),
             MARK: self.name,
             **variables,

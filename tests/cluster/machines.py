@@ -12,13 +12,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 _TESTS = Path(__file__).parents[1]
-SYSTEM = {
-    # Runners have a runtime environment, for which no worker that was started in advance is of use.
-    "enable_worker_prestart": False,
-    "prestart_worker_first_driver": False,
-    # The default of ten seconds is what tests of metrics would wait.
-    "metrics_report_interval_ms": 1000,
-}
+SYSTEM = {"metrics_report_interval_ms": 1000}
+"""The default of ten seconds is what tests of metrics would wait."""
 _RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
@@ -35,6 +30,9 @@ def shared_cluster() -> Iterator[Cluster]:
                 "resources": {"simulator": 2},
                 "labels": {"zone": "lab"},
                 "include_dashboard": False,
+                # No driver of the tests asks for the workers' output, and the cluster does not grow.
+                "include_log_monitor": False,
+                "no_monitor": True,
                 "object_store_memory": 300 * 1024**2,
                 "_system_config": SYSTEM,
             },

@@ -144,6 +144,7 @@ def test_an_interrupt_in_a_runner_is_the_environments_fault(tmp_path: Path) -> N
             return self.env.step(action)
 
     interrupting = config().environment(lambda context: Interrupts(gym.make("CartPole-v1")), env_kwargs={})
+    interrupting.fault_tolerance(reset_timeout_s=None, step_timeout_s=None)  # Which would start an agent, too.
     result = evaluate(interrupting.runners(num_runners=1, num_envs_per_runner=1).evaluation(num_episodes=4))
     assert result.status == "complete"
     assert result.fault_counts == {"KeyboardInterrupt": 2}
@@ -177,7 +178,7 @@ def test_a_broken_machine_costs_no_episode() -> None:
         return (Broken if context.runner_index == 0 else Slow)(gym.make("CartPole-v1"))
 
     settings = config().environment(environment, env_kwargs={}).evaluation(num_episodes=200, determinism_check=0)
-    result = evaluate(settings)
+    result = evaluate(settings.fault_tolerance(reset_timeout_s=None, step_timeout_s=None))
     assert (result.status, len(result.episodes)) == ("complete", 200)
     assert {record.runner for record in result.episodes} == {1}
     assert not [fault for fault in result.faults if fault.charged]

@@ -42,7 +42,7 @@ def trained(ray_cluster: None) -> Iterator[EvalRunnerGroup]:
 
     Bad weights before the first runner is up are an error like any other: the group goes on with those that it had.
     """
-    with EvalRunnerGroup(config().policy(MLP, weights=EARLY)) as group:
+    with EvalRunnerGroup(config(num_episodes=20).policy(MLP, weights=EARLY)) as group:
         with pytest.raises(WeightsError, match="lack"):
             group.sync_weights({"nothing": torch.zeros(1)})
         result = group.evaluate(num_episodes=5)
@@ -77,7 +77,7 @@ def test_evaluations_on_warm_runners_use_the_weights_of_their_turn(trained: Eval
     assert versions == [{start}, {start + 50}, {start + 51}]
     assert second.mean_return == 500.0
     assert first.fingerprint == third.fingerprint != second.fingerprint
-    assert first.fingerprint == evaluate(config(0, 3).policy(MLP, weights=EARLY)).fingerprint
+    assert first.fingerprint == evaluate(config(0, 3, 20).policy(MLP, weights=EARLY)).fingerprint
     assert first.provenance["weights"]["digest"] == third.provenance["weights"]["digest"]
 
 

@@ -121,7 +121,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Path, count: int) -> None:
     """The driver that started the service, and then its own process, amid the requests of four clients."""
     gate, folder = tmp_path / "gate", tmp_path / "service"

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 
 def observe(module: nn.Module) -> dict[str, Any]:
     """Note the state of this process, and of a module in training."""
+    from tensordict.nn.probabilistic import interaction_type  # It takes seconds to load.
+
     numpy_state = np.random.get_state()  # noqa: NPY002
     return {
         "random": random.getstate(),

@@ -139,14 +139,14 @@ def test_the_same_plan_gives_the_same_fingerprint(mostly: Any) -> None:
 
 
 def test_each_evaluation_has_the_weights_of_its_request(backend: Any) -> None:
-    """In every form; what happens to the caller's module afterwards does not reach it."""
-    from tensordict import TensorDict  # It takes seconds to load, which other tests need not pay.
+    """As a module, or its state dict, or by part; what happens to the caller's module afterwards does not reach it.
 
+    ``test_weights.py`` has all forms, which are the same weights before they are sent.
+    """
     module = Parts()
     forms: list[Callable[[], Any]] = [
         lambda: module,
         module.state_dict,
-        lambda: TensorDict.from_module(module),
         lambda: {"actor": module.actor},
         lambda: {"actor": module.actor.state_dict()},
     ]

@@ -311,12 +311,12 @@ def test_gymnasium_environments_are_good():
 def patient(monkeypatch):
     """Steps bound what is played, and no clock."""
     monkeypatch.setattr(episodes, "MAX_SECONDS", 600.0)
-    monkeypatch.setattr(episodes, "MAX_STEPS", 1500)
+    monkeypatch.setattr(episodes, "MAX_STEPS", 1000)
 
 
 def test_an_endless_environment_is_a_problem(patient):
     text = worst(examine(Endless))
-    assert "no episode ended in 1,500 steps" in text
+    assert "no episode ended in 1,000 steps" in text
     assert "only fault_tolerance.episode_timeout_s=3600 stops it" in text
     assert "nothing stops it" in worst(examine(Endless, fault_tolerance={"episode_timeout_s": None}))
 

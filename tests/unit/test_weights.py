@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
-import tensordict
 import torch
 from torch import nn
 
@@ -174,17 +173,29 @@ def net(seed: int) -> nn.Module:
     return randomized(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), seed)
 
 
+def tensordict_of(module: nn.Module) -> Any:
+    from tensordict import from_module  # It takes seconds to load, which importing this file need not.
+
+    return from_module(module)
+
+
+def tensordict_of_state_dict(module: nn.Module) -> Any:
+    from tensordict import TensorDict
+
+    return TensorDict(module.state_dict()).unflatten_keys(".")
+
+
 FORMS = {
     "module": lambda module: module,
     "state dict": lambda module: module.state_dict(),
     "plain dict": lambda module: dict(module.state_dict()),
-    "TensorDict": tensordict.from_module,
-    "TensorDict of a state dict": lambda module: tensordict.TensorDict(module.state_dict()).unflatten_keys("."),
+    "TensorDict": tensordict_of,
+    "TensorDict of a state dict": tensordict_of_state_dict,
     "DataParallel": nn.DataParallel,
     "state dict of DataParallel": lambda module: nn.DataParallel(module).state_dict(),
     "compiled": lambda module: torch.compile(module, backend="eager"),
     "state dict of compiled": lambda module: torch.compile(module, backend="eager").state_dict(),
-    "TensorDict of compiled": lambda module: tensordict.from_module(torch.compile(module, backend="eager")),
+    "TensorDict of compiled": lambda module: tensordict_of(torch.compile(module, backend="eager")),
     "compiled DataParallel": lambda module: torch.compile(nn.DataParallel(module), backend="eager").state_dict(),
     "DataParallel of compiled": lambda module: nn.DataParallel(torch.compile(module, backend="eager")).state_dict(),
     "module in inference mode": lambda module: module.eval().requires_grad_(False),

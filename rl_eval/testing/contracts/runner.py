@@ -20,7 +20,7 @@ from rl_eval.weights import WeightsSnapshot, snapshot_weights
 
 __all__ = ["EvalRunnerContract"]
 
-_TIMEOUT_S: Final = 0.2
+_TIMEOUT_S: Final = 0.1
 
 
 class EvalRunnerContract(ObserverContract):
@@ -152,7 +152,7 @@ class EvalRunnerContract(ObserverContract):
         """``episode_timeout_s`` ends it, between steps."""
         for lanes in self.lane_counts:
             with self.make_runner(lanes, wrapper=_Endless, timeout_s=_TIMEOUT_S) as runner:
-                played = play(runner, leases_of(2), budget_s=_TIMEOUT_S / 2, calls=20)
+                played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20)
             expect(len(played.rows), 0, f"rows, {lanes} lanes")
             expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
 
