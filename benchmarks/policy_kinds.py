@@ -301,7 +301,7 @@ def _own_torch_generator(observation_space: Any, action_space: Any) -> Any:
 @_kind
 def _own_python_generator(observation_space: Any, action_space: Any) -> Any:
     rng = random.Random(0)
-    return lambda x: _linear(x) + np.array([[rng.gauss()] for _ in x])
+    return lambda x: _linear(x) + np.array([[rng.gauss(0, 1)] for _ in x])
 
 
 @_kind

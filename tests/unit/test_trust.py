@@ -140,13 +140,16 @@ def apart():
     return environment() | {"PYTHONPATH": str(Path(rl_eval.__file__).parents[1])}
 
 
+_COMMAND = "import sys; sys.path.pop(0); from rl_eval.cli import main; main()"  # Without the current folder.
+REPLAY = [sys.executable, "-c", _COMMAND, "replay", "runs", "--episodes", "3"]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(("answer", "ran"), [("y", True), ("", False)])
 def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
     """The names are shown before the question; anything but yes is no."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-P", "-m", "rl_eval", "replay", "runs", "--episodes", "3"]
-    with subprocess.Popen(command, env=apart(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
+    with subprocess.Popen(REPLAY, env=apart(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
         os.close(slave)
         shown = b""
         while b"Run this code?" not in shown:
@@ -164,9 +167,7 @@ def test_who_sits_at_a_terminal_is_asked(stranger, answer, ran):
 def test_nothing_beside_a_foreign_result_is_imported_to_read_it(stranger):
     """Modules of the names of those that reading needs lie in the current folder, and are not looked at."""
     (stranger / "pyarrow.py").write_text("from pathlib import Path; Path('ran').touch()")
-    words = ["rl-eval", "replay", "runs", "--episodes", "3"]
-    code = f"from rl_eval.cli import main; import sys; sys.argv = {words}; main()"
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=apart(), capture_output=True, text=True, check=False)
+    done = subprocess.run(REPLAY, env=apart(), capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert not Path("ran").exists()
 
