@@ -238,7 +238,9 @@ def test_requests_without_one_name_are_refused(client: Client) -> None:
     assert b" 421 " in client.raw(b"GET / HTTP/1.0\r\n\r\n").splitlines()[0]
     two = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
     assert b" 421 " in client.raw(two).splitlines()[0]
-    assert b" 400 " in client.raw(b"GET <b> HTTP/9 x\r\nHost: localhost\r\n\r\n")
+    malformed = client.raw(b"GET <b> HTTP/9 x\r\nHost: localhost\r\n\r\n")
+    assert b"Bad request" in malformed
+    assert b"<b>" not in malformed
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
