@@ -51,7 +51,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def _rates(rows: Sequence[Row]) -> Table:
     columns = list(dict.fromkeys(row["column"] for row in rows))
-    table = _table("sampling: CartPole frames per second, data in the caller's hands", "contender", *columns)
+    title = "sampling: CartPole frames per second (and per CPU second of all processes), data in the caller's hands"
+    table = _table(title, "contender", *columns)
     for label in dict.fromkeys(row["label"] for row in rows):
         found = {row["column"]: row for row in rows if row["label"] == label}
         table.add_row(label, *(_rate(found[column]) if column in found else "" for column in columns))
@@ -59,7 +60,9 @@ def _rates(rows: Sequence[Row]) -> Table:
 
 
 def _rate(row: Row) -> str:
-    return f"{row['steps_per_second']:,.0f}" if row["status"] == "ok" else _failure(row)
+    if row["status"] != "ok":
+        return _failure(row)
+    return f"{row['steps_per_second']:,.0f} ({row['steps_per_cpu_second']:,.0f})"
 
 
 def _costs(rows: Sequence[Row]) -> Table:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "Measure",
     "Params",
     "broadcast_row",
+    "cpu_seconds",
     "evaluated",
     "pooled",
     "ray_cluster",
@@ -104,6 +106,20 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     result = call()
     return result, time.perf_counter() - start
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of all that it has started and that still live, Ray's among them."""
+    spent, parents = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # It has ended.
+            fields = file.read_text().rpartition(")")[2].split()
+            parents[int(file.parent.name)] = int(fields[1])
+            spent[int(file.parent.name)] = int(fields[11]) + int(fields[12])
+    ours = [os.getpid()]
+    for process in ours:
+        ours += [child for child, parent in parents.items() if parent == process]
+    return sum(spent[process] for process in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def steps_row(steps: float, seconds: float, episodes: int, mean_return: float | None) -> dict[str, Any]:

@@ -122,12 +122,12 @@ def _play(runner: Any, episodes: int) -> int:
     from rl_eval.trajectories import Fragment, as_arrays
 
     plan = runner.settings.plan()
-    report = runner.run([Lease(index, plan[index].seed, 1, 0) for index in range(episodes)])
-    done, frames, kept = len(report.rows), report.env_steps, dict(report.artifacts)
-    while done < episodes:
-        report = runner.run()
-        done, frames, kept = done + len(report.rows), frames + report.env_steps, kept | report.artifacts
-    found = [kept[index][_NAME] for index in sorted(kept)]
+    reports = [runner.run([Lease(index, plan[index].seed, 1, 0) for index in range(episodes)])]
+    while sum(len(report.rows) for report in reports) < episodes:
+        reports.append(runner.run())
+    frames = sum(report.env_steps for report in reports)
+    kept = {index: one for report in reports for _, block in report.artifacts for index, one in block.items()}
+    found = [kept[index] for index in sorted(kept)]
     if found and len(as_arrays([Fragment(one, 0, len(one)) for one in found])["action"]) != frames:
         raise RuntimeError("the batch has not all frames")
     return int(frames)
@@ -137,8 +137,11 @@ def _timed(take: Callable[[], int], clear: Callable[[], None] = lambda: None) ->
     """Take a batch to warm up, and three for the row."""
     take()
     clear()
+    spent = base.cpu_seconds()
     frames, seconds = base.timed(lambda: sum(take() for _ in range(3)))
-    return {"frames": frames, "seconds": seconds, "steps_per_second": frames / seconds}
+    spent = base.cpu_seconds() - spent
+    rates = {"steps_per_second": frames / seconds, "steps_per_cpu_second": frames / spent}
+    return {"frames": frames, "seconds": seconds, **rates}
 
 
 def _process_id(runner: Any) -> int:

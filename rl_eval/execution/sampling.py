@@ -135,6 +135,10 @@ class Sampler:
         """The wave under way: its first index, how many episodes it has, and its handle."""
         self._episodes = self._frames = 0
         """What has come in so far: the mean length tells how large a wave has to be."""
+        self._last_version: int | None = None
+        """Version of the weights of the last batch."""
+        self._renewed = False
+        """Whether weights changed before this batch: then whatever is too much for it is likely to be dropped."""
 
     # ------------------------------------------------------------------ where it is
 
@@ -227,6 +231,8 @@ class Sampler:
             raise ConfigError(f"storage is {os.fspath(folder)!r}, which exists: choose another folder")
         if not request.truncates:
             self.skip_rest()
+        version = self._version()
+        self._renewed, self._last_version = self._last_version not in {None, version}, version
         while (fragments := self._fragments(request)) is None:
             self._take_wave(request)
         batch = _formed(fragments, request, folder, list(self._ready))
@@ -320,13 +326,21 @@ class Sampler:
             index += 1
         count = max(1, missing)
         if request.num_env_steps is not None:
-            # Fewer than there are slots would leave some idle, and what is too much begins the next batch.
-            expected = math.ceil(count * self._episodes / self._frames) if self._frames else 1
-            count = max(self._slots(), expected)
+            count = self._expected(count)
         self._ahead = (index, count, self._run(self._seed, index, count, request.compress_images))
 
+    def _expected(self, steps: int) -> int:
+        """Return how many episodes to run for so many steps."""
+        expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
+        if self._renewed and self._frames:
+            # A few more, as another wave takes as long as a whole one.
+            return expected + math.isqrt(expected)
+        # Fewer than there are slots would leave some idle, and what is too much begins the next batch.
+        return max(self._slots(), expected)
+
     def _run_ahead(self, request: SampleRequest) -> None:
-        idle = self._works_ahead and self._ahead is None and not any(self._failed.values())
+        able = self._works_ahead and not self._renewed
+        idle = able and self._ahead is None and not any(self._failed.values())
         if idle and self._fragments(request) is None:
             self._start_wave(request)
 

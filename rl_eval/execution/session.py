@@ -191,7 +191,9 @@ class EpisodeSession(Phase):
         if report.traces or report.artifacts:
             indices = set(report.rows["index"][list(counted)].tolist())
             self._sample.traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
-            outcome.artifacts |= {index: dict(report.artifacts[index]) for index in indices & report.artifacts.keys()}
+            for name, kept in report.artifacts:
+                for index in indices & kept.keys():
+                    outcome.artifacts.setdefault(index, {})[name] = kept[index]
 
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
         """End a runner on which everything fails; another process may take its place, within its restart budget."""

@@ -274,8 +274,9 @@ class RunReport:
     """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
-    artifacts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What observers returned for the finished episodes, by index and observer."""
+    artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
+    """What observers returned for the finished episodes: names of observers, each with artifacts by index. A name may
+    stand more than once."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import math
 import socket
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -28,6 +28,7 @@ from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filte
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     ROW,
+    EpisodeRecord,
     Fault,
     FaultCause,
     Lease,
@@ -43,7 +44,7 @@ from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.policy_memory import weights_digest
-from rl_eval.runners.sweep_log import EpisodeLog
+from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -79,7 +80,7 @@ class EvalRunner(WorkerInterface):
         self._observers = observer_factories(settings.evaluation.observers)
         observe = self._observe if self._observers else None
         self._lanes = [Lane(index, len(self._info_keys), observe) for index in range(settings.runners.lanes)]
-        self._artifacts: dict[int, dict[str, Any]] = {}
+        self._artifacts: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._queue: deque[Lease] = deque()
         self._rows: list[tuple[Any, ...]] = []
         self._infos: list[list[float]] = []
@@ -467,12 +468,15 @@ class EvalRunner(WorkerInterface):
     def _observe(self, slot: int, env: Any) -> ObservedSlot:
         """Build the observers of an environment."""
         outputs = partial(self._inference_outputs, slot)
-        log = partial(self._episode_log, slot)
+        log = partial(self._slot_log, slot)
         return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note, log)
 
-    def _episode_log(self, slot: int) -> EpisodeLog | None:
-        sweeps = self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
-        return None if sweeps is None else EpisodeLog(sweeps, slot)
+    @property
+    def _sweeps(self) -> SweepLog | None:
+        return self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
+
+    def _slot_log(self, slot: int) -> SlotLog | None:
+        return None if self._sweeps is None else SlotLog(self._sweeps, slot)
 
     def _inference_outputs(self, slot: int) -> Any:
         return self._inference.outputs(slot)
@@ -480,10 +484,16 @@ class EvalRunner(WorkerInterface):
     def _collect(self, lane: Lane, row: tuple[Any, ...]) -> None:
         """Keep what observers return for a completed episode."""
         assert lane.observed is not None
-        info = dict(zip(self._info_keys, lane.info, strict=True))
-        record = record_of_values(row, info)
-        if artifacts := lane.observed.end(record):
-            self._artifacts[record.index] = artifacts
+        for name, artifact in lane.observed.end(row, partial(self._record, lane, row)).items():
+            self._artifacts[name][row[0]] = artifact
+
+    def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
+        return record_of_values(row, dict(zip(self._info_keys, lane.info, strict=True)))
+
+    def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
+        """Return what recorders make of the finished episodes in the log of sweeps, by their names."""
+        taken = () if self._sweeps is None else self._sweeps.take()
+        return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
 
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
@@ -533,9 +543,9 @@ class EvalRunner(WorkerInterface):
             construct_seconds=self._construct_seconds,
             notes=(*self._inference.notes, *self._notes),
             built_weights=self._built_weights,
-            artifacts=self._artifacts,
+            artifacts=(*self._artifacts.items(), *self._read_sweeps()),
         )
-        self._artifacts = {}
+        self._artifacts = defaultdict(dict)
         self._lifetime["env_steps"] += report.env_steps
         self._returned = []
         self._notes = {}

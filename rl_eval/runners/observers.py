@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, TypeVar, cast, final, runtime_checkable
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
-from rl_eval.runners.sweep_log import EpisodeLog
+from rl_eval.runners.sweep_log import SlotLog, SweepRecorder
 
-__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "StepRecorder", "observer_factories"]
+__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "observer_factories"]
 
 
 @runtime_checkable
@@ -56,22 +56,6 @@ class EpisodeObserver(Protocol):
         """Return what is to be kept of a completed episode, something that can be pickled; None for nothing."""
 
 
-class StepRecorder(Protocol):
-    """An observer that stands between runner and environment itself: its part of a step costs less than a call."""
-
-    def wrap_step(
-        self, step: Callable[[Any], Any], log: EpisodeLog | None, failed: Callable[[Exception], None]
-    ) -> Callable[[Any], Any] | None:
-        """Return what to call instead of ``step`` in the attempt that has begun; None to be told by ``on_step``.
-
-        Args:
-            step: Its result and what it raises are passed on.
-            log: Records what the policy sees and chooses in the slot, once told to begin; None where runners do not
-                step all slots in turn, or values are nested.
-            failed: Takes what the observer raises itself.
-        """
-
-
 Part = TypeVar("Part")
 Factory = Callable[[Any], EpisodeObserver]
 
@@ -106,7 +90,8 @@ class ObservedSlot:
         idle: Called before them, so that the limits of a step are not theirs.
         outputs: Returns the policy's outputs for the slot.
         note: Takes a note, the episode's index, its step and what was raised.
-        log: Returns the slot's part of the log of sweeps, None without.
+        log: Returns the slot's part of the log of sweeps; None where the runner does not step all slots in turn, or
+            values are nested.
     """
 
     def __init__(
@@ -116,10 +101,10 @@ class ObservedSlot:
         idle: Callable[[], None],
         outputs: Callable[[], Any],
         note: Callable[[str], None],
-        log: Callable[[], EpisodeLog | None] = lambda: None,
+        log: Callable[[], SlotLog | None] = lambda: None,
     ) -> None:
         self._idle = idle
-        self._log = log
+        self._find_log = log
         self._outputs = outputs
         self._note = note
         self._index = self._steps = 0
@@ -130,6 +115,22 @@ class ObservedSlot:
         self._observers: dict[str, EpisodeObserver] = {}
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
+    @cached_property
+    def _log(self) -> SlotLog | None:
+        return self._find_log()
+
+    @cached_property
+    def _recorders(self) -> dict[str, SweepRecorder]:
+        """Observers that read the log of sweeps."""
+        if self._log is None:
+            return {}
+        return {name: one for name, one in self._observers.items() if getattr(one, "reads_sweeps", False)}  # type: ignore[misc]
+
+    @cached_property
+    def _told(self) -> dict[str, EpisodeObserver]:
+        """Observers that are told of every step."""
+        return {name: one for name, one in self._observers.items() if name not in self._recorders}
+
     def begin(
         self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
     ) -> Callable[[Any], Any]:
@@ -139,14 +140,18 @@ class ObservedSlot:
             What to call instead of the environment's ``step``.
         """
         self._index, self._steps = spec.index, 0
-        self._broken = set()
-        self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
-        self._steppers = {name: one.on_step for name, one in self._observers.items() if name not in self._broken}
+        if self._broken:
+            self._broken = set()
+        if self._recorders and self._log is not None:
+            step = self._log.begin(step)
+        return self._telling(step, spec, attempt, observation) if self._told else step
 
-        for name, observer in self._observers.items():
-            step = self._recording(name, observer, step)
-        if not self._steppers:
-            return step
+    def _telling(
+        self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
+    ) -> Callable[[Any], Any]:
+        """Tell observers of an attempt; return what to call instead of ``step`` to tell them of its steps."""
+        self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
+        self._steppers = {name: one.on_step for name, one in self._told.items() if name not in self._broken}
 
         def observed(action: Any) -> Any:
             given = _kept(action)
@@ -157,20 +162,6 @@ class ObservedSlot:
             return result
 
         return observed
-
-    def _recording(self, name: str, observer: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let an observer stand before a step, if it is one that does; return what to call."""
-        if name not in self._steppers or not hasattr(observer, "wrap_step"):
-            return step
-        recorded = observer.wrap_step(step, self._log(), partial(self._attribute_once, name))
-        if recorded is None:
-            return step
-        del self._steppers[name]
-        return cast("Callable[[Any], Any]", recorded)
-
-    def _attribute_once(self, name: str, error: Exception) -> None:
-        if name not in self._broken:
-            self._attribute(name, "a step", error)
 
     def _observe_step(self, action: Any, result: tuple[Any, ...]) -> None:
         self._idle()
@@ -183,14 +174,28 @@ class ObservedSlot:
                 self._attribute(name, "on_step", error)
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
-    def end(self, record: EpisodeRecord) -> dict[str, Any]:
-        """Return the artifacts of a completed episode, by the names of their observers."""
-        artifacts = self._call("on_episode_end", lambda observer: observer.on_episode_end(record))
+    def end(self, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
+        """Return what those that were told of a completed episode keep of it, by their names.
+
+        Args:
+            row: Its record as a row, for the log of sweeps.
+            record: Builds its record.
+        """
+        if self._recorders and self._log is not None:
+            try:
+                self._log.finish(row, self._recorders)
+            except Exception as error:
+                for name in self._recorders:
+                    self._attribute(name, "a step", error)
+        if not self._told:
+            return {}
+        made = record()
+        artifacts = self._call("on_episode_end", lambda observer: observer.on_episode_end(made))
         return {name: artifact for name, artifact in artifacts.items() if artifact is not None}
 
     def _call(self, where: str, call: Callable[[EpisodeObserver], Any]) -> dict[str, Any]:
         self._idle()
-        return self._guarded(where, self._observers, call)
+        return self._guarded(where, self._told, call)
 
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
         """Call what has not raised in this episode; return what was returned, by name."""

@@ -1,35 +1,68 @@
 """Log of a runner's sweeps: what the policy saw and chose in each, for the observers that record episodes.
 
 A sweep is one act of the policy for all live slots. To copy an observation takes about as long as a small environment
-takes for a step, so a sweep is copied as the batch that it is, and an episode is cut out of it once it is over.
+takes for a step, and to build an array as long as several steps: so a sweep is copied as the batch that it is, and
+episodes are cut out of it many at once, when a report is due or room is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EpisodeLog", "Steps", "SweepLog"]
+__all__ = ["SlotLog", "Steps", "SweepLog", "SweepRecorder"]
 
 Array = npt.NDArray[Any]
 Outputs = Iterable[tuple[Any, Any]]
+Step = Callable[[Any], Any]
 
 _SWEEPS: Final = 64
 """Sweeps that there is room for at first."""
 
 
 class Steps(NamedTuple):
-    """Steps of one episode, of T sweeps: views that hold until the next sweep."""
+    """Steps of finished episodes, one episode after the other, in arrays of their own."""
 
+    rows: Sequence[tuple[Any, ...]]
+    """The episodes' records, as of :data:`rl_eval.records.episode.ROW`."""
+    lengths: npt.NDArray[np.int64]
+    """Steps of each."""
     observations: Array
-    r"""What the policy saw, shape (T, \*shape)."""
+    r"""What the policy saw, and after each episode's steps its last observation, shape (steps + episodes, \*shape)."""
     actions: Array
-    r"""What the environment was given, shape (T, \*shape)."""
-    outputs: dict[str, Array]
-    r"""What the policy computed besides actions at every step, each of shape (T, \*shape)."""
+    r"""What environments were given, shape (steps, \*shape)."""
+    rewards: npt.NDArray[np.float64]
+    """Rewards, shape (steps,)."""
+    outputs: Mapping[str, Array]
+    r"""What the policy computed besides actions at every step, each of shape (steps, \*shape)."""
+
+
+class SweepRecorder(Protocol):
+    """An observer that makes artifacts of many episodes at once, and is told nothing while they run."""
+
+    @property
+    def reads_sweeps(self) -> bool:
+        """Whether the log has all that it needs; else it is told every step."""
+
+    def read_sweeps(self, steps: Steps) -> Mapping[int, Any]:
+        """Return the artifacts of episodes by their indices, in a mapping that can be pickled."""
+
+
+class _Finished(NamedTuple):
+    """A finished episode whose steps are in the log."""
+
+    slot: int
+    start: int
+    stop: int
+    row: tuple[Any, ...]
+    rewards: list[float]
+    told: tuple[str, ...]
+    """Outputs that were told at every step."""
+    recorders: Mapping[str, SweepRecorder]
 
 
 @final
@@ -50,6 +83,10 @@ class SweepLog:
         """First sweep from which on a policy's output has a value in each."""
         self._first = self._count = 0
         """Number of the first sweep that is held, and of all sweeps so far."""
+        self._finished: list[_Finished] = []
+        self._lasts = np.empty((_SWEEPS, *observations.shape[1:]), observations.dtype)
+        """The last observation of each, and room for more."""
+        self._cut: list[tuple[Mapping[str, SweepRecorder], Steps]] = []
 
     @property
     def wanted(self) -> bool:
@@ -61,8 +98,43 @@ class SweepLog:
         self._starts[slot] = self._count
 
     def end(self, slot: int) -> None:
-        """Forget the episode of a slot."""
+        """Forget the episode of a slot, unless it has finished."""
         self._starts.pop(slot, None)
+
+    def finish(
+        self,
+        slot: int,
+        row: tuple[Any, ...],
+        rewards: list[float],
+        last: Any,
+        recorders: Mapping[str, SweepRecorder],
+    ) -> None:
+        """Keep the episode of a slot, which is over.
+
+        Args:
+            slot: Which.
+            row: Its record.
+            rewards: Of its steps.
+            last: Observation after the last step.
+            recorders: Who wants it, by the names of their artifacts.
+
+        Raises:
+            TypeError: The last observation is not like the others.
+            ValueError: Likewise.
+        """
+        place = len(self._finished)
+        if place == len(self._lasts):
+            self._lasts = np.concatenate([self._lasts, np.empty_like(self._lasts)])
+        self._lasts[place] = last
+        start = self._starts.pop(slot)
+        told = tuple([name for name, since in self._told_since.items() if since <= start])
+        self._finished.append(_Finished(slot, start, self._count, row, rewards, told, recorders))
+
+    def take(self) -> list[tuple[Mapping[str, SweepRecorder], Steps]]:
+        """Return the steps of episodes that have finished since the last call, with who wants them."""
+        self._cut_finished()
+        cut, self._cut = self._cut, []
+        return cut
 
     def add(self, observations: Array, actions: Array, outputs: Outputs) -> None:
         """Copy a sweep.
@@ -84,22 +156,12 @@ class SweepLog:
         self._told_since = {name: since for name, since in self._told_since.items() if name in told}
         self._count += 1
 
-    def steps(self, slot: int) -> Steps:
-        """Return the steps of an episode so far."""
-        start = self._starts[slot]
-        held = slice(start - self._first, self._count - self._first)
-        told = [name for name, since in self._told_since.items() if since <= start]
-        return Steps(
-            self._columns["observations"][held, slot],
-            self._columns["actions"][held, slot],
-            {name: self._columns[f"outputs.{name}"][held, slot] for name in told},
-        )
-
     def _told(self, name: str, values: Array) -> Array:
         """Return the column of an output, which begins when it is first told in this form."""
         key = f"outputs.{name}"
         column = self._columns.get(key)
         if column is None or column.shape[2:] != values.shape[1:] or column.dtype != values.dtype:
+            self._cut_finished()
             column = self._columns[key] = self._empty(values, len(self._columns["actions"]))
             self._told_since.pop(name, None)
         self._told_since.setdefault(name, self._count)
@@ -113,6 +175,7 @@ class SweepLog:
         room, held = len(self._columns["actions"]), self._count - self._first
         if held < room:
             return
+        self._cut_finished()
         kept = self._count - min(self._starts.values())
         for key, column in self._columns.items():
             grown = np.empty((room if 2 * kept <= room else 2 * room, *column.shape[1:]), column.dtype)
@@ -120,17 +183,95 @@ class SweepLog:
             self._columns[key] = grown
         self._first = self._count - kept
 
+    # ------------------------------------------------------------------ cutting
 
-class EpisodeLog(NamedTuple):
-    """A slot's part of a log."""
+    def _cut_finished(self) -> None:
+        """Cut finished episodes out of the sweeps; those together that have the same outputs and recorders."""
+        alike: dict[Any, list[int]] = {}
+        for place, one in enumerate(self._finished):
+            alike.setdefault((one.told, *one.recorders), []).append(place)
+        self._cut += [(self._finished[places[0]].recorders, self._steps(places)) for places in alike.values()]
+        self._finished = []
 
-    sweeps: SweepLog
-    slot: int
+    def _steps(self, finished: Sequence[int]) -> Steps:
+        episodes = [self._finished[place] for place in finished]
+        slots, starts, stops = np.array([one[:3] for one in episodes]).T
+        lengths = stops - starts
+        places = _places(starts - self._first, slots, lengths, self._rows)
+        seen = _places(starts - self._first, slots, lengths + 1, self._rows)
+        observations = self._taken("observations", seen)
+        observations[(lengths + 1).cumsum() - 1] = self._lasts[finished]
+        return Steps(
+            [one.row for one in episodes],
+            lengths,
+            observations,
+            self._taken("actions", places),
+            np.array(list(chain.from_iterable(one.rewards for one in episodes)), np.float64),
+            {name: self._taken(f"outputs.{name}", places) for name in episodes[0].told},
+        )
 
-    def begin(self) -> None:
-        """See :meth:`SweepLog.begin`."""
-        self.sweeps.begin(self.slot)
+    def _taken(self, key: str, places: npt.NDArray[np.int64]) -> Array:
+        """Return a copy of rows; those beyond the last sweep are any."""
+        column = self._columns[key]
+        rows: Array = column.reshape(-1, *column.shape[2:]).take(places, axis=0, mode="clip")
+        return rows
 
-    def steps(self) -> Steps:
-        """See :meth:`SweepLog.steps`."""
-        return self.sweeps.steps(self.slot)
+
+def _places(
+    starts: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], rows: int
+) -> npt.NDArray[np.int64]:
+    """Return where the steps of episodes are among all rows of all sweeps, one episode after the other.
+
+    Args:
+        starts: Sweep of the first step of each, shape (episodes,).
+        slots: Slot of each, shape (episodes,).
+        lengths: Steps of each, shape (episodes,).
+        rows: Rows of a sweep.
+    """
+    before = lengths.cumsum() - lengths
+    sweeps = np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+    return sweeps * rows + np.repeat(slots, lengths)
+
+
+@final
+class SlotLog:
+    """A slot's part of a log: it stands between the runner and the slot's environment, and keeps what comes back.
+
+    Args:
+        sweeps: The log.
+        slot: Which.
+    """
+
+    def __init__(self, sweeps: SweepLog, slot: int) -> None:
+        self._sweeps, self._slot = sweeps, slot
+        self._rewards: list[float] = []
+        self._result: Any = None
+        """Of the last step."""
+        self._error: Exception | None = None
+
+    def begin(self, step: Step) -> Step:
+        """Record the attempt that has begun; return what to call instead of ``step``."""
+        self._sweeps.begin(self._slot)
+        self._error = None
+        self._rewards = rewards = []
+
+        def recorded(action: Any) -> Any:
+            self._result = result = step(action)
+            try:
+                reward = result[1]
+                rewards.append(reward if type(reward) is float else np.asarray(reward).item())
+            except Exception as error:  # A result that is no step's is refused by the runner.
+                self._error = error
+            return result
+
+        return recorded
+
+    def finish(self, row: tuple[Any, ...], recorders: Mapping[str, SweepRecorder]) -> None:
+        """Keep the attempt, which has completed; see :meth:`SweepLog.finish`.
+
+        Raises:
+            Exception: A reward or the last observation cannot be kept.
+        """
+        if self._error is not None:
+            raise self._error
+        self._sweeps.finish(self._slot, row, self._rewards, self._result[0], recorders)

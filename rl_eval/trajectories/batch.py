@@ -135,7 +135,8 @@ def _labels(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> di
         ("collector", name): np.repeat([getattr(one.trajectory, field) for one in fragments], lengths)
         for name, field in _COLUMNS.items()
     }
-    labels["collector", "step"] = np.concatenate([np.arange(start, stop) for _, start, stop in fragments])
+    starts = np.array([fragment.start for fragment in fragments])
+    labels["collector", "step"] = np.arange(lengths.sum()) + np.repeat(starts - lengths.cumsum() + lengths, lengths)
     return labels
 
 

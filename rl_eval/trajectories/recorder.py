@@ -1,22 +1,22 @@
-"""Recorder of trajectories: an observer that keeps the steps of an episode in arrays that grow."""
+"""Recorder of trajectories: an observer that reads a log of sweeps, or keeps an episode's steps in arrays that grow."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
-from rl_eval.runners.sweep_log import EpisodeLog
+from rl_eval.runners.sweep_log import Steps
+from rl_eval.trajectories.block import TrajectoryBlock
 from rl_eval.trajectories.trajectory import CompressedArray, Key, Leaf, Trajectory, action_leaves, observation_leaves
 
 __all__ = ["TrajectoryRecorder"]
 
 Array = npt.NDArray[Any]
-Step = Callable[[Any], Any]
 
 _ROWS: Final = 256
 """Steps that there is room for at first."""
@@ -51,16 +51,10 @@ class TrajectoryRecorder:
         self._told = 0
         """Steps at which the policy told its outputs."""
         self._steps = 0
-        self._log: EpisodeLog | None = None
-        """What has the steps of this episode; None where they are written one by one."""
-        self._taken_in: list[float] = []
-        self._last: Any = None
-        """Observation after the last step."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """See :class:`rl_eval.runners.EpisodeObserver`."""
         self._steps = self._told = 0
-        self._log = None
         _write(self._observations, 0, observation)
 
     def on_step(
@@ -84,27 +78,15 @@ class TrajectoryRecorder:
         if policy_outputs is not None:
             self._write_outputs(step, policy_outputs)
 
-    def wrap_step(self, step: Step, log: EpisodeLog | None, failed: Callable[[Exception], None]) -> Step | None:
-        """See :class:`rl_eval.runners.observers.StepRecorder`; None where there is no log, and for images or infos."""
-        if log is None or self._infos or isinstance(self._observations[0][1], _Images):
-            return None
-        log.begin()
-        self._log, self._failed = log, failed
-        rewards: list[float] = []
-        self._taken_in = rewards
+    @property
+    def reads_sweeps(self) -> bool:
+        """Whether a log of sweeps has all that it keeps: no infos, and nothing to compress."""
+        return not self._infos and not isinstance(self._observations[0][1], _Images)
 
-        def recorded(action: Any) -> Any:
-            result = step(action)
-            if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
-                reward = result[1]
-                try:
-                    rewards.append(reward if type(reward) is float else np.asarray(reward).item())
-                except Exception as error:
-                    failed(error)
-                self._last = result[0]
-            return result
-
-        return recorded
+    def read_sweeps(self, steps: Steps) -> TrajectoryBlock:
+        """See :class:`rl_eval.runners.sweep_log.SweepRecorder`."""
+        (observed, _), (acted, _) = self._observations[0], self._actions[0]
+        return TrajectoryBlock(steps, observed.key, acted.key)
 
     def _write_outputs(self, step: int, outputs: Any) -> None:
         """Write a row of the policy's outputs, which have to be a dict of arrays."""
@@ -114,13 +96,9 @@ class TrajectoryRecorder:
             column.write(step, outputs[name])
         self._told += 1
 
-    def on_episode_end(self, record: EpisodeRecord) -> Trajectory | None:
-        """Return the trajectory of the attempt that completed; None if its last observation cannot be kept."""
-        try:
-            arrays = self._written() if self._log is None else self._cut_out(self._log)
-        except (TypeError, ValueError) as error:  # Of the last observation, which no policy has seen.
-            self._failed(error)
-            return None
+    def on_episode_end(self, record: EpisodeRecord) -> Trajectory:
+        """Return the trajectory of the attempt that completed."""
+        steps = self._steps
         return Trajectory(
             index=record.index,
             seed=record.seed,
@@ -128,34 +106,12 @@ class TrajectoryRecorder:
             weights_version=record.weights_version,
             terminated=record.terminated,
             truncated=record.truncated,
-            **arrays,
+            observations={leaf.key: column.taken(steps + 1) for leaf, column in self._observations},
+            actions={leaf.key: column.taken(steps) for leaf, column in self._actions},
+            rewards=self._rewards.taken(steps),
+            infos={key: column.taken(steps) for key, column in self._infos.items()},
+            outputs=self._taken_outputs(),
         )
-
-    def _cut_out(self, log: EpisodeLog) -> dict[str, Any]:
-        """Return the arrays of an episode that the log of sweeps has."""
-        (observed, _), (acted, _) = self._observations[0], self._actions[0]
-        seen, actions, outputs = log.steps()
-        observations = np.empty((len(seen) + 1, *observed.shape), observed.dtype)
-        observations[:-1] = seen
-        observations[-1] = self._last
-        return {
-            "observations": {observed.key: observations},
-            "actions": {acted.key: actions.copy()},
-            "rewards": np.array(self._taken_in),
-            "infos": {},
-            "outputs": {tuple(name.split(".")): rows.copy() for name, rows in outputs.items()},
-        }
-
-    def _written(self) -> dict[str, Any]:
-        """Return the arrays of an episode that was written step by step."""
-        steps = self._steps
-        return {
-            "observations": {leaf.key: column.taken(steps + 1) for leaf, column in self._observations},
-            "actions": {leaf.key: column.taken(steps) for leaf, column in self._actions},
-            "rewards": self._rewards.taken(steps),
-            "infos": {key: column.taken(steps) for key, column in self._infos.items()},
-            "outputs": self._taken_outputs(),
-        }
 
     def _taken_outputs(self) -> dict[Key, Array]:
         if self._told != self._steps:
@@ -167,18 +123,14 @@ class _Rows:
     """Rows of one array, which doubles when it is full."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.array = np.empty((_ROWS, *shape), dtype)
+        self.array = np.empty((0, *shape), dtype)
 
     def write(self, row: int, value: Any) -> None:
         """Write one row."""
-        self.with_room(row + 1)
+        if row >= len(self.array):
+            more = np.empty((max(_ROWS, len(self.array)), *self.array.shape[1:]), self.array.dtype)
+            self.array = np.concatenate([self.array, more])
         self.array[row] = value
-
-    def with_room(self, rows: int) -> int:
-        """Make room for so many rows; return for how many there is now."""
-        while rows > len(self.array):
-            self.array = np.concatenate([self.array, np.empty_like(self.array)])
-        return len(self.array)
 
     def taken(self, rows: int) -> Array:
         """Return a copy of the first rows."""

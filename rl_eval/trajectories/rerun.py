@@ -81,7 +81,7 @@ def _proved(result: EvalResult, report: RunReport, index: int) -> Trajectory:
         raise EvalError(
             f"episode {index} did not come out as it was recorded: {shown}{_other_numerics(result, report)}"
         )
-    artifact = report.artifacts.get(index, {}).get(_NAME)
+    artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
     if artifact is None:
         raise EvalError(f"episode {index} left no trajectory: {'; '.join(report.notes)}")
     kept: Trajectory = replace(artifact, weights_version=int(recorded["weights_version"][0]))

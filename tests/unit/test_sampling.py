@@ -450,12 +450,15 @@ def test_another_root_seed_is_another_plan(counted: EvalConfig) -> None:
     assert set(batch["collector.seed"]) == set(EpisodePlan(2, 9, 4).seeds)
 
 
+class Head(nn.Linear):
+    """A layer with weights."""
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        return super().forward(seen.clamp(-1, 1))
+
+
 def test_new_weights_act_in_all_that_comes_after_them() -> None:
     """What ran ahead with the old ones runs again, and the rest of an episode that was cut says what it ran with."""
-
-    class Head(nn.Linear):
-        def forward(self, seen: torch.Tensor) -> torch.Tensor:
-            return super().forward(seen.clamp(-1, 1))
 
     modules = [Head(3, 3) for _ in range(2)]
     options: dict[str, Any] = {"num_env_steps": 50, "mode": "truncate_episodes", "as_arrays": True}
@@ -474,6 +477,34 @@ def test_new_weights_act_in_all_that_comes_after_them() -> None:
     count = int((~rest).sum())
     np.testing.assert_array_equal(second["next.reward"][~rest], fresh["next.reward"][:count])
     np.testing.assert_array_equal(second["action"][~rest], fresh["action"][:count])
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_with_new_weights_for_each_batch_little_more_runs_than_is_asked_for(renews: bool) -> None:
+    """With the same weights a wave fills all slots, as the rest begins the next batch; else it would be dropped."""
+    ran = [0]
+    with inline(config(40).policy(Head(3, 3))) as group:
+        for version in range(1, 4):
+            if renews:
+                group.sync_weights(Head(3, 3), version=version)
+            group.sample(num_env_steps=20, mode="truncate_episodes")
+            (metrics,) = group.foreach_runner(lambda runner: runner.metrics())
+            ran.append(metrics["episodes"])
+    first, *others = np.diff(ran)
+    assert first == 40
+    assert all(0 < count < 20 for count in others) if renews else others == [0, 0]
+
+
+def test_nothing_runs_ahead_of_weights_that_change_with_each_batch() -> None:
+    ahead = []
+    with EvalRunnerGroup(config(4), policy=Head(3, 3)) as group:
+        batches = group.iter_samples(30)
+        for version in (1, 1, 2, 3, 3):
+            if version != group.weights_version:
+                group.sync_weights(Head(3, 3), version=version)
+            next(batches)
+            ahead.append(group.sampler._ahead is not None)
+    assert ahead == [True, True, False, False, True]
 
 
 def test_nothing_is_recorded_where_nothing_is_sampled(counted: EvalConfig) -> None:

@@ -179,10 +179,19 @@ def play(
         rows,
         faults=tuple(fault for report in reports for fault in report.faults),
         env_steps=sum(report.env_steps for report in reports),
-        artifacts={index: kept for report in reports for index, kept in report.artifacts.items()},
+        artifacts=_by_index(reports),
         notes=tuple(note for report in reports for note in report.notes),
         most_live=max(len(report.progress) for report in reports),
     )
+
+
+def _by_index(reports: Sequence[RunReport]) -> dict[int, Mapping[str, Any]]:
+    """Return the artifacts of reports, by index and observer."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, kept in (pair for report in reports for pair in report.artifacts):
+        for index, artifact in kept.items():
+            found.setdefault(index, {})[name] = artifact
+    return dict(found)
 
 
 def expect(got: Any, due: Any, what: str) -> None:
