@@ -4,8 +4,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+pytest.importorskip("stable_baselines3")
+
+import numpy as np
 from safetensors.torch import save_file
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytest.importorskip("ormsgpack")  # ray.rllib comes with ray; this comes with ray[rllib] alone.
+
 import gymnasium as gym
 import numpy as np
-import pytest
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.examples.envs.classes.multi_agent.tic_tac_toe import TicTacToe
 
