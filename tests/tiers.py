@@ -21,7 +21,7 @@ import pytest
 __all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
-_SYSTEM = frozenset({"git", "uname"})
+_SYSTEM = frozenset({"git", "lscpu", "uname"})
 """Programs that describe this machine and its sources; they take milliseconds."""
 _LIBRARIES = ("/glfw/",)
 """Libraries that look for what they load with a process of a moment, when they are imported first."""

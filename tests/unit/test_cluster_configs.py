@@ -30,6 +30,7 @@ def test_the_promised_files_are_there() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted([*LAUNCHER, "on_head.py", "rayjob.yaml"])
 
 
+@pytest.mark.process  # Some versions of Ray ask a shell.
 @pytest.mark.parametrize("name", LAUNCHER)
 def test_the_launcher_takes_a_file(name: str) -> None:
     """Ray's own preparation and schema accept it, with every default filled in."""
