@@ -179,7 +179,10 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes:
         """See :class:`Storage`."""
-        return (self._root / name).read_bytes()
+        path = self._root / name
+        if path.exists() and not path.is_file():  # A pipe would be waited for.
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return path.read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -96,6 +97,18 @@ def spoil(path, **changes):
     path.write_text(json.dumps({**data, **changes}))
 
 
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_a_log_whose_file_is_a_pipe_is_not_waited_for(runs):
+    pipe(runs / "stopped" / "manifest.json")
+    outcome = call("list", runs)
+    assert outcome.exit_code == 0, outcome.output
+    assert "not a regular file" in outcome.stdout
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -103,6 +116,7 @@ def spoil(path, **changes):
         (lambda run: (run / "result.json").write_text("[]"), "it holds a list"),
         (lambda run: (run / "result.json").write_bytes(b"\xff\xfe"), "is damaged"),
         (lambda run: (run / "result.json").write_text("[" * 100_000), "damaged (RecursionError"),
+        (lambda run: pipe(run / "result.json"), "not a regular file"),
         (lambda run: (run / "episodes.parquet").unlink(), "episodes.parquet cannot be read"),
         (lambda run: (run / "episodes.parquet").write_bytes(b"PAR1"), "episodes.parquet cannot be read"),
         (lambda run: spoil(run / "result.json", format=99), "has format 99"),

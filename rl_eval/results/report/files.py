@@ -183,6 +183,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: It is missing or damaged.
     """
+    if path.exists() and not path.is_file():  # A pipe would be waited for.
+        raise UsageError(f"{path} is not a regular file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
