@@ -99,11 +99,11 @@ def _folder_in(path: str) -> Path:
         ConfigError: The run is not in a folder here.
     """
     from rl_eval.log.storage import is_uri
-    from rl_eval.results.videos import VIDEO_FOLDER
+    from rl_eval.results.videos import video_folder
 
     if is_uri(path):
         raise ConfigError("the run is not in a folder of this machine: say where its videos go with --output")
-    return (Path(path).parent if Path(path).is_file() else Path(path)) / VIDEO_FOLDER
+    return video_folder(path)
 
 
 def _page(videos: list[Video], folder: Path) -> Page:

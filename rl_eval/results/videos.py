@@ -15,10 +15,7 @@ from rl_eval.records.episode import Outcome
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["VIDEO_FOLDER", "video_files", "video_name", "videos_of"]
-
-VIDEO_FOLDER: Final = "videos"
-"""Folder of the videos in the folder of a run."""
+__all__ = ["video_files", "video_folder", "video_name", "videos_of"]
 
 _NAME: Final = re.compile(r"episode_(\d{1,15})_seed_\d+_(return_[\w.+-]+|failed)\.mp4", re.ASCII)
 
@@ -35,9 +32,15 @@ def video_name(index: int, seed: int, episode_return: float | None) -> str:
     return f"episode_{index}_seed_{seed}_{value}.mp4"
 
 
-def video_files(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the files in a run's folder that are called like videos, by name; links do not count."""
-    place = Path(folder, VIDEO_FOLDER)
+def video_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run's videos, whether the run is given by its folder or by a file in it."""
+    run = Path(path)
+    return (run.parent if run.is_file() else run) / "videos"
+
+
+def video_files(path: str | os.PathLike[str]) -> dict[str, Path]:
+    """Return the files in the folder of a run's videos that are called like them, by name; links do not count."""
+    place = video_folder(path)
     if place.is_symlink() or not place.is_dir():
         return {}
     with os.scandir(place) as entries:
@@ -52,7 +55,7 @@ def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Pat
         result: Whose records their names must agree with.
         path: Where it was read from; at a URI there are none.
     """
-    files = video_files(Path(path).parent if Path(path).is_file() else path)
+    files = video_files(path)
     found = {index: files[name] for name in files if (index := _index(name, result)) is not None}
     return dict(sorted(found.items()))
 
