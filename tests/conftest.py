@@ -37,6 +37,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 _MOST_WORKERS = 4
 """One worker has all tests on Ray, which take as long as those of three others."""
 _WATCH = TierWatch()
+_LOST_WORKERS: list[str] = []
 
 
 # ------------------------------------------------------------------------------ which tests run, and where
@@ -76,6 +77,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return scope_of(nodeid)
 
     return OneWorkerOnRay(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note how the process of a worker ended that nobody had asked to end, which pytest-xdist does not say."""
+    if error:
+        _LOST_WORKERS.append(f"{node.gateway.id} ended with status {node.gateway._io.popen.wait(60)}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which workers were lost, and how."""
+    for line in _LOST_WORKERS:
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,6 +63,8 @@ class ObservationBatch:
             path for path, leaf in tree.flatten_with_path(self.structure) if isinstance(leaf, gym.spaces.Box)
         }
         self._noted: set[tuple[Any, ...]] = set()
+        self._inside = self._bounded
+        """Those that were not yet noted as outside."""
         self._batches = 0
         self._look_at_once = True
         self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
@@ -155,7 +157,7 @@ class ObservationBatch:
         return f"the observation{_at(path)} has {what}"
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Note each leaf that has a live row outside of its space's bounds; to be called for every batch.
+        """Note each leaf that has a live row outside of its space's bounds, once; to be called for every batch.
 
         It looks at the first batch after :meth:`forget_notes`, and at one of :data:`_LOOK_EVERY`: that costs next to
         nothing, and notices an environment that leaves its space again and again.
@@ -164,7 +166,8 @@ class ObservationBatch:
         if not self._look_at_once and self._batches % _LOOK_EVERY:
             return
         self._look_at_once = False
-        for path, array, low, high in self._bounded:
+        for leaf in self._inside:
+            path, array, low, high = leaf
             outside = (array < low) | (array > high)
             if outside.any() and outside[live].any():
                 row = int(np.flatnonzero(live & outside.reshape(len(array), -1).any(1))[0])
@@ -172,10 +175,12 @@ class ObservationBatch:
                 least, most = (np.broadcast_to(bound, array.shape[1:])[place] for bound in (low, high))
                 what = f"observation{_at(path)} is outside of its space"
                 self.note(row, what, f"{array[row][place]}, with bounds {least} and {most}")
+                self._inside = [other for other in self._inside if other is not leaf]
 
     def forget_notes(self) -> None:
         """Note again what was noted before."""
         self._noted.clear()
+        self._inside = self._bounded
         self._look_at_once = True
 
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:

@@ -248,6 +248,32 @@ def test_huge_observations_are_finite() -> None:
     assert batch.nonfinite_rows(ALL) == []
 
 
+def test_each_leaf_outside_of_its_bounds_is_noted_once_until_notes_are_forgotten() -> None:
+    """One leaf's note hides no other leaf's, and rows that are not live have none."""
+    batch = ObservationBatch(spaces.Dict(near=spaces.Box(-1, 1, (2,)), far=spaces.Box(-1, 1, (2,))), ROWS)
+    noted: list[tuple[int, str, str]] = []
+    batch.note = lambda *note: noted.append(note)
+    live = np.arange(ROWS) > 0
+    near, far = batch.arrays["near"], batch.arrays["far"]
+
+    def look(times: int = 17) -> list[tuple[int, str, str]]:
+        noted.clear()
+        for _ in range(times):
+            batch.look_outside(live)
+        return noted
+
+    near[0] = 5
+    assert look() == []
+    near[1, 1] = 5
+    said = "5.0, with bounds -1.0 and 1.0"
+    assert look() == [(1, "observation['near'] is outside of its space", said)]
+    assert look() == []
+    far[2] = 5
+    assert look() == [(2, "observation['far'] is outside of its space", said)]
+    batch.forget_notes()
+    assert len(look(times=1)) == 2
+
+
 # ------------------------------------------------------------------------------ made-up observations
 
 
