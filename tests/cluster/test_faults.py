@@ -162,16 +162,19 @@ def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in [*pids, *children])
 
 
-def test_a_broken_machine_costs_no_episode() -> None:
+def test_a_broken_machine_costs_no_episode(tmp_path: Path) -> None:
     """Every attempt fails on one of two runners, at once, and the other is slow: all complete, none is charged."""
+    broke = tmp_path / "broke"
 
     class Slow(gym.Wrapper[Any, Any, Any, Any]):
         def reset(self, **kwargs: Any) -> Any:
+            assert eventually(broke.exists), "the other runner did not come up"
             time.sleep(0.01)
             return self.env.reset(**kwargs)
 
     class Broken(gym.Wrapper[Any, Any, Any, Any]):
         def reset(self, **kwargs: Any) -> Any:
+            broke.touch()
             raise OSError("no licence on this node")
 
     def environment(context: EnvContext) -> Any:
