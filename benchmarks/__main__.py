@@ -1,21 +1,17 @@
-"""``python -m benchmarks NAME``: measure, print a table, write JSON."""
+"""``python -m benchmarks NAME``: measure, print a table, write JSON; ``tables`` makes the docs' tables of it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import re
 import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from benchmarks import (
     beside,
@@ -25,8 +21,10 @@ from benchmarks import (
     log_size,
     matrix,
     off_policy,
+    pages,
     planning,
     policies,
+    provenance,
     safety,
     sampling,
     slots,
@@ -35,61 +33,22 @@ from benchmarks import (
 )
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
-_TABLES: dict[str, Callable[[Sequence[Row]], list[Table]]] = {
-    "throughput": table.throughput,
-    "correctness": table.correctness,
-    "broadcast": table.broadcast,
-    "slots": table.slots,
-    "startup": table.startup,
-    "planning": table.planning,
-    "honesty": table.honesty,
-    "faults": table.faults,
-    "policies": table.policies,
-    "safety": table.safety,
-    "log": table.log,
-    "beside": table.beside,
-    "environments": table.environments,
-    "ope": table.off_policy,
-    "multi_agent": table.multi_agent,
-    "sampling": sampling.tables,
-}
-_MEDIANS = ("steps_per_second", "seconds", "memcpys", "memcpy_seconds")
+_MEDIANS = ("steps_per_second", "steps_per_cpu_second", "seconds", "memcpys", "memcpy_seconds", "cost")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; the exit status is 0 even where contenders fail, which the table then says."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds, so that contenders are ended
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    if args.name == "startup":
-        rows = startup.measure(1 if args.quick else args.repeat, _say)
-    elif args.name in ("planning", "slots"):
-        rows = _of_ours(args)
-    elif args.name == "faults":
-        places = Interpreters(args.peers_python.absolute())
-        rows = faults.measure(places, args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
-    elif args.name == "policies":
-        rows = policies.measure(args.only, quick=args.quick, progress=_say)
-    elif args.name in ("log", "ope"):
-        rows = _log(args) if args.name == "log" else _off_policy(args)
-    elif args.name == "safety":
-        rows = _safety(args)
-    elif args.name == "beside":
-        places, stretches = Interpreters(args.peers_python.absolute()), 4 if args.quick else args.stretches
-        rows = beside.measure(places, 2.0 if args.quick else args.stretch, stretches, _say)
-    elif args.name == "environments":
-        rows = environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
-    elif args.name == "honesty":
-        rows = honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say)
-    else:
-        cells = [cell for cell in _cells(args) if re.search(args.only, cell.label)]
-        if not cells:
-            raise SystemExit(f"--only {args.only}: no contender of {args.name} matches")
-        rows = _measure(cells, Interpreters(args.peers_python.absolute()), 1 if args.quick else args.repeat)
-    table.show(_TABLES[args.name](rows))
+    if args.name == "tables":
+        print("\n".join(map(str, pages.write())) or "every page is as the results have it")
+        return 0
+    made = provenance.provenance()
+    rows = _MEASURES.get(args.name, _contest)(args)
+    table.show(table.TABLES[args.name](rows))
     if args.json is not None:
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        _write(args.json, {"started": started, "settings": settings, "machine": _machine(), "rows": rows})
+        settings = {key: value for key, value in vars(args).items() if not isinstance(value, Path)}
+        _write(args.json, {**made, "settings": settings, "rows": rows})
     return 0
 
 
@@ -124,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("startup", "process start to result", repeat=5)
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
-    plan = add("planning", "plan, seeds and schedule, per episode", repeat=1)
+    plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
     struck = add_contest("faults", "what becomes of an evaluation in which one fault strikes", repeat=1)
     struck.add_argument(
@@ -160,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
     logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=4)
     logged.add_argument("--worlds", type=_positive, default=150, help="random tabular MDPs (%(default)s)")
+    names.add_parser("tables", help="make the tables of README.md and docs/ again from benchmarks/results")
     return parser
 
 
@@ -192,20 +152,6 @@ def _sampling(args: argparse.Namespace) -> list[Cell]:
     return sampling.cells(4_000 if args.quick else args.frames, rounds=2 if args.quick else 10)
 
 
-def _of_ours(args: argparse.Namespace) -> list[Row]:
-    if args.name == "slots":
-        return slots.measure(32 if args.quick else args.episodes, _say)
-    return planning.measure(100_000 if args.quick else args.episodes, _say)
-
-
-def _log(args: argparse.Namespace) -> list[Row]:
-    return [log_size.measure(50_000 if args.quick else args.episodes)]
-
-
-def _off_policy(args: argparse.Namespace) -> list[Row]:
-    return off_policy.measure(10 if args.quick else args.worlds, repeats=1 if args.quick else args.repeat)
-
-
 def _safety(args: argparse.Namespace) -> list[Row]:
     sizes = matrix.Sizes.quick(args.runners) if args.quick else matrix.Sizes(args.runners)
     turns = 2 if args.quick else args.repeat
@@ -215,6 +161,39 @@ def _safety(args: argparse.Namespace) -> list[Row]:
         if steps != 0:
             rows += safety.measure(turns, args.runners, episodes, steps, args.before, _say)
     return rows
+
+
+def _contest(args: argparse.Namespace) -> list[Row]:
+    cells = [cell for cell in _cells(args) if re.search(args.only, cell.label)]
+    if not cells:
+        raise SystemExit(f"--only {args.only}: no contender of {args.name} matches")
+    return _measure(cells, _places(args), 1 if args.quick else args.repeat)
+
+
+def _places(args: argparse.Namespace) -> Interpreters:
+    return Interpreters(args.peers_python.absolute())
+
+
+def _faults(args: argparse.Namespace) -> list[Row]:
+    return faults.measure(_places(args), args.runners, args.patience, only=args.only, quick=args.quick, progress=_say)
+
+
+def _beside(args: argparse.Namespace) -> list[Row]:
+    stretch_s, stretches = (2.0, 4) if args.quick else (args.stretch, args.stretches)
+    return beside.measure(_places(args), stretch_s, stretches, _say)
+
+
+def _planning(args: argparse.Namespace) -> list[Row]:
+    episodes, turns = (100_000, 1) if args.quick else (args.episodes, args.repeat)
+    return planning.measure(episodes, turns, _say)
+
+
+def _environments(args: argparse.Namespace) -> list[Row]:
+    return environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
+
+
+def _off_policy(args: argparse.Namespace) -> list[Row]:
+    return off_policy.measure(10 if args.quick else args.worlds, repeats=1 if args.quick else args.repeat)
 
 
 def _measure(cells: Sequence[Cell], interpreters: Interpreters, repeat: int) -> list[Row]:
@@ -244,12 +223,8 @@ def _merged(cell: Cell, turns: Sequence[Row]) -> Row:
     }
     if row["status"] == "ok":
         row |= {key: statistics.median(turn[key] for turn in turns) for key in _MEDIANS if key in row}
-        row["turns"] = [{key: turn[key] for key in _MEDIANS if key in turn} for turn in turns]
+        row["turns"] = [{key: value for key, value in turn.items() if key != "versions"} for turn in turns]
     return row
-
-
-def _machine() -> dict[str, Any]:
-    return {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine(), "system": platform.system()}
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
@@ -259,6 +234,22 @@ def _write(path: Path, found: dict[str, Any]) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+_MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+    "startup": lambda args: startup.measure(1 if args.quick else args.repeat, _say),
+    "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
+    "planning": _planning,
+    "faults": _faults,
+    "policies": lambda args: policies.measure(args.only, quick=args.quick, progress=_say),
+    "log": lambda args: [log_size.measure(50_000 if args.quick else args.episodes)],
+    "ope": _off_policy,
+    "safety": _safety,
+    "beside": _beside,
+    "environments": _environments,
+    "honesty": lambda args: honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say),
+}
+"""All others are contests of cells."""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,7 +52,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def _rates(rows: Sequence[Row]) -> Table:
     columns = list(dict.fromkeys(row["column"] for row in rows))
-    title = "sampling: CartPole frames per second (and per CPU second of all processes), data in the caller's hands"
+    title = "sampling: CartPole frames per second, least to most of the turns (and per CPU second of all processes)"
     table = _table(title, "contender", *columns)
     for label in dict.fromkeys(row["label"] for row in rows):
         found = {row["column"]: row for row in rows if row["label"] == label}
@@ -62,18 +63,23 @@ def _rates(rows: Sequence[Row]) -> Table:
 def _rate(row: Row) -> str:
     if row["status"] != "ok":
         return _failure(row)
-    return f"{row['steps_per_second']:,.0f} ({row['steps_per_cpu_second']:,.0f})"
+    turns = [turn["steps_per_second"] for turn in row["turns"]]
+    return (
+        f"{row['steps_per_second']:,.0f}, {min(turns):,.0f} to {max(turns):,.0f} ({row['steps_per_cpu_second']:,.0f})"
+    )
 
 
 def _costs(rows: Sequence[Row]) -> Table:
     title = f"recording: {_SLOTS} slots, frames per CPU second"
-    table = _table(title, "policy", "unrecorded", "recorded", "cost")
+    table = _table(title, "policy", "unrecorded", "recorded", "cost", "least to most")
     for row in rows:
         if row["status"] != "ok":
             table.add_row(row["label"], _failure(row))
             continue
-        rates = [f"{row['rates'][name]:,.0f}" for name in ("unrecorded", "recorded")]
-        table.add_row(row["label"], *rates, f"{row['cost']:.1%}")
+        costs = [turn["cost"] for turn in row["turns"]]
+        rates = [statistics.median(turn["rates"][name] for turn in row["turns"]) for name in ("unrecorded", "recorded")]
+        spread = f"{min(costs):.1%} to {max(costs):.1%}"
+        table.add_row(row["label"], *(f"{rate:,.0f}" for rate in rates), f"{row['cost']:.1%}", spread)
     return table
 
 

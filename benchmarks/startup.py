@@ -55,7 +55,8 @@ def measure(repeat: int, progress: Callable[[str], None]) -> list[Row]:
 def _row(label: str, seconds: list[float], error: str | None) -> Row:
     if error is not None:
         return {"label": label, "status": "error", "error": error}
-    return {"label": label, "status": "ok", "seconds": statistics.median(seconds), "seconds_all": seconds}
+    turns = [{"seconds": one} for one in seconds]
+    return {"label": label, "status": "ok", "seconds": statistics.median(seconds), "turns": turns}
 
 
 def _help_imports() -> Row:

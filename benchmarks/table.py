@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import environments as wild
+from benchmarks import sampling
 from benchmarks.contenders.beside import EVERY
 from benchmarks.faults import UNDISTURBED, verdict
 from benchmarks.policies import LAYOUTS, SILENT
@@ -18,23 +20,7 @@ from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
-__all__ = [
-    "beside",
-    "broadcast",
-    "correctness",
-    "environments",
-    "faults",
-    "honesty",
-    "log",
-    "multi_agent",
-    "planning",
-    "policies",
-    "safety",
-    "show",
-    "slots",
-    "startup",
-    "throughput",
-]
+__all__ = ["TABLES", "best_share", "show"]
 
 _STANDARD_ERRORS = 3.0
 _NOMINAL = 0.95
@@ -74,33 +60,54 @@ def _ratio(value: float, reference: float | None, pattern: str) -> str:
     return "-" if reference is None else pattern.format(value / reference)
 
 
+def _spread(row: Row, key: str, pattern: str) -> str:
+    """Least and most of a value over the turns, where there are several."""
+    found = [turn[key] for turn in row["turns"]]
+    return f"{pattern.format(min(found))} to {pattern.format(max(found))}" if len(found) > 1 else "-"
+
+
 def throughput(rows: Sequence[Row]) -> list[Table]:
     """Counted steps per second, against the bare loop of the same interpreter and against RLlib's best row."""
     tables = []
     for column in dict.fromkeys(row["column"] for row in rows):
         here = [row for row in rows if row["column"] == column]
         table = _table(
-            f"throughput: CartPole-v1, 64x64 tanh MLP, {column}",
+            f"throughput: CartPole-v1, 64x64 tanh MLP, {column}, medians over the turns",
             *("contender", "gymnasium", "episodes", "mean return"),
-            *("counted steps/s", "of the bare loop", "x RLlib's best"),
+            *("counted steps/s", "least to most", "of the bare loop", "x RLlib's best"),
         )
         rllib = _best(here, "rllib")
         for row in here:
-            bare = _best([other for other in here if other["peers"] == row["peers"]], "bare_loop")
-            table.add_row(row["label"], *_throughput_cells(row, bare, rllib))
+            table.add_row(row["label"], *_throughput_cells(row, _bare(here, row), rllib))
         tables.append(table)
     return tables
 
 
+def _bare(rows: Sequence[Row], row: Row) -> float | None:
+    """Speed of the bare loop in the interpreter of a row."""
+    return _best([other for other in rows if other["peers"] == row["peers"]], "bare_loop")
+
+
+def best_share(rows: Sequence[Row]) -> str:
+    """Share of the bare loop's speed that rl_eval's fastest layout keeps in the first table of throughput."""
+    here = [row for row in rows if row["column"] == rows[0]["column"]]
+    ours = max(
+        (row for row in here if row["contender"] == "rl_eval_" and row["status"] == "ok" and not row["peers"]),
+        key=lambda row: row["steps_per_second"],
+    )
+    return f"{ours['steps_per_second'] / (_bare(here, ours) or math.nan):.0%}".replace("%", " %")
+
+
 def _throughput_cells(row: Row, bare: float | None, rllib: float | None) -> list[str]:
     if row["status"] != "ok":
-        return ["", "", "", _failure(row), "", ""]
+        return ["", "", "", _failure(row), "", "", ""]
     speed = row["steps_per_second"]
     return [
         row["versions"].get("gymnasium", "-"),
         str(row["episodes"]),
         f"{row['mean_return']:.1f}",
         f"{speed:,.0f}",
+        _spread(row, "steps_per_second", "{:,.0f}"),
         _ratio(speed, bare, "{:.0%}"),
         _ratio(speed, rllib, "{:.2f}"),
     ]
@@ -147,13 +154,14 @@ def broadcast(rows: Sequence[Row]) -> list[Table]:
         if row["status"] != "ok":
             table.add_row(row["label"], "", _failure(row))
             continue
+        multiples = [multiple for turn in row["turns"] for multiple in turn["memcpys_all"]]
         table.add_row(
             row["label"],
             f"{row['bytes'] / 1e6:.0f}",
             f"{row['seconds']:.3f}",
             f"{row['memcpy_seconds']:.4f}",
             f"{row['memcpys']:.1f}",
-            f"{min(row['memcpys_all']):.1f} to {max(row['memcpys_all']):.1f}",
+            f"{min(multiples):.1f} to {max(multiples):.1f}",
             ", ".join(f"{multiple:.0f}" for multiple in row["memcpys_first"]),
         )
     return [table]
@@ -199,10 +207,11 @@ def off_policy(rows: Sequence[Row]) -> list[Table]:
 
 def planning(rows: Sequence[Row]) -> list[Table]:
     """Driver time and memory per episode, outside runners and Ray."""
-    table = _table("planning", "simulated", "µs per episode", "bytes per episode")
+    table = _table("planning", "simulated", "CPU µs per episode", "least to most", "bytes per episode")
     for row in rows:
         micros, size = row["micros_per_episode"], row["bytes_per_episode"]
-        table.add_row(row["label"], f"{micros:.1f}" if micros else "-", f"{size:.0f}" if size else "-")
+        spread = _spread(row, "micros_per_episode", "{:.1f}")
+        table.add_row(row["label"], f"{micros:.1f}" if micros else "-", spread, f"{size:.0f}" if size else "-")
     return [table]
 
 
@@ -396,12 +405,33 @@ def beside(rows: Sequence[Row]) -> list[Table]:
 def startup(rows: Sequence[Row]) -> list[Table]:
     """Median wall seconds from process start to exit, against the imports of torch and gymnasium."""
     reference = next((row["seconds"] for row in rows if row["label"] == REFERENCE and row["status"] == "ok"), None)
-    table = _table("startup", "command", "seconds", f"x {REFERENCE}")
+    table = _table("startup", "command", "seconds", "least to most", f"x {REFERENCE}")
     for row in rows:
         if row["status"] != "ok":
             table.add_row(row["label"], _failure(row))
         elif "imports" in row:
             table.add_row(row["label"], ", ".join(row["imports"]) or "none")
         else:
-            table.add_row(row["label"], f"{row['seconds']:.2f}", _ratio(row["seconds"], reference, "{:.2f}"))
+            spread = _spread(row, "seconds", "{:.2f}")
+            table.add_row(row["label"], f"{row['seconds']:.2f}", spread, _ratio(row["seconds"], reference, "{:.2f}"))
     return [table]
+
+
+TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
+    "throughput": throughput,
+    "correctness": correctness,
+    "broadcast": broadcast,
+    "slots": slots,
+    "startup": startup,
+    "planning": planning,
+    "honesty": honesty,
+    "faults": faults,
+    "policies": policies,
+    "safety": safety,
+    "log": log,
+    "beside": beside,
+    "environments": environments,
+    "ope": off_policy,
+    "multi_agent": multi_agent,
+    "sampling": sampling.tables,
+}

@@ -33,6 +33,7 @@ __all__ = [
     "steps_row",
     "timed",
     "touch_store",
+    "versions",
 ]
 
 Params = dict[str, Any]
@@ -53,7 +54,7 @@ def run(measures: Mapping[str, Measure]) -> None:
         row = {"status": "not installed", "error": str(error)}
     except Exception as error:  # a contender that dies is a result
         row = {"status": "error", "error": _one_line(error)}
-    row["versions"] = _versions()
+    row["versions"] = versions()
     sys.stdout.flush()
     print("\n" + json.dumps(row), flush=True)
 
@@ -66,7 +67,8 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:200]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of this Python and of the packages that make a difference to speed."""
     found = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
