@@ -53,6 +53,7 @@ def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
     cells += [_worker(sizes), _drop_in(sizes, 64), _drop_in(sizes, 128)]
     cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
     cells += [_sb3(sizes, 16), _sb3(sizes, 64)]
+    cells += [_sb3(sizes, envs, processes=True) for envs in (sizes.runners, 16)]
     if episode_steps:
         cells.append(_bare(sizes, peers=False, episode_steps=episode_steps))
         cells += [_rl_eval(sizes, lanes, episode_steps=episode_steps) for lanes in _SHORT_LANES]
@@ -107,9 +108,10 @@ def _evaluator(sizes: Sizes, envs: int, batching: str = "serial") -> Cell:
     return Cell(f"TorchRL Evaluator, {kind}", "torchrl_evaluator", params, _column(None), peers=True)
 
 
-def _sb3(sizes: Sizes, envs: int) -> Cell:
-    params = _params(sizes.episodes(envs), envs=envs)
-    return Cell(f"SB3 evaluate_policy, DummyVecEnv({envs})", "sb3", params, _column(None), peers=True)
+def _sb3(sizes: Sizes, envs: int, *, processes: bool = False) -> Cell:
+    params = _params(sizes.episodes(envs), envs=envs, processes=processes)
+    kind = "SubprocVecEnv" if processes else "DummyVecEnv"
+    return Cell(f"SB3 evaluate_policy, {kind}({envs})", "sb3", params, _column(None), peers=True)
 
 
 def correctness(runners: int, episodes: int, evaluations: int) -> list[Cell]:

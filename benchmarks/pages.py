@@ -26,9 +26,11 @@ COMMAND: Final = "python -m benchmarks tables"
 RESULTS: Final = REPO / "benchmarks" / "results"
 FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], str]]] = {"throughput": table.best_share}
 
-_BLOCK: Final = re.compile(r"(<!-- benchmark: ([^:]*?)(?:: (.*?))? -->\n)(.*?)(<!-- end of benchmark -->)", re.DOTALL)
-_FIGURE: Final = re.compile(r"(<!-- figure: (.*?) -->)(.*?)(<!-- end of figure -->)", re.DOTALL)
-_MARKUP: Final = re.compile(r"[\\`*_{}\[\]|]")
+_BLOCK: Final = re.compile(
+    r"^(<!-- benchmark: (\w+)(?:: ([^\n]+))? -->\n)(.*?)^(<!-- end of benchmark -->)$", re.DOTALL | re.MULTILINE
+)
+_FIGURE: Final = re.compile(r"(<!-- figure: (\w+) -->)([^<\n]*)(<!-- end of figure -->)")
+_MARKUP: Final = re.compile(r"[\\`*{}\[\]|]|(?<![^\W_])_|_(?![^\W_])")
 _RULES: Final[Mapping[str, str]] = {"right": "---:"}
 
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 ``evaluate_policy``: one process, a ``DummyVecEnv`` (for faults a ``SubprocVecEnv``), no Ray.
+"""Stable-Baselines3 ``evaluate_policy`` on a ``DummyVecEnv`` or, also for faults, a ``SubprocVecEnv``, without Ray.
 
 The environments go without ``Monitor`` (faster, and nothing here changes rewards or lengths).
 """
@@ -17,10 +17,11 @@ _LAYERS = {"mlp_extractor.policy_net.0": "body.0", "mlp_extractor.policy_net.2":
 def _model(scenario: str, params: base.Params) -> Any:
     import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import DummyVecEnv
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     torch.set_num_threads(1)
-    envs = DummyVecEnv([env_factory(scenario, params)] * params["envs"])
+    vectorized = SubprocVecEnv if params.get("processes") else DummyVecEnv
+    envs = vectorized([env_factory(scenario, params)] * params["envs"])
     return PPO("MlpPolicy", envs, policy_kwargs={"net_arch": [64, 64]}, device="cpu")
 
 
@@ -50,6 +51,7 @@ def throughput(params: base.Params) -> dict[str, Any]:
     _load_cartpole(model)
     _evaluate(model, params["envs"])
     (returns, lengths), seconds = base.timed(lambda: _evaluate(model, params["episodes"]))
+    model.get_env().close()
     return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
 
 
