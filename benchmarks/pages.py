@@ -87,12 +87,11 @@ def read(name: str, known: Mapping[str, Any], results: Path = RESULTS) -> dict[s
 
 
 def _body(found: dict[str, Any], only: str | None) -> str:
-    tables = table.TABLES[found["settings"]["name"]](found["rows"])
-    chosen = only.split("; ") if only else None
-    parts = [made for one in tables if (made := markdown(one, chosen))]
-    if chosen and not parts:
-        raise ValueError(f"a page names the rows {only}, which the results of {found['settings']['name']} lack")
-    return "\n".join([*parts, provenance.line(found), ""])
+    name, chosen = found["settings"]["name"], only.split("; ") if only else None
+    text = "\n".join(filter(None, (markdown(one, chosen) for one in table.TABLES[name](found["rows"]))))
+    if absent := [row for row in chosen or () if f"\n| {_cell(row)} |" not in text]:
+        raise ValueError(f"a page names the rows {'; '.join(absent)}, which the results of {name} lack")
+    return f"{text}\n{provenance.line(found)}\n"
 
 
 def markdown(shown: Table, only: Sequence[str] | None = None) -> str:

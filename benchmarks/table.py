@@ -37,10 +37,10 @@ def _failure(row: Row) -> str:
     """What to print instead of numbers."""
     if row["status"] == "not installed":
         missing_peer = row.get("peers", True)
-        return NOT_INSTALLED if missing_peer else f"not installed: pip install -e . ({row['error']})"
+        return NOT_INSTALLED if missing_peer else f"not installed: pip install -e . ({escape(row['error'])})"
     if row["status"] == "timeout":
-        return f"times out: {row['error']}"
-    return f"dies: {row['error']}"
+        return f"times out: {escape(row['error'])}"
+    return f"dies: {escape(row['error'])}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -332,14 +332,14 @@ def _layouts(row: Row) -> list[str]:
     """
     found = row if "layouts" in row else row.get("printed", {})
     if "layouts" not in found:
-        return [*[""] * (len(wild.LAYOUTS) + 2), row["error"]]
+        return [*[""] * (len(wild.LAYOUTS) + 2), escape(row["error"])]
     layouts = found["layouts"]
     marks = [_mark(one) for one in [*layouts, found["fresh"][0]]]
     marks[-1:-1] = [""] * (len(wild.LAYOUTS) - len(layouts))
     failed = next((one for one in layouts if one["status"] != "complete"), None)
     flagged = next((one for one in layouts if one["passed"] is False), layouts[-1])
     words = f"{failed['status']}: {failed['reason']}" if failed else flagged["determinism"]
-    return [*marks, {None: "", True: "cures it", False: "does not cure it"}[found["cured"]], words]
+    return [*marks, {None: "", True: "cures it", False: "does not cure it"}[found["cured"]], escape(words)]
 
 
 def _mark(one: Row) -> str:

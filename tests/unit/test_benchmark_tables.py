@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def cell(label: str, contender: str, *speeds: float, peers: bool = False) -> dic
         "status": "ok",
         "episodes": 64,
         "mean_return": 500.0,
-        "steps_per_second": sorted(speeds)[len(speeds) // 2],
+        "steps_per_second": statistics.median(speeds),
         "versions": {"python": "3.11.7", "gymnasium": "1.2.2"} if peers else MADE["versions"],
         "turns": [{"steps_per_second": speed} for speed in speeds],
     }
@@ -59,6 +60,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
 def test_a_page_has_the_tables_of_the_committed_results(page: Path) -> None:
     text = page.read_text()
+    assert text.count("\n<!-- benchmark: ") == text.count("\n<!-- end of benchmark -->\n"), (
+        f"{page.name}: marks are in pairs"
+    )
     assert text == pages.generated(text), f"{page.name} and benchmarks/results differ: run {pages.COMMAND!r}"
 
 
@@ -116,7 +120,7 @@ def test_rows_can_be_chosen_and_must_exist(folder: Path) -> None:
         "bare",
     ]
     with pytest.raises(ValueError, match="rows gone, which the results of throughput lack"):
-        pages.generated(STALE.format("throughput: gone"), folder)
+        pages.generated(STALE.format("throughput: bare; gone"), folder)
 
 
 def test_what_has_no_results_stays_and_what_is_no_benchmark_is_named(folder: Path) -> None:
@@ -124,6 +128,19 @@ def test_what_has_no_results_stays_and_what_is_no_benchmark_is_named(folder: Pat
     assert pages.generated(text, folder) == text
     with pytest.raises(ValueError, match="names the benchmark 'speed'; known are throughput, "):
         pages.generated(STALE.format("speed"), folder)
+
+
+def test_an_error_of_a_contender_is_shown_as_it_is(folder: Path) -> None:
+    dead = {
+        **cell("TorchRL", "torchrl_evaluator", 1.0),
+        "status": "died",
+        "error": "exit status 1: [Errno 2] <x> [/bold]",
+    }
+    (folder / "throughput.json").write_text(
+        json.dumps({**MADE, "settings": {"name": "throughput"}, "rows": [*SPEEDS, dead]})
+    )
+    made = pages.generated(STALE.format("throughput: TorchRL"), folder)
+    assert "dies: exit status 1: \\[Errno 2\\] &lt;x> \\[/bold\\]" in made
 
 
 def test_text_of_cells_is_text_and_bold_stays_bold() -> None:
