@@ -7,6 +7,7 @@ these rows alone. What belongs to a benchmark without committed results stays as
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -115,5 +116,5 @@ def markdown(shown: Table, only: Sequence[str] | None = None) -> str:
 def _cell(markup: Any) -> str:
     """Text of a cell of rich's table, bold where anything in it is."""
     text = Text.from_markup(str(markup))
-    plain = _MARKUP.sub(r"\\\g<0>", " ".join(text.plain.split())).replace("<", "&lt;")
+    plain = _MARKUP.sub(r"\\\g<0>", html.escape(" ".join(text.plain.split()), quote=False))
     return f"**{plain}**" if text.spans else plain

@@ -140,7 +140,7 @@ def test_an_error_of_a_contender_is_shown_as_it_is(folder: Path) -> None:
         json.dumps({**MADE, "settings": {"name": "throughput"}, "rows": [*SPEEDS, dead]})
     )
     made = pages.generated(STALE.format("throughput: TorchRL"), folder)
-    assert "dies: exit status 1: \\[Errno 2\\] &lt;x> \\[/bold\\]" in made
+    assert "dies: exit status 1: \\[Errno 2\\] &lt;x&gt; \\[/bold\\]" in made
 
 
 def test_text_of_cells_is_text_and_bold_stays_bold() -> None:
@@ -149,7 +149,7 @@ def test_text_of_cells_is_text_and_bold_stays_bold() -> None:
     shown.add_row("[bold]dies: x | `y`\n<br> {z} \\[w][/bold]")
     lines = pages.markdown(shown).splitlines()
     assert lines[0] == "**odd: a_b \\_c\\_**"
-    assert lines[4] == "| **dies: x \\| \\`y\\` &lt;br> \\{z\\} \\[w\\]** |"
+    assert lines[4] == "| **dies: x \\| \\`y\\` &lt;br&gt; \\{z\\} \\[w\\]** |"
     assert lines[6] == "1 \\* 2."
 
 
