@@ -1,4 +1,4 @@
-"""Pictures of the docs, in light and in dark: ``python docs/pictures.py [FOLDER]`` makes them again, with chromium."""
+"""Pictures of the docs: ``python docs/pictures.py [FOLDER]`` makes them, with chromium and Ray."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
+from terminal import record, svg
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.results.page.html import Source, render
@@ -18,6 +19,16 @@ ROOT = Path(__file__).parents[1]
 PICTURES = {"light": "report.webp", "dark": "report_dark.webp"}
 WIDTH, HEIGHT = 1160, 780
 """Pixels of the page that are shown: its head, and the first charts."""
+
+COMMAND = "rl-eval run --env CartPole-v1 --policy random -n 100"
+COMMANDS = (COMMAND, f"{COMMAND} --runners 2 | grep fingerprint")
+TITLE = "A terminal: an evaluation in one process, and again on two Ray actors; the fingerprints are the same"
+
+
+def make_animation(folder: Path) -> None:
+    """Record a terminal in which two commands run."""
+    with tempfile.TemporaryDirectory() as work:
+        (folder / "terminal.svg").write_text(svg(TITLE, record(COMMANDS, Path(work))), encoding="utf-8")
 
 
 def make_pictures(folder: Path) -> None:
@@ -43,4 +54,6 @@ def _take(browser: Browser, page: Path, scheme: str) -> Image.Image:
 
 
 if __name__ == "__main__":
-    make_pictures(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    make_pictures(target)
+    make_animation(target)

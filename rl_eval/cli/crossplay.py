@@ -14,7 +14,7 @@ from rich.console import Console
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
-from rl_eval.cli.printing import AsJson, Quiet, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
@@ -70,8 +70,7 @@ def crossplay(
         settings = read_settings(config, section, assignments)
         _check(settings)
         prepare_process()
-        say = partial(typer.echo, err=True)
-        run_dir, result = look_up(run_dir, False, settings, say)
+        run_dir, result = look_up(run_dir, False, settings, print_note)
         if result is None:
             with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
                 place = claimed_folder(output, log_dir, force=force)
@@ -79,7 +78,7 @@ def crossplay(
                 result = run_evaluation(settings, log_dir, False, interruption, monitor, deliver)
         else:
             monitor.close()
-            place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
+            place = unsaved_folder(result.fingerprint, output, run_dir, print_note, force=force)
             _deliver(result, place, quiet=quiet, as_json=as_json)
         if code := exit_code_of(result, interruption):
             raise typer.Exit(code)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.ope import OffPolicyEstimates
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
 
-__all__ = ["AsJson", "Quiet", "print_json", "print_page", "print_report"]
+__all__ = ["AsJson", "Quiet", "print_json", "print_note", "print_page", "print_report"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
@@ -43,3 +46,8 @@ def print_page(page: Page) -> None:
 def print_json(described: Any) -> None:
     """Print plain JSON values, of which schemas are in the docs."""
     typer.echo(json.dumps(described, indent=2, allow_nan=False))
+
+
+def print_note(line: str) -> None:
+    """Write a line to stderr, above a live display; secrets are replaced."""
+    sys.stderr.write(f"{redact_text(line)}\n")  # typer.echo would go around the display, which is drawn over it then.

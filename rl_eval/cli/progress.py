@@ -200,15 +200,8 @@ class LiveDisplay:
     """
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
-        self._live: Live = Live(
-            Text(""),
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),
-        )
+        self._console = console
+        self._live = self._new()
         self._over = False
 
     def draw(self, view: View) -> None:
@@ -219,11 +212,23 @@ class LiveDisplay:
     def make_room(self, view: View) -> None:
         """See :class:`Display`."""
         self._live.stop()
+        self._live = self._new()  # The old one would erase again as many lines as it has drawn.
         self._over = True
 
     def close(self) -> None:
         """See :class:`Display`."""
         self._live.stop()
+
+    def _new(self) -> Live:
+        from rich.live import Live
+
+        return Live(
+            Text(""),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
 
 
 def _drawing(view: View) -> Group:

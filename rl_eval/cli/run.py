@@ -31,12 +31,11 @@ from rl_eval.cli.evaluated import (
 )
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
-from rl_eval.cli.printing import AsJson, Quiet, print_json, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import redact_text
 from rl_eval.results.report.table import interval_text
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def run(
     if max_restarts:
         with reported(debug):
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
-    say = _mute if quiet else _say
+    say = _mute if quiet else print_note
     with reported(debug):
         if config is None:
             _check_section(section)
@@ -186,7 +185,7 @@ def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
     from rl_eval.results.requirements import Answer
 
     answer = requirement.judge(result.metrics)
-    _say(f"{requirement}: {answer.value}, {requirement.metric} is {result.metrics[requirement.metric]:g}")
+    print_note(f"{requirement}: {answer.value}, {requirement.metric} is {result.metrics[requirement.metric]:g}")
     return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
 
 
@@ -219,10 +218,6 @@ def look_up(
     if chosen != run_dir:
         say(f"a run is there already; starting beside it, in {chosen}")
     return chosen, None
-
-
-def _say(line: str) -> None:
-    typer.echo(redact_text(line), err=True)
 
 
 def _mute(line: str) -> None:
@@ -264,7 +259,7 @@ def run_evaluation(
             deliver(result)
         monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
         if run_dir is not None and interruption.number is not None and result.stopped_early:
-            _say(f"what had finished is in the log: --log-dir {run_dir} continues there")
+            print_note(f"what had finished is in the log: --log-dir {run_dir} continues there")
         interruption.conclude(exit_code_of(result, interruption))
     return result
 

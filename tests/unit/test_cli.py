@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyte
 import pytest
 import yaml
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.console import Console
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
 from rl_eval.cli.output import claimed_folder, new_folder
+from rl_eval.cli.printing import print_note
 from rl_eval.cli.progress import LineDisplay, LiveDisplay, Monitor, View, clock_text, mean_text, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config.builder import EvalConfig
@@ -541,6 +543,48 @@ def drawn_live(*views):
     display.close()
     display.close()
     return console.export_text()
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal that is looked at."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def isatty(self):
+        return True
+
+    @property
+    def lines(self):
+        screen = pyte.Screen(100, 40)
+        pyte.ByteStream(screen).feed(self.buffer.getvalue().replace(b"\n", b"\r\n"))
+        return [line.rstrip() for line in screen.display if line.strip()]
+
+
+def test_what_is_printed_below_a_result_leaves_it_as_it_is():
+    terminal = Terminal()
+    display = LiveDisplay(Console(force_terminal=True, width=100, file=terminal))
+    display.draw(View("running", 11.0, SETTINGS, progress()))
+    display.make_room(View("running", 12.0, SETTINGS, progress()))
+    terminal.write("the result\nits fingerprint\n")
+    display.draw(View("stopping the runners", 13.0))
+    assert terminal.lines == ["the result", "its fingerprint", "stopping the runners, 0:13"]
+    display.close()
+    assert terminal.lines == ["the result", "its fingerprint"]
+
+
+def test_a_line_beside_a_live_display_stays_above_it(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    display = LiveDisplay(Console(stderr=True, force_terminal=True, width=100))
+    display.draw(View("starting", 0.0))
+    print_note("running in this process")
+    display.draw(View("loading", 0.2))
+    assert terminal.lines[0] == "running in this process"
+    assert [line.split()[-1] for line in terminal.lines[1:2]] == ["loading"]
+    assert "starting" not in "".join(terminal.lines)
+    display.close()
+    assert terminal.lines == ["running in this process"]
 
 
 def test_the_time_left_goes_by_what_this_session_has_finished():

@@ -26,8 +26,8 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def one_line(text: str | None) -> str:
-    """Return a docstring as one line of Markdown."""
-    return " ".join((text or "").replace("``", "`").split())
+    """Return a docstring as one line of Markdown, without the roles of Sphinx."""
+    return " ".join(re.sub(r":\w+:`~?", "`", (text or "").replace("``", "`")).split())
 
 
 def parts(hint: Any) -> Iterator[Any]:
