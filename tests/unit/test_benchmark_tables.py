@@ -71,6 +71,7 @@ def test_committed_results_are_on_a_page_and_say_where_they_come_from(path: Path
     found = json.loads(path.read_text())
     assert found["settings"]["name"] == path.stem
     assert not found["settings"]["quick"]
+    assert not found["settings"].get("only"), "a part of a benchmark is no result of it"
     assert found["rows"]
     assert any(path.stem in pages.named(page.read_text()) for page in pages.pages()), f"no page shows {path.name}"
     assert found["started"].startswith("20")
