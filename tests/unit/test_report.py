@@ -408,6 +408,14 @@ def test_the_command_writes_one_file(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "report.html"]
 
 
+def test_a_link_is_reported_under_the_name_of_what_it_leads_to(folder: Path) -> None:
+    """``runs/latest`` is another run tomorrow, but the page says how an episode of this one is run again."""
+    (folder / "latest").symlink_to("a")
+    assert call("report", "latest", "-o", "link.html").exit_code == 0
+    assert call("report", "a").exit_code == 0
+    assert (folder / "link.html").read_bytes() == (folder / "report.html").read_bytes()
+
+
 def test_a_file_that_is_no_report_is_kept(folder: Path) -> None:
     """Unless told otherwise; so is a folder, even then."""
     (folder / "mine.html").write_text("<p>mine")
