@@ -97,7 +97,7 @@ def config_keys(
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
-    if weights is not None and keys.get("policy.weights") is not None:
+    if weights is not None and (keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())):
         raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
     flags = {
         "policy.weights": None if weights is None else absolute(weights),

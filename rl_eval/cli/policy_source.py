@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_eval.config.policy_schemes import PolicySource, forms, named_source, schemes
+from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError, nearest
 
 __all__ = ["keys_of", "policy_source"]
@@ -30,9 +31,12 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     name, colon, attribute = text.partition(":")
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
+    if name.endswith(".py") and attribute:
+        raise ConfigError(f"--policy {text}: it names a module, not a file: write {dotted(text)}")
+    hint = nearest(name, [*schemes()]) if colon else ""
     raise ConfigError(
         f"--policy {text}: there is no such file or folder, and it is none of random, {forms()} or pkg.module:attr"
-        + (f": {nearest(name, [*schemes()])}" if colon else "")
+        + (f": {hint}" if hint.startswith("did") else "")
     )
 
 

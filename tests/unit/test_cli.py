@@ -713,4 +713,4 @@ def test_compare_refuses_other_episodes(two_results):
 def test_compare_refuses_what_is_no_result(two_results):
     outcome = call("compare", "ones", "nowhere")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "does not exist" in outcome.stderr
+    assert outcome.stderr == "error: there is no folder 'nowhere': give that of an evaluation\n"
