@@ -20,7 +20,7 @@ _GAP: Final = "   "
 
 
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of results and evaluation logs.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
         "runs"
     ),
     as_json: AsJson = False,

@@ -19,7 +19,7 @@ __all__ = ["view"]
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of results and evaluation logs.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
         "runs"
     ),
     port: Annotated[
