@@ -111,6 +111,16 @@ def test_the_headline_claims_no_more_than_is_known(arguments: dict, sentence: st
     assert sentence in Elements(page(make_result(30, **arguments))).shown
 
 
+def test_in_the_table_of_all_results_equal_returns_are_told_in_a_whole_sentence() -> None:
+    """Others have the ends of their interval there."""
+    other = make_result(30, 1)
+    other.table.rows["episode_return"] = 500.0
+    parts = {name: getattr(other, name) for name in ("table", "plan", "status", "reason", "timing", "provenance")}
+    shown = Elements(page(make_result(30), EvalResult(**parts))).shown
+    assert "500 all equal, so the 95 % interval is this one value complete" in shown
+    assert re.search(r" [\d.]+ to [\d.]+, BCa bootstrap complete 30", shown)
+
+
 def test_it_is_readable_without_javascript() -> None:
     """The first hundred episodes stand in the page, under the names that links use, and faults with tracebacks."""
     result = make_result(250, failed=(5,))
