@@ -27,7 +27,7 @@ _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWOR
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 _NAMESPACE: Final = (
-    '. The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
+    ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'"
 )
 

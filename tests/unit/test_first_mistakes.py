@@ -190,12 +190,16 @@ def test_a_mistake_in_code_is_told_in_the_result(folder, mistake):
 
 
 TYPED = {
-    "a policy by its file": (["--policy", "cli_toys.py:ones"], "write 'cli_toys:ones'"),
-    "a policy by the path of its file": (["--policy", "./some/toys.py:ones"], "write some.toys:ones"),
+    "a policy by its file": (["--policy", "./some/toys.py:ones"], "not in a file: some.toys:ones"),
+    "a file of policies": (["--policy", "cli_toys.py"], "not in a file: cli_toys:NAME"),
+    "a model without its ending": (["--policy", "./narrow"], "did you mean 'narrow.pt'?"),
     "an environment by its file": (["--env", "cli_toys.py:count"], "write 'cli_toys:count'"),
     "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "leave one out"),
     "a metric that there is not": (["--require", "mean > 5"], "no metric 'mean': known: "),
-    "an id without its package": (["--env", "ALE/Pong-v5"], 'as in "ale_py:ALE/Pong-v5"'),
+    "an id without its package": (
+        ["--env", "ALE/Pong-v5"],
+        "for ALE? The package that registers an id is named before",
+    ),
 }
 
 
