@@ -37,9 +37,10 @@ Policy = Annotated[
     str | None,
     _option(
         "POLICY",
-        "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
-        "sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where the "
-        "path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+        "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr of what makes it, or "
+        "random; sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE "
+        "where the path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is "
+        "downloaded.",
     ),
 ]
 Weights = Annotated[
@@ -97,7 +98,7 @@ def config_keys(
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
-    if weights is not None and keys.get("policy.weights") is not None:
+    if weights is not None and (keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())):
         raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
     flags = {
         "policy.weights": None if weights is None else absolute(weights),

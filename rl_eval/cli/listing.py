@@ -20,9 +20,9 @@ _GAP: Final = "   "
 
 
 def list_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
+        "runs"
+    ),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from rl_eval.config.policy_schemes import PolicySource, forms, named_source, schemes
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.config.references import dotted
+from rl_eval.errors import ConfigError
 
 __all__ = ["keys_of", "policy_source"]
 
@@ -25,14 +27,18 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     path = Path(text).expanduser()
     if (source := named_source(text, given)) is not None:
         return source
+    name, _, attribute = text.partition(":")
+    if name.endswith(".py"):
+        wanted = dotted(text if attribute else f"{name}:NAME")
+        raise ConfigError(f"--policy {text}: name what makes the policy, in a module and not in a file: {wanted}")
     if path.exists():
         return _guess(path, given)
-    name, colon, attribute = text.partition(":")
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
+    close = difflib.get_close_matches(str(path), map(str, path.parent.glob("*")), n=1)
     raise ConfigError(
         f"--policy {text}: there is no such file or folder, and it is none of random, {forms()} or pkg.module:attr"
-        + (f": {nearest(name, [*schemes()])}" if colon else "")
+        + (f": did you mean {close[0]!r}?" if close else "")
     )
 
 

@@ -21,7 +21,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl_eval.results.report.table import WIDTH, Line, Page, decimals, number, rich_page
+from rl_eval.results.report.table import (
+    WIDTH,
+    Line,
+    Page,
+    decimals,
+    environment_name,
+    number,
+    policy_name,
+    rich_page,
+)
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -35,7 +44,7 @@ _REFRESH_S: Final = 0.2
 _FIRST_LINE_S: Final = 0.5
 """When the first line is written at the latest."""
 _STARTING_S: Final = 0.4
-"""Between lines while nothing runs yet: an import may keep the thread that writes them waiting for as long again."""
+"""Between looks at the clock while nothing runs yet: an import may keep this thread waiting for as long again."""
 _FREQUENT_UNTIL_S: Final = 30.0
 """Until then somebody may be looking on; later lines are for a log, which should not be flooded."""
 _FREQUENT_S: Final = 1.0
@@ -163,14 +172,17 @@ class LineDisplay:
         self._headed = False
         self._over = False
         self._announced = ""
+        self._last = ""
 
     def draw(self, view: View) -> None:
         """See :class:`Display`."""
+        line = _phase_line(view) if self._over else progress_line(view)
         if view.settings is not None and not self._headed:
             self._headed = True
             self._write(headline(view.settings), view)
-        elif view.seconds >= self._next:
-            self._write(_phase_line(view) if self._over else progress_line(view), view)
+        elif view.seconds >= self._next and line != self._last:
+            self._last = line
+            self._write(line, view)
         if view.announcement != self._announced:
             self._announced = view.announcement
             self._write(view.announcement, view)
@@ -250,8 +262,8 @@ def _nothing_yet(settings: EvalSettings) -> EvalProgress:
 
 def names(settings: EvalSettings) -> tuple[str, str]:
     """Return the names of environment and policy."""
-    identity = settings.identity()
-    return str(identity["environment"]["env"]), str(identity["policy"])
+    known = {"identity": settings.identity()}
+    return environment_name(known), policy_name(known)
 
 
 def headline(settings: EvalSettings) -> str:

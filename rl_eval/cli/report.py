@@ -48,11 +48,13 @@ def report(
 
 
 def _source(path: str, output: Path) -> Source:
-    """Return a result with links to its videos that lead there from the page."""
+    """Return a result under its own name, not that of a link to it, and with links to its videos from the page."""
     from rl_eval.results.loading import load
     from rl_eval.results.page.html import Source
     from rl_eval.results.videos import videos_of
 
+    if Path(path).is_symlink():  # runs/latest leads elsewhere tomorrow.
+        path = os.path.normpath(Path(path).parent / Path(path).readlink())
     result, beside = load(path), output.parent.resolve()
     files = videos_of(result, path).items()
     return Source(path, result, {index: quote(os.path.relpath(file.resolve(), beside)) for index, file in files})

@@ -154,6 +154,8 @@ def run(
         if config is None and not settings.runners.num_runners:
             say("running in this process: --runners 4 runs on four Ray actors")
         prepare_process()
+        if requirement is not None:
+            _check_metric(requirement)
         if accept_code_change and run_dir is None:
             raise ConfigError(
                 "--accept-code-change continues the run in --log-dir: give --log-dir, or leave --accept-code-change out"
@@ -176,6 +178,21 @@ def _requirement(text: str) -> MetricRequirement:
     from rl_eval.results.requirements import parse_metric
 
     return parse_metric(text)
+
+
+def _check_metric(requirement: MetricRequirement) -> None:
+    """Make sure, before anything runs, that results have this metric; those of agents are known afterwards."""
+    if "/" in requirement.metric:
+        return
+    from rl_eval.records.episode import EpisodeTable
+    from rl_eval.results.result import EvalResult, Timing
+    from rl_eval.scheduling.plan import EpisodePlan
+
+    timing = Timing.of_totals({}, num_runners=0)
+    empty = EvalResult(
+        table=EpisodeTable(1), plan=EpisodePlan(1), status="partial", reason="", timing=timing, provenance={}
+    )
+    requirement.check(empty.metrics)
 
 
 def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:

@@ -36,7 +36,7 @@ ConfigPath = Annotated[
 OptionalConfigPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         show_default=False,
         help="YAML file that says what to evaluate, and how; options change it, or say everything.",
     ),

@@ -19,9 +19,9 @@ __all__ = ["view"]
 
 
 def view(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
+        "runs"
+    ),
     port: Annotated[
         int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
     ] = 0,

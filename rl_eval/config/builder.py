@@ -285,8 +285,10 @@ def _read_yaml(path: Path) -> Any:
         raise ConfigError(f"there is no config file {str(path)!r}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: it is no text file ({error})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path} cannot be read: it is no text file, and so no config; a model is given with --policy {path}"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML{_locate(error)}") from None
 

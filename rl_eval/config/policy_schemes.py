@@ -160,7 +160,7 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
 
 def _existing(text: str, path: str, suffix: str) -> Path:
     found = Path(path).expanduser()
-    for candidate in (found, found.with_name(found.name + suffix)):
+    for candidate in (found, Path(f"{found}{suffix}")):
         if candidate.exists():
             return candidate
     raise ConfigError(f"the policy {text!r}: there is no file or folder {str(found)!r} in {Path.cwd()}")

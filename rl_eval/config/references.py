@@ -7,10 +7,16 @@ from typing import Any, Final
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["import_attribute"]
+__all__ = ["dotted", "import_attribute"]
 
 _EXTRAS: Final = {"stable_baselines3": "sb3", "torchrl": "torchrl"}
 """Which extra brings a package."""
+
+
+def dotted(path: str) -> str:
+    """Return ``my_package.envs:make`` for ``my_package/envs.py:make``."""
+    module_name, colon, attribute = path.partition(":")
+    return f"{module_name.removesuffix('.py').strip('./').replace('/', '.')}{colon}{attribute}"
 
 
 def import_attribute(key: str, path: str) -> Any:
@@ -29,5 +35,7 @@ def import_attribute(key: str, path: str) -> Any:
     except (ImportError, AttributeError) as error:
         extra = _EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
         hint = f". Install it: pip install 'rl-eval[{extra}]'" if extra and isinstance(error, ImportError) else ""
+        if module_name.endswith(".py"):
+            hint = f". It names a module, not a file: write {dotted(path)!r}"
         raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error
     return found

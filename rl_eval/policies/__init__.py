@@ -23,6 +23,10 @@ from rl_eval.protocols import Policy
 __all__ = ["adapt_policy", "came_from_factory"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
+_MAKES: Final = (
+    ". It is called to make the policy: give {!r} in policy.policy_kwargs; or, if it is itself a policy, which takes "
+    "observations, name a function that returns it"
+)
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 
 
@@ -91,12 +95,20 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         with random_state_kept():
             return factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
-        wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}")
+        lacking = [name for name in _required(parameters) if name not in spaces and name not in section.policy_kwargs]
+        hint = _MAKES.format(lacking[0]) if lacking else ""
+        wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
         setattr(wrong, _FROM_FACTORY, True)
         raise wrong from error
     except Exception as error:
         setattr(error, _FROM_FACTORY, True)
         raise
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the names of what a call must give."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters.values() if each.kind in kinds and each.default is each.empty]
 
 
 def came_from_factory(error: BaseException) -> bool:

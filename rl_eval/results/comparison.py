@@ -127,10 +127,10 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         ComparisonError: The results are not about the same episodes, or one is not a function of its seeds; the
             message names what differs.
     """
+    _check_identities(a, b)
     _check_plans(a, b)
     if not force:
         _check_determinism(a, b)
-    _check_identities(a, b)
     reached = a.scope & b.scope
     paired = a.counted & b.counted
     dropped = int((reached & ~paired).sum())
@@ -162,6 +162,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
     raise ComparisonError(
         "the results are not about the same episodes: "
         + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+        + ". Evaluate both with the same seed and the same number of episodes"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -42,14 +42,22 @@ class MetricRequirement:
     def __str__(self) -> str:
         return f"{self.metric} {self.operator} {self.bound:g}"
 
+    def check(self, metrics: Iterable[str]) -> None:
+        """Make sure that there is such a metric.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self.metric not in (known := set(metrics)):
+            raise ConfigError(f"--require {self}: there is no metric {self.metric!r}: {nearest(self.metric, known)}")
+
     def judge(self, metrics: Mapping[str, float]) -> Answer:
         """Return whether a result meets it; open where the metric has no value.
 
         Raises:
             ConfigError: There is no such metric.
         """
-        if self.metric not in metrics:
-            raise ConfigError(f"--require {self}: there is no metric {self.metric!r}: {nearest(self.metric, metrics)}")
+        self.check(metrics)
         value = metrics[self.metric]
         if math.isnan(value):
             return Answer.OPEN

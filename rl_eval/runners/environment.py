@@ -26,6 +26,11 @@ _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWOR
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
+_NAMESPACE: Final = (
+    ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
+    "pip install 'rl-eval[atari]'"
+)
+
 
 def import_env(section: EnvironmentSection) -> None:
     """Import the module of an environment that is given by name, so that building it takes its time alone.
@@ -82,7 +87,8 @@ def build_env(
             # Runners check what an environment returns themselves; the checker would cost a call per step.
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-            raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}") from error
+            hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
+            raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}{hint}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if is_live_environment(factory):
         raise ConfigError(f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}")

@@ -154,12 +154,30 @@ def test_many_differences_are_counted_and_not_listed() -> None:
 def test_another_plan_is_refused_by_name() -> None:
     """Equal indices are then other episodes."""
     for other, message in (
-        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b$"),
-        (make_result(BASE[:50]), "plan.num_episodes is 60 in a and 50 in b$"),
-        (make_result(BASE[:50], seed=9), "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b$"),
+        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b. Evaluate"),
+        (make_result(BASE[:50]), "plan.num_episodes is 60 in a and 50 in b. Evaluate both"),
+        (
+            make_result(BASE[:50], seed=9),
+            "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b. Evaluate",
+        ),
     ):
         with pytest.raises(ComparisonError, match=message):
             compare(make_result(BASE), other)
+
+
+@pytest.mark.parametrize(
+    ("factory", "path", "name"),
+    [
+        ("rl_eval.integrations.sb3:load_policy", "/logs/seed_1/best_model.zip", "sb3:seed_1/best_model.zip"),
+        ("rl_eval.integrations.rllib:load_policy", "/checkpoint_000010", "rllib:checkpoint_000010"),
+        ("rl_eval.integrations.sb3:load_policy", "", "rl_eval.integrations.sb3:load_policy"),
+        ("pkg:champion", "/logs/seed_1/best_model.zip", "pkg:champion"),
+    ],
+)
+def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path: str, name: str) -> None:
+    """And of its folder, since training runs give their best models one name."""
+    model = make_result(BASE, policy=factory, policy_kwargs={"path": path})
+    assert compare(make_result(BASE), model).b.policy == name
 
 
 def test_another_policy_is_the_point() -> None:

@@ -143,7 +143,11 @@ REFUSED = {
     "a policy where its factory should be": (
         ("policy.policy=mistakes:policy_without_a_factory",),
         {},
-        ["policy.policy 'mistakes:policy_without_a_factory' cannot be built", "observations"],
+        [
+            "policy.policy 'mistakes:policy_without_a_factory' cannot be built",
+            "give 'observations' in policy.policy_kwargs; or, if it is itself a policy",
+            "name a function that returns it",
+        ],
     ),
     "a negative count": (("runners.num_runners=-1",), {}, ["runners.num_runners is -1"]),
 }
@@ -183,6 +187,50 @@ def test_a_mistake_in_code_is_told_in_the_result(folder, mistake):
     shown = " ".join(outcome.output.split())
     assert [word for word in words if word not in shown] == []
     assert "Traceback" not in outcome.output
+
+
+TYPED = {
+    "a policy by its file": (["--policy", "./some/toys.py:ones"], "not in a file: some.toys:ones"),
+    "a file of policies": (["--policy", "cli_toys.py"], "not in a file: cli_toys:NAME"),
+    "a model without its ending": (["--policy", "./narrow"], "did you mean 'narrow.pt'?"),
+    "an environment by its file": (["--env", "cli_toys.py:count"], "write 'cli_toys:count'"),
+    "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "leave one out"),
+    "a metric that there is not": (["--require", "mean > 5"], "no metric 'mean': known: "),
+    "an id without its package": (
+        ["--env", "ALE/Pong-v5"],
+        "for ALE? The package that registers an id is named before",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", TYPED)
+def test_what_is_typed_wrong_is_told_before_anything_runs(folder, mistake):
+    given, words = TYPED[mistake]
+    outcome = call("run", "toy.yaml", "-q", *given)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert words in outcome.stderr
+    assert not Path("runs").exists() or list(Path("runs").iterdir()) == []
+
+
+def test_a_model_is_no_config(folder):
+    Path("model.zip").write_bytes(b"PK\x03\x04\xe9\xff")
+    outcome = call("run", "model.zip")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "a model is given with --policy model.zip" in outcome.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+def test_a_folder_of_no_run_is_not_taken_for_a_broken_one(folder, command):
+    outcome = call(command, ".", *(["."] if command == "compare" else []))
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "'.' is not the folder of an evaluation" in outcome.stderr
+    assert "rl-eval list . shows those below it" in outcome.stderr
+
+
+def test_another_environment_is_told_before_another_number_of_episodes(folder):
+    call("run", "toy.yaml", "-q", "--output", "a")
+    call("run", "toy.yaml", "-q", "--output", "b", "--env", "cli_toys:Count", "-n", "5")
+    assert "environment.env is 'cli_toys:count' in a and 'cli_toys:Count' in b" in call("compare", "a", "b").stderr
 
 
 def test_a_live_environment_is_refused_in_python_too(folder):

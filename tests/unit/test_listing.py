@@ -68,6 +68,12 @@ def test_nothing_that_a_run_names_is_imported(runs):
     assert "cli_toys" not in sys.modules
 
 
+def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
+    assert call("list").stderr == "error: runs is no folder: give one that holds results or evaluation logs\n"
+    runs.rename("runs")
+    assert call("list").stdout == call("list", "runs").stdout != ""
+
+
 def test_a_run_is_a_line(runs):
     """Of aligned columns, the path last."""
     lines = call("list", runs).stdout.splitlines()

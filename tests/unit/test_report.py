@@ -111,6 +111,16 @@ def test_the_headline_claims_no_more_than_is_known(arguments: dict, sentence: st
     assert sentence in Elements(page(make_result(30, **arguments))).shown
 
 
+def test_in_the_table_of_all_results_equal_returns_are_told_in_a_whole_sentence() -> None:
+    """Others have the ends of their interval there."""
+    other = make_result(30, 1)
+    other.table.rows["episode_return"] = 500.0
+    parts = {name: getattr(other, name) for name in ("table", "plan", "status", "reason", "timing", "provenance")}
+    shown = Elements(page(make_result(30), EvalResult(**parts))).shown
+    assert "500 all equal, so the 95 % interval is this one value complete" in shown
+    assert re.search(r" [\d.]+ to [\d.]+, BCa bootstrap complete 30", shown)
+
+
 def test_it_is_readable_without_javascript() -> None:
     """The first hundred episodes stand in the page, under the names that links use, and faults with tracebacks."""
     result = make_result(250, failed=(5,))
@@ -406,6 +416,14 @@ def test_the_command_writes_one_file(folder: Path) -> None:
     assert call("report", "a").exit_code == 0
     assert (folder / "report.html").read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "report.html"]
+
+
+def test_a_link_is_reported_under_the_name_of_what_it_leads_to(folder: Path) -> None:
+    """``runs/latest`` is another run tomorrow, but the page says how an episode of this one is run again."""
+    (folder / "latest").symlink_to("a")
+    assert call("report", "latest", "-o", "link.html").exit_code == 0
+    assert call("report", "a").exit_code == 0
+    assert (folder / "link.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
 def test_a_file_that_is_no_report_is_kept(folder: Path) -> None:

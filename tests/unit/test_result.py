@@ -403,7 +403,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         "episodes.parquet is damaged",
     ),
     "no records": (lambda f: (f / "episodes.parquet").unlink(), "episodes.parquet does not exist"),
-    "no summary": (lambda f: (f / "result.json").unlink(), "result.json does not exist"),
+    "no summary": (lambda f: (f / "result.json").unlink(), "neither result.json nor a log is in it"),
     "half a summary": (lambda f: (f / "result.json").write_text('{"format": 1,'), "result.json is damaged"),
     "not a summary": (lambda f: (f / "result.json").write_text("[]"), "result.json is damaged"),
     "a fingerprint": (lambda f: _edit(f, fingerprint="0" * 64), "was saved with 0000000000000000"),

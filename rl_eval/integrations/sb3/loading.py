@@ -66,7 +66,8 @@ def load_policy(
         raise ConfigError(
             f"policy_kwargs.vecnormalize is missing: {str(file)!r} was trained with a VecNormalize, without whose "
             "statistics its policy acts on other numbers than in training. Give the file that venv.save() wrote, which "
-            "SB3's callbacks and its zoo name *vecnormalize*.pkl; or give False if it normalized rewards only"
+            "SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set policy.policy_kwargs.vecnormalize=FILE; "
+            "or give False if it normalized rewards only"
         )
     wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
     policy = attach(policy, wrapper, data.get("exploration_rate"))

@@ -49,7 +49,7 @@ def overview(runs: Sequence[Run], results: Sequence[EvalResult]) -> Overview | N
     if len(results) < 2:
         return None
     rows = [
-        (run.name, run.headline.value, _ends(run), run.status, f"{result.aggregates.count:,}", _success(result))
+        (run.name, run.headline.value, _ends(run, result), run.status, f"{result.aggregates.count:,}", _success(result))
         for run, result in zip(runs, results, strict=True)
     ]
     means, ends = [each.mean_return for each in results], [(r.interval.low, r.interval.high) for r in results]
@@ -65,8 +65,8 @@ def pairs(runs: Sequence[Run], results: Sequence[EvalResult]) -> list[Pair]:
     return compared + [Pair(first[0].name, run.name, refusal=left_out) for run, _ in others[_MOST_PAIRS:]]
 
 
-def _ends(run: Run) -> str:
-    return run.headline.detail.partition(" interval ")[2] or run.headline.detail
+def _ends(run: Run, result: EvalResult) -> str:
+    return run.headline.detail.removeprefix(f"{100 * result.interval.confidence:g} % interval ")
 
 
 def _success(result: EvalResult) -> str:

@@ -188,7 +188,13 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist: give the output folder of an evaluation") from error
+        folder = path.parent
+        if not folder.exists():
+            raise UsageError(f"there is no folder {str(folder)!r}: give that of an evaluation") from error
+        raise UsageError(
+            f"{str(folder)!r} is not the folder of an evaluation, since neither {path.name} nor a log is in it: "
+            f"rl-eval list {folder} shows those below it"
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):

@@ -7,9 +7,11 @@ rich version are two renderings of the same page, so they cannot disagree.
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _METHODS: Final = {
     "wilson": "Wilson",
     "newcombe": "Newcombe",
 }
+_LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
+"""Factory of the models of a library."""
 _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
@@ -309,8 +313,17 @@ def environment_name(provenance: Mapping[str, Any]) -> str:
 
 
 def policy_name(provenance: Mapping[str, Any]) -> str:
-    """Return the policy's name, empty if the provenance has none."""
-    return _lookup(provenance, "identity", "policy")
+    """Return the policy's name, empty if the provenance has none.
+
+    That of a model of another library is the end of its path, such as ``sb3:seed_1/best_model.zip``: all of them have
+    one factory, and many have one file name.
+    """
+    factory = _lookup(provenance, "identity", "policy")
+    path = PurePath(_lookup(provenance, "identity", "policy_kwargs", "path"))
+    library = _LOADER.fullmatch(factory)
+    if library is None or not path.name:
+        return factory
+    return f"{library[1]}:{path.parent.name}/{path.name}" if path.parent.name else f"{library[1]}:{path.name}"
 
 
 def weights_name(result: EvalResult) -> str:
