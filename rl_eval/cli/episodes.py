@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
+from rl_eval.cli.shared import option
 from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 
 def episodes_option(text: str) -> Any:
     """Return the option with a help text of its own; it is the same in all commands."""
-    return typer.Option("--episodes", metavar="I,J-K", show_default=False, help=text)
+    return option("I,J-K", text, "--episodes")
 
 
 def parse_episodes(text: str, num_episodes: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rl_eval.cli.shared import option
 from rl_eval.cli.trusting import consents
 from rl_eval.errors import ConfigError
 
@@ -28,14 +29,10 @@ __all__ = [
 ]
 
 
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
-
-
-Env = Annotated[str | None, _option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")]
+Env = Annotated[str | None, option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")]
 Policy = Annotated[
     str | None,
-    _option(
+    option(
         "POLICY",
         "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr, or random; "
         "sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where the "
@@ -43,28 +40,28 @@ Policy = Annotated[
     ),
 ]
 Weights = Annotated[
-    Path | None, _option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
+    Path | None, option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
 ]
 TrustPolicy = Annotated[
     bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
 ]
-NumEpisodes = Annotated[int | None, _option("N", "Episodes to run.", "--num-episodes", "-n")]
+NumEpisodes = Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")]
 NumRunners = Annotated[
-    int | None, _option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
+    int | None, option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
 ]
 NumEnvsPerRunner = Annotated[
     int | None,
-    _option(
+    option(
         "N",
         "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
         "--num-envs-per-runner",
         "--envs-per-runner",
     ),
 ]
-Device = Annotated[str | None, _option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")]
+Device = Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")]
-Seed = Annotated[int | None, _option("S", "Root seed of the plan.")]
-Address = Annotated[str | None, _option("A", "Address of the Ray cluster.")]
+Seed = Annotated[int | None, option("S", "Root seed of the plan.")]
+Address = Annotated[str | None, option("A", "Address of the Ray cluster.")]
 
 
 def config_keys(

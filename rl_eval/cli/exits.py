@@ -209,8 +209,7 @@ _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Debug = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error."),
+    bool, typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error.")
 ]
 
 

@@ -13,6 +13,7 @@ from typing_extensions import assert_never
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -48,13 +49,12 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "By default the name of DIR in the current folder, and the format. With --to minari, the id of the "
+            "data set.",
             "--output",
             "-o",
-            metavar="FILE",
-            show_default=False,
-            help="By default the name of DIR in the current folder, and the format. With --to minari, the id of the "
-            "data set.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,

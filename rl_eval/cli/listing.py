@@ -9,6 +9,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ _GAP: Final = "   "
 
 
 def list_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
-    ],
+    folder: Annotated[Path, argument("FOLDER", "Folder of results and evaluation logs.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -14,11 +14,34 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from rl_eval.cli.shared import option
 from rl_eval.errors import ConfigError
 
-__all__ = ["claim_folder", "claimed_folder", "claimed_log_folder", "is_saved", "new_folder", "unsaved_folder"]
+__all__ = [
+    "Force",
+    "LogDir",
+    "claim_folder",
+    "claimed_folder",
+    "claimed_log_folder",
+    "is_saved",
+    "new_folder",
+    "unsaved_folder",
+]
+
+LogDir = Annotated[
+    str | None,
+    option(
+        "DIR",
+        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
+        "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
+        "--log-dir",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
 
 RUNS: Final = Path("runs")
 """Where logs go by default."""

@@ -11,6 +11,7 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +30,9 @@ def plan(
     config: ConfigPath,
     section: Section = None,
     num_episodes: Annotated[
-        int | None,
-        typer.Option(
-            "--num-episodes", "-n", metavar="N", min=2, show_default=False, help="Episodes; by default the config's."
-        ),
+        int | None, option("N", "Episodes; by default the config's.", "--num-episodes", "-n", min=2)
     ] = None,
-    detect: Annotated[
-        float | None,
-        typer.Option(metavar="D", show_default=False, help="Say how many episodes show a difference of D in returns."),
-    ] = None,
+    detect: Annotated[float | None, option("D", "Say how many episodes show a difference of D in returns.")] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
         float,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.shared import argument
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Line, Page
@@ -17,10 +16,8 @@ __all__ = ["power"]
 
 
 def power(
-    a: Annotated[
-        str, typer.Argument(metavar="A", show_default=False, help="Successes and episodes of one policy, as in 17/20.")
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Those of the other one, as in 14/20.")],
+    a: Annotated[str, argument("A", "Successes and episodes of one policy, as in 17/20.")],
+    b: Annotated[str, argument("B", "Those of the other one, as in 14/20.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

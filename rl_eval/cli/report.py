@@ -10,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ _BEGINNING = 2_000
 
 
 def report(
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="DIR...", show_default=False, help="Output folders, or run folders or URIs."),
-    ],
+    paths: Annotated[list[str], argument("DIR...", "Output folders, or run folders or URIs.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="An older report there is replaced.")
     ] = Path("report.html"),

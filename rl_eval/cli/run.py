@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,10 +30,11 @@ from rl_eval.cli.evaluated import (
     config_keys,
 )
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.results.report.table import interval_text
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
 __all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
-
-
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
 
 
 def run(
@@ -70,15 +67,7 @@ def run(
     stochastic: Stochastic = False,
     seed: Seed = None,
     address: Address = None,
-    run_dir: Annotated[
-        str | None,
-        _option(
-            "DIR",
-            "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
-            "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
-            "--log-dir",
-        ),
-    ] = None,
+    run_dir: LogDir = None,
     accept_code_change: Annotated[
         bool,
         typer.Option(
@@ -91,17 +80,16 @@ def run(
     ] = False,
     max_restarts: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            show_default=False,
-            help="Run in a child process, and start it again, with back-off, until the log is complete or this many "
+        option(
+            "N",
+            "Run in a child process, and start it again, with back-off, until the log is complete or this many "
             "restarts in a row brought no new episode; by default never.",
+            min=0,
         ),
     ] = 0,
     output: Annotated[
         Path | None,
-        _option(
+        option(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
             "kept then.",
@@ -109,11 +97,10 @@ def run(
             "-o",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
+    force: Force = False,
     assignments: Assignments = None,
     require: Annotated[
-        str | None,
-        _option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'."),
+        str | None, option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -11,7 +11,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page
-from rl_eval.cli.shared import CommandLine
+from rl_eval.cli.shared import CommandLine, argument, option
 
 if TYPE_CHECKING:
     from rl_eval.results.report.table import Page
@@ -28,12 +28,7 @@ Exit codes:
 """
 
 Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        show_default=False,
-        help="Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.",
-    ),
+    str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
 ]
 
 app = CommandLine(
@@ -47,9 +42,7 @@ app = CommandLine(
 @app.command("list", epilog=_CODES, short_help="Show what services do.")
 def list_(
     address: Address = None,
-    namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default=False, help="Ray namespace; by default all.")
-    ] = None,
+    namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
     debug: Debug = False,
 ) -> None:
     """Show the evaluation services of a cluster: what they do, and their clients."""
@@ -68,7 +61,7 @@ def list_(
 
 @app.command("stop", epilog=_CODES, short_help="End a service.")
 def stop(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The service.")],
+    name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     debug: Debug = False,

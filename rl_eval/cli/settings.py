@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from rl_eval.cli.shared import argument, option
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
 
@@ -29,31 +28,18 @@ __all__ = [
     "read_settings",
 ]
 
-ConfigPath = Annotated[
-    Path,
-    typer.Argument(metavar="CONFIG", show_default=False, help="YAML file that says what to evaluate, and how."),
-]
+ConfigPath = Annotated[Path, argument("CONFIG", "YAML file that says what to evaluate, and how.")]
 OptionalConfigPath = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        show_default=False,
-        help="YAML file that says what to evaluate, and how; options change it, or say everything.",
-    ),
+    argument("[CONFIG]", "YAML file that says what to evaluate, and how; options change it, or say everything."),
 ]
-Section = Annotated[
-    str | None,
-    typer.Option(
-        "--section", metavar="NAME", show_default=False, help="Use this (dotted) section of the file, not all of it."
-    ),
-]
+Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file, not all of it.", "--section")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE",
+        "Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
         "--set",
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Options that every command has, and the command line that gives them to it."""
+"""Options and arguments of commands, those that every command has, and the command line that gives them to it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["CommandLine"]
+__all__ = ["CommandLine", "argument", "option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option whose help text says what it is by default."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(metavar=metavar, show_default=False, help=text)
 
 
 def _without_color(wanted: bool) -> None:

@@ -11,6 +11,7 @@ import typer
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
+from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ __all__ = ["Results", "show"]
 _SHOWN: Final = 5
 """Faults, slow episodes and failed ones that are shown."""
 
-Results = Annotated[
-    str,
-    typer.Argument(metavar="DIR", show_default=False, help="Run folder or URI, or the output folder of a result."),
-]
+Results = Annotated[str, argument("DIR", "Run folder or URI, or the output folder of a result.")]
 
 
 def show(

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Trust", "consents", "load_to_run"]
 
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Run the code that DIR names although somebody else may have made it."),
+    bool, typer.Option("--trust", help="Run the code that DIR names although somebody else may have made it.")
 ]
 
 

@@ -11,6 +11,7 @@ import typer
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -27,22 +28,20 @@ def video(
     path: Results,
     select: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "SELECTORS",
+            "Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default worst,best.",
             "--select",
-            metavar="SELECTORS",
-            show_default=False,
-            help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default worst,best.",
         ),
     ] = None,
     episodes: Annotated[str | None, episodes_option("Which episodes instead, as in 3,7-9.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FOLDER",
+            "Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
             "--output",
             "-o",
-            metavar="FOLDER",
-            show_default=False,
-            help="Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
         ),
     ] = None,
     max_videos: Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ __all__ = ["view"]
 
 
 def view(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of results and evaluation logs.")
-    ],
+    folder: Annotated[Path, argument("FOLDER", "Folder of results and evaluation logs.")],
     port: Annotated[
         int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
     ] = 0,
