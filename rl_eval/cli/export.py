@@ -85,11 +85,7 @@ def export(
 def _check_given(
     what: str, *, needed: Mapping[str, object] | None = None, useless: Mapping[str, object] | None = None
 ) -> None:
-    """Make sure that options fit together.
-
-    Raises:
-        ConfigError: One is missing, or would be of no use.
-    """
+    """Make sure that options fit together."""
     if missing := [name for name, value in (needed or {}).items() if value is None]:
         raise ConfigError(f"{what} needs {' and '.join(missing)}")
     if given := [name for name, value in (useless or {}).items() if value is not None]:

@@ -66,11 +66,7 @@ def plan(
 
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
-    """Run the first episodes of the plan, in this process if that can be.
-
-    Raises:
-        UsageError: An episode of the pilot failed.
-    """
+    """Run the first episodes of the plan, in this process if that can be."""
     from rl_eval.execution.group import evaluate
 
     result = evaluate(_pilot_settings(settings, episodes))

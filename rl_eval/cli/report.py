@@ -57,11 +57,7 @@ def _source(path: str, output: Path) -> Source:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Make sure that a file is not there, or is a report.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Make sure that a file is not there, or is a report."""
     from rl_eval.results.page.html import GENERATOR
 
     try:

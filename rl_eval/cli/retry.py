@@ -86,11 +86,7 @@ def _settings(result: EvalResult, attempts: int | None) -> EvalSettings:
 
 
 def _failed(result: EvalResult, episodes: str | None) -> list[int]:
-    """Return the episodes that failed, or those of them that are chosen.
-
-    Raises:
-        UsageError: A chosen one did not fail.
-    """
+    """Return the episodes that failed, or those of them that are chosen."""
     import numpy as np
 
     failed = [int(index) for index in np.flatnonzero(result.table.filled & ~result.table.completed)]

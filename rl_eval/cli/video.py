@@ -92,11 +92,7 @@ def _description(made: Video) -> dict[str, Any]:
 
 
 def _folder_in(path: str) -> Path:
-    """Return the folder of the videos of a run.
-
-    Raises:
-        ConfigError: The run is not in a folder here.
-    """
+    """Return the folder of the videos of a run."""
     from rl_eval.log.storage import is_uri
     from rl_eval.results.videos import video_folder
 

@@ -116,11 +116,7 @@ def watch(
 
 
 def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
-    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there.
-
-    Raises:
-        ConfigError: Several are given, as a shell does with a glob that is not quoted.
-    """
+    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there."""
     if len(checkpoints) > 1:
         raise ConfigError(
             f"{len(checkpoints)} CHECKPOINTS are given, {checkpoints[0]} the first: give one folder, or one glob in "

@@ -97,11 +97,7 @@ def evaluate_policy(
 
 
 def _environment(env: Any) -> dict[str, Any]:
-    """Return the config of an environment.
-
-    Raises:
-        ConfigError: It is live, and nothing says how to build another one.
-    """
+    """Return the config of an environment."""
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
     if (spec := _spec_of(env)) is None:

@@ -473,11 +473,7 @@ def evaluate(
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy, if it has any, and filters.
-
-    Raises:
-        ConfigError: They cannot be read.
-    """
+    """Return the weights of the configured file, else those of the live policy, if it has any, and filters."""
     if section.policies:
         return weights_of_each(section, live)
     if section.weights is None and section.weights_key is not None:

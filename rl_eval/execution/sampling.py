@@ -364,11 +364,7 @@ def _formed(
 
 
 def _stored(batch: Any, folder: Path) -> Any:
-    """Return a batch whose tensors lie in a new folder, whole or not at all.
-
-    Raises:
-        UsageError: They cannot be written.
-    """
+    """Return a batch whose tensors lie in a new folder, whole or not at all."""
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)

@@ -98,11 +98,7 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 
 
 def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]) -> None:
-    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since.
-
-    Raises:
-        UsageError: It is damaged, or has other records.
-    """
+    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since."""
     path = Path(run_dir, RESULT_FILE)
     if is_uri(run_dir) or not path.exists():
         return

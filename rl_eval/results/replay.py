@@ -271,11 +271,7 @@ def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
-    """Return the weights that the run had.
-
-    Raises:
-        WeightsError: Others, or none, are there now.
-    """
+    """Return the weights that the run had."""
     version, digest = recorded["version"], recorded["digest"]
     if digest is None:
         return None

@@ -174,11 +174,7 @@ class SB3Policy:
         return self._context.split(self._actor.get_distribution(prepared, **arguments))
 
     def _check_sampling(self) -> None:
-        """Make sure that the policy can be sampled from an episode's own stream.
-
-        Raises:
-            ConfigError: It has a distribution that rl_eval does not know, or its own way to predict.
-        """
+        """Make sure that the policy can be sampled from an episode's own stream."""
         if isinstance(self.module, (DQNPolicy, TD3Policy)):
             return
         name = type(self.module).__name__

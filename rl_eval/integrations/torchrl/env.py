@@ -285,11 +285,7 @@ def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
-    """Return the one key of a kind, which holds one number.
-
-    Raises:
-        ConfigError: There are several, or it holds several numbers.
-    """
+    """Return the one key of a kind, which holds one number."""
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:

@@ -324,11 +324,7 @@ class EvalService:
         return self._group
 
     def _check_room(self, client: str) -> None:
-        """Bound what waits for one client.
-
-        Raises:
-            EvaluatorBusy: There is no room.
-        """
+        """Bound what waits for one client."""
         waiting = self._queue.waiting(client)
         # Two more than max_queue: the one that would run if no other client's did, and the one that ``latest`` sends
         # before it cancels another.
