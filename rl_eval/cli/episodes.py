@@ -67,5 +67,6 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
             f"--episodes {text}: an evaluation runs one range of the plan, such as {first}-{indices[-1]}: give one, "
             "and run others in evaluations of their own"
         )
-    changes = {"first_index": section.first_index + first, "num_episodes": count}
-    return settings.model_copy(update={"evaluation": section.model_copy(update=changes)})
+    from rl_eval.config.settings import with_values
+
+    return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})

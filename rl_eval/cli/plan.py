@@ -78,10 +78,13 @@ def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
 
 
 def _pilot_settings(settings: EvalSettings, episodes: int) -> EvalSettings:
-    runners = settings.runners
-    evaluation = settings.evaluation.model_copy(update={"num_episodes": episodes, "determinism_check": 0.0})
-    one = runners.model_copy(update={"num_runners": int(_needs_a_process(settings))})
-    return settings.model_copy(update={"evaluation": evaluation, "runners": one})
+    from rl_eval.config.settings import with_values
+
+    return with_values(
+        settings,
+        evaluation={"num_episodes": episodes, "determinism_check": 0.0},
+        runners={"num_runners": int(_needs_a_process(settings))},
+    )
 
 
 def _needs_a_process(settings: EvalSettings) -> bool:

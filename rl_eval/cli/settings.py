@@ -109,16 +109,10 @@ def _assign(config: EvalConfig, assignment: str) -> None:
     value = _parse(assignment, text)
     if inner := parts[2:]:
         section, name = parts[:2]
-        value = _nested(config.to_dict().get(section, {}).get(name), inner, value)
+        from rl_eval.records.plain import with_leaf
+
+        value = with_leaf(config.to_dict().get(section, {}).get(name), inner, value)
     config.set(".".join(parts[:2]), value)
-
-
-def _nested(old: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a mapping like ``old`` in which ``path`` leads to ``value``."""
-    if not path:
-        return value
-    known = old if isinstance(old, Mapping) else {}
-    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value)}
 
 
 def _parse(assignment: str, text: str) -> Any:

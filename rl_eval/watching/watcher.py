@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes
+from rl_eval.config.settings import EvalSettings, EvaluationSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies import came_from_factory
@@ -29,7 +30,6 @@ from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
 from rl_eval.weights import load_weights_file
 
 if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings, EvaluationSection
     from rl_eval.execution.handle import EvalHandle
     from rl_eval.results.result import EvalResult
 
@@ -315,9 +315,10 @@ class Watcher:
         """
         selection = self._settings.evaluation
         first_index = selection.first_index + selection.num_episodes
-        held_out = selection.model_copy(update={"num_episodes": self._num_held_out, "first_index": first_index})
-        self._settings.model_copy(update={"evaluation": held_out}).plan()
-        return held_out
+        values = {"num_episodes": self._num_held_out, "first_index": first_index}
+        settings = with_values(self._settings, evaluation=values)
+        settings.plan()
+        return settings.evaluation
 
     def _keep(self, candidate: Entry, snapshot: Snapshot) -> None:
         """Make the candidate the best."""

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
+from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.training.service.journal import Journal, Request
 from rl_eval.training.service.messages import ClientStatus, FinishedEvaluation, ServiceStatus, Ticket, Welcome, pickled
@@ -160,9 +161,8 @@ class EvalService:
             self._seen[client] = self._clock()
             group = self._open_group()
             own = self._journal.of_client(client)
-            policy = group.settings.policy.model_copy(update={"policy": None, "policy_kwargs": {}})
             return Welcome(
-                settings=group.settings.model_copy(update={"policy": policy}),
+                settings=with_values(group.settings, policy={"policy": None, "policy_kwargs": {}}),
                 max_queue=self._max_queue,
                 tickets=tuple(request.ticket for request in own if not request.delivered),
                 next_step=own[-1].step + 1 if own else 0,
