@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rl_eval.cli.policy_source import keys_of, policy_source
 from rl_eval.cli.shared import option
 from rl_eval.cli.trusting import consents
+from rl_eval.config.policy_schemes import absolute
 from rl_eval.errors import ConfigError
 
 __all__ = [
@@ -89,8 +91,6 @@ def config_keys(
         ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust, or it brings
             other weights.
     """
-    from rl_eval.config.policy_schemes import absolute
-
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
@@ -121,7 +121,6 @@ def _policy_keys(
     if policy is None:
         return {}
     from rl_eval.cli.hub import on_this_machine
-    from rl_eval.cli.policy_source import keys_of, policy_source
 
     given = {one.partition("=")[0].removeprefix(_KWARGS) for one in assignments if one.startswith(_KWARGS)}
     source = policy_source(on_this_machine(policy, say), given)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import assert_never
 
+from rl_eval.atomic_write import write_atomically, write_text
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.shared import option
@@ -154,8 +155,6 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
 
 def _write(rows: pa.Table, format: Format, target: Path) -> None:  # noqa: A002
     """Write the file whole or not at all."""
-    from rl_eval.atomic_write import write_atomically, write_text
-
     match format:
         case Format.PARQUET:
             import pyarrow.parquet as pq

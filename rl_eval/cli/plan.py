@@ -13,10 +13,10 @@ from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
+from rl_eval.results.report.table import Line, Page, decimals, environment_name, number, policy_name
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
-    from rl_eval.results.report.table import Line, Page
     from rl_eval.results.result import EvalResult
     from rl_eval.results.stats.sample_size import Spread
 
@@ -145,8 +145,6 @@ class _Planned:
 
     def page(self) -> Page:
         """Lay the figures out."""
-        from rl_eval.results.report.table import Page, environment_name, policy_name
-
         spread = self.spread
         return Page(
             title=environment_name(self.result.provenance) or "plan",
@@ -157,8 +155,6 @@ class _Planned:
         )
 
     def _time_lines(self) -> list[Line]:
-        from rl_eval.results.report.table import Line, decimals, number
-
         numbers, runners = self.result.aggregates, self.settings.runners.num_runners
         places = decimals(numbers.sem, numbers.mean)
         pilot = f"episodes: mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
@@ -169,8 +165,6 @@ class _Planned:
         ]
 
     def _difference_sections(self, spread: Spread) -> list[list[Line]]:
-        from rl_eval.results.report.table import Line, decimals, number
-
         def write(value: float) -> str:
             return number(value, decimals(value / 10))
 

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.table import Page, rich_page, text_page
 
 if TYPE_CHECKING:
     from rl_eval.ope import OffPolicyEstimates
     from rl_eval.results.comparison import Comparison
-    from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
 
 __all__ = ["AsJson", "Quiet", "print_json", "print_note", "print_page", "print_report"]
@@ -34,8 +34,6 @@ def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
 
 def print_page(page: Page) -> None:
     """Print any other page."""
-    from rl_eval.results.report.table import rich_page, text_page
-
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(rich_page(page))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import typer
 
+from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
@@ -34,7 +35,6 @@ def report(
     with reported(debug):
         if not force:
             _check_replaceable(output)
-        from rl_eval.atomic_write import write_text
         from rl_eval.results.page.html import render
 
         text = render([_source(path, output) for path in paths])

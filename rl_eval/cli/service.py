@@ -12,9 +12,9 @@ import typer
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page
 from rl_eval.cli.shared import CommandLine, argument, option
+from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
-    from rl_eval.results.report.table import Page
     from rl_eval.training.service.messages import ServiceStatus
 
 __all__ = ["app"]
@@ -89,8 +89,6 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _page(status: ServiceStatus) -> Page:
-    from rl_eval.results.report.table import Line, Page
-
     until = f"ends after {_duration(status.idle_timeout_s)} without clients and work"
     clients = [
         Line(
@@ -117,8 +115,6 @@ def _page(status: ServiceStatus) -> Page:
 
 
 def _silent_page(namespace: str, name: str) -> Page:
-    from rl_eval.results.report.table import Page
-
     return Page(f"service {name}", f"namespace {namespace}", "", [], [f"no answer; `rl-eval service stop {name}`"])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rl_eval.cli.shared import argument, option
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
+from rl_eval.supervision.process_environment import reproducible_environment
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -87,8 +88,6 @@ def prepare_process() -> None:
 
 def fix_numerics() -> None:
     """Make this process compute as a runner does; a variable that the user has set stays."""
-    from rl_eval.supervision.process_environment import reproducible_environment
-
     for name, value in reproducible_environment().items():
         os.environ.setdefault(name, value)
 

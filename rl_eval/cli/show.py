@@ -13,10 +13,10 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
 from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.table import Line, Page, number
 
 if TYPE_CHECKING:
     from rl_eval.records.episode import EpisodeRecord, Fault
-    from rl_eval.results.report.table import Line
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
 
@@ -40,7 +40,6 @@ def show(
     """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
     with reported(debug):
         from rl_eval.results.loading import load
-        from rl_eval.results.report.table import Page
 
         if episodes is not None:
             _show_episodes(load(path), episodes, faults=faults, as_json=as_json)
@@ -79,8 +78,6 @@ def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: 
 
 
 def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
-    from rl_eval.results.report.table import Page
-
     end = next(event.kind for event in reversed(events) if event.kind != "check")
     print_page(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
     if faults:
@@ -88,8 +85,6 @@ def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
 
 
 def _event_line(event: Event) -> Line:
-    from rl_eval.results.report.table import Line, number
-
     label = f"attempt {event.attempt}" if event.attempt else event.kind
     runner = "" if event.runner is None else f"runner {event.runner}"
     after = "" if event.seconds is None else f" ({number(event.seconds)} s)"
@@ -129,8 +124,6 @@ def _state(run: dict[str, Any]) -> str:
 
 
 def _run_lines(run: dict[str, Any]) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     if not run:
         return []
     return [
@@ -148,16 +141,12 @@ def _damage(run: dict[str, Any]) -> str:
 
 
 def _fault_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     counted = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
     messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
     return _labelled("faults", counted) + _labelled("messages", messages)
 
 
 def _slow_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line, number
-
     return _labelled(
         "slowest",
         [
@@ -168,8 +157,6 @@ def _slow_lines(result: EvalResult) -> list[Line]:
 
 
 def _failed_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     failed = _failed(result)
     lines = [
         Line("", f"episode {record.index}", f"seed {record.seed}   {record.attempts} attempts   {_last_error(record)}")

@@ -15,9 +15,9 @@ from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
+from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
-    from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
     from rl_eval.video import Video
 
@@ -102,8 +102,6 @@ def _folder_in(path: str) -> Path:
 
 
 def _page(videos: list[Video], folder: Path) -> Page:
-    from rl_eval.results.report.table import Line, Page
-
     different = [made for made in videos if not made.identical]
     cut = [made for made in videos if made.cut]
     notes = [
