@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import evaluate
-
-if TYPE_CHECKING:
-    from rl_eval.results.result import EvalResult
+from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "evaluate_policy"]
 

@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_text
+from rl_eval.config.settings import EvaluationSection
 from rl_eval.watching.checkpoints import Snapshot, copy_checkpoint
-
-if TYPE_CHECKING:
-    from rl_eval.config.settings import EvaluationSection
-    from rl_eval.watching.journal import Entry, Score
+from rl_eval.watching.journal import Entry, Score
 
 __all__ = ["BestCheckpoint", "describe"]
 
