@@ -30,6 +30,7 @@ from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
 from rl_eval.integrations.torchrl.stages import stages_of
 from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["TensorDictPolicy", "as_policy", "portable"]
@@ -242,10 +243,8 @@ class TensorDictPolicy:
             written = sorted(".".join(_path(name)) for name in output.keys(include_nested=True, leaves_only=True))
             raise ConfigError(f"the policy wrote no {key!r}, which is where its action is read; it has {written}")
         array = _array(tensor)
-        absent = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-        if absent.any() and absent[live].any():
-            row = int(np.flatnonzero(live & absent.reshape(len(array), -1).any(1))[0])
-            raise PolicyError(f"the policy's {key!r} is NaN: {array[row]}")
+        if array.dtype.kind == "f":
+            refuse_nan(array, live, f"the policy's {key!r}")
         return _as_actions(array, space)
 
     def _next_state(self, output: TensorDictBase, name: str) -> torch.Tensor:
