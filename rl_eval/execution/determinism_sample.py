@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.determinism_reruns import Origin
 from rl_eval.records.episode import EpisodeTable, Lease
+from rl_eval.results.report.metrics import episode_seconds
 
 __all__ = ["Choice", "DeterminismSample", "affordable", "candidates"]
 
@@ -86,7 +87,7 @@ class DeterminismSample:
             chosen, _ = self._affordable(table, run_seconds, 0.0, runners)
             if chosen:
                 remark = f"in used environments, since a new one takes {build_seconds:.1f} s"
-        seconds = float(_seconds(table)[chosen].sum()) + len(chosen) * build_seconds
+        seconds = float(episode_seconds(table.rows)[chosen].sum()) + len(chosen) * build_seconds
         return Choice({index: self._origin(table, index) for index in chosen}, remark, seconds)
 
     def _affordable(
@@ -139,7 +140,7 @@ def affordable(
         construct_seconds: How long it takes to build an environment.
         runners: Runners that would share the work.
     """
-    seconds = _seconds(table) + construct_seconds
+    seconds = episode_seconds(table.rows) + construct_seconds
     completed = np.flatnonzero(table.completed)
     if not len(completed):
         return [], "no episode completed"
@@ -156,8 +157,3 @@ def affordable(
         if len(taken) < _EPISODES and max(costs.max(), costs.sum() / runners) <= budget:
             taken.append(index)
     return taken or [cheapest], ""
-
-
-def _seconds(table: EpisodeTable) -> npt.NDArray[np.float64]:
-    rows = table.rows
-    return np.asarray(rows["reset_seconds"] + rows["step_seconds"] + rows["inference_seconds"], np.float64)

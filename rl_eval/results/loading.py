@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
+
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
@@ -77,7 +79,9 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else (bounds[0], bounds[1]),
         audit_mismatches=contents.mismatches,
-        determinism=Determinism.from_dict(found) if found else Determinism(remark="the evaluation has not ended"),
+        determinism=TypeAdapter(Determinism).validate_python(found)
+        if found
+        else Determinism(remark="the evaluation has not ended"),
     )
 
 

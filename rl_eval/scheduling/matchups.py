@@ -50,11 +50,6 @@ class Matchups:
         """Return the turns as plain JSON values."""
         return [[list(seating) for seating in turn] for turn in self.turns]
 
-    @property
-    def num_seats(self) -> int:
-        """Seats of a seating."""
-        return len(self.turns[0][0])
-
     @cached_property
     def round(self) -> tuple[Seating, ...]:
         """Seatings of one turn of every matchup."""
