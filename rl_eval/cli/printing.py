@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rl_eval.results.comparison import Comparison
     from rl_eval.results.result import EvalResult
 
-__all__ = ["AsJson", "Quiet", "print_json", "print_note", "print_page", "print_report"]
+__all__ = ["AsJson", "Quiet", "counted", "print_json", "print_note", "print_page", "print_report"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
@@ -39,6 +39,11 @@ def print_page(page: Page) -> None:
         console.print(rich_page(page))
     else:
         typer.echo(text_page(page))
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things, as in ``1 run`` or ``2,000 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_json(described: Any) -> None:

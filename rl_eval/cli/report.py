@@ -11,6 +11,7 @@ import typer
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import counted
 from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
@@ -42,7 +43,7 @@ def report(
             write_text(output, text)
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{output}: {len(paths)} result{'s' * (len(paths) > 1)}, {len(text.encode()) / 1000:,.0f} kB")
+        typer.echo(f"{output}: {counted(len(paths), 'result')}, {len(text.encode()) / 1000:,.0f} kB")
 
 
 def _source(path: str, output: Path) -> Source:

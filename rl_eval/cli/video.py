@@ -10,7 +10,7 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.printing import AsJson, counted, print_json, print_page
 from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
@@ -108,7 +108,7 @@ def _page(videos: list[Video], folder: Path) -> Page:
         f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ" for made in different
     ] + [f"the video of episode {made.index} ends after {made.frames:,} frames, as --max-frames says" for made in cut]
     return Page(
-        title=f"{len(videos)} {'video' if len(videos) == 1 else 'videos'} in {folder}",
+        title=f"{counted(len(videos), 'video')} in {folder}",
         subtitle="",
         state="different" if different else "identical",
         sections=[[Line(f"episode {made.index}", made.name, f"{made.frames:,} frames") for made in videos]],
