@@ -97,7 +97,7 @@ def watch(
         watcher = Watcher(
             settings,
             options,
-            _log,
+            lambda line: typer.echo(redact_text(line)),
             stopping=lambda: interruption.number is not None,
             submitted=lambda handle: interruption.defer(handle.flush),
         )
@@ -142,7 +142,3 @@ def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
     if statuses <= {"complete"}:
         return ExitCode.PARTIAL if watcher.unfinished else ExitCode.COMPLETE
     return ExitCode.PARTIAL if statuses & {"complete", "partial"} else ExitCode.FAILED
-
-
-def _log(line: str) -> None:
-    typer.echo(redact_text(line))

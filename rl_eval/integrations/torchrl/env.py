@@ -89,7 +89,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
         done_key: Key | None = None,
     ) -> None:
         self.env = env
-        self.render_mode = _render_mode(env)
+        self.render_mode = getattr(_gym_inside(env), "render_mode", None)
         keys = seen_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
         specs = {key: env.full_observation_spec[key] for key in keys}
         self._paths = [(key, key if isinstance(key, tuple) else (key,)) for key in specs]
@@ -169,7 +169,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         self._max_steps = max_steps or 0
         self._steps = 0
         self._step = inner.step  # Bound once: this is the loop that counts.
-        self._reward_type = _scalar_type(env.reward_spec.dtype)
+        self._reward_type = torch.empty((), dtype=env.reward_spec.dtype).numpy().dtype.type
         key = next(iter(seen_keys(env)))
         space = observation_space(env.full_observation_spec[key])
         self._cast: Any = None if space.dtype == inner.observation_space.dtype else space.dtype
@@ -240,10 +240,6 @@ def peel(env: EnvBase) -> tuple[list[Any], EnvBase]:
 def _gym_inside(env: Any) -> Any:
     inner = getattr(peel(env)[1], "_env", None)
     return inner if hasattr(inner, "render") else None
-
-
-def _render_mode(env: Any) -> str | None:
-    return getattr(_gym_inside(env), "render_mode", None)
 
 
 def seen_keys(env: EnvBase) -> list[Key]:
@@ -325,10 +321,6 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
 
 def _leaf(key: Key) -> str:
     return key[-1] if isinstance(key, tuple) else key
-
-
-def _scalar_type(dtype: torch.dtype) -> type[np.generic]:
-    return torch.empty((), dtype=dtype).numpy().dtype.type
 
 
 def as_array(tensor: torch.Tensor) -> Any:

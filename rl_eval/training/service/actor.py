@@ -261,6 +261,7 @@ class EvalService:
         now = self._clock()
         with self._lock:
             running = self._running
+            clients = sorted({*self._seen, *self._queue.clients()})
             requests = list(self._journal.requests.values()) if self._opened.is_set() else []
             return ServiceStatus(
                 name=self._name,
@@ -276,7 +277,7 @@ class EvalService:
                 num_waiting=len(self._queue),
                 num_finished=sum(request.done.done() for request in requests),
                 num_runners=0 if self._group is None else len(self._group.healthy_runner_ids),
-                clients=tuple(self._client_status(name, now) for name in self._clients()),
+                clients=tuple(self._client_status(name, now) for name in clients),
             )
 
     @_in_thread
@@ -307,9 +308,6 @@ class EvalService:
         if self._group is None:
             return "starting"
         return "idle" if self._running is None and not len(self._queue) else "running"
-
-    def _clients(self) -> list[str]:
-        return sorted({*self._seen, *self._queue.clients()})
 
     def _client_status(self, name: str, now: float) -> ClientStatus:
         own = self._journal.of_client(name)
