@@ -152,11 +152,7 @@ class Monitor:
 
 @final
 class LineDisplay:
-    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five.
-
-    Args:
-        console: Where to write.
-    """
+    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -194,11 +190,7 @@ class LineDisplay:
 
 @final
 class LiveDisplay:
-    """Looks like the result that will take its place, with a bar below.
-
-    Args:
-        console: Where to draw.
-    """
+    """Looks like the result that will take its place, with a bar below."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -74,13 +74,7 @@ class DeterminismSample:
         self._construct_seconds = min(self._construct_seconds, construct_seconds)
 
     def choose(self, table: EpisodeTable, run_seconds: float, runners: int) -> Choice:
-        """Decide what runs again.
-
-        Args:
-            table: The records.
-            run_seconds: Wall-clock time of the evaluation so far.
-            runners: Runners that share the work.
-        """
+        """Decide what runs again."""
         build_seconds = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = self._affordable(table, run_seconds, build_seconds, runners)
         if not chosen and self._settings.environment.env_reuse == "lane" and build_seconds:
@@ -131,15 +125,7 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 def affordable(
     table: EpisodeTable, chosen: Sequence[int], run_seconds: float, construct_seconds: float, runners: int
 ) -> tuple[list[int], str]:
-    """Return which episodes ``auto`` runs again, or why none.
-
-    Args:
-        table: The records.
-        chosen: What :func:`candidates` chose.
-        run_seconds: Wall-clock time of the evaluation so far.
-        construct_seconds: How long it takes to build an environment.
-        runners: Runners that would share the work.
-    """
+    """Return which episodes ``auto`` runs again, or why none."""
     seconds = episode_seconds(table.rows) + construct_seconds
     completed = np.flatnonzero(table.completed)
     if not len(completed):

@@ -61,12 +61,7 @@ class Member:
 
 
 class RunnerPool:
-    """Spawns, watches and replaces runners.
-
-    Args:
-        backend: Where they live.
-        settings: What they run.
-    """
+    """Spawns, watches and replaces runners."""
 
     def __init__(self, backend: Backend, settings: EvalSettings) -> None:
         self._backend = backend
@@ -192,13 +187,7 @@ class RunnerPool:
         return positions <= self._failing
 
     def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
-        """End a member that has gone wrong; its loss is reported when it is known what it was doing.
-
-        Args:
-            member: Which.
-            why: What is known.
-            broken: Whether all its episodes failed while others' did not.
-        """
+        """End a member that has gone wrong; its loss is reported when it is known what it was doing."""
         member.terminated = True
         member.broken = member.broken or broken
         self._backend.terminate(member.incarnation, why)

@@ -53,10 +53,6 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
 def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     """Build the result of what a log holds.
 
-    Args:
-        contents: What was read from it.
-        run_dir: Its folder or URI, for messages, and to look for a saved result.
-
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
     """

@@ -100,13 +100,7 @@ def replay(
 
 
 def replay_each(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
-    """Run episodes again with one runner of this process, one after the other; see :func:`replay` for what it raises.
-
-    Args:
-        result: Of the evaluation.
-        indices: Which episodes.
-        trust: Whether code that the result names may run although somebody else may have made it.
-    """
+    """Run episodes again with one runner of this process, in turn; see :func:`replay` for what it raises."""
     for index in indices:
         recorded_episode(result, index)
     with rebuilt_runner(result, trust=trust) as runner:
@@ -228,10 +222,6 @@ def _settings(
 
 def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
     """Refuse a recorded config that only describes something.
-
-    Args:
-        config: Its sections.
-        passed: Whether the policy is passed live.
 
     Raises:
         ConfigError: It holds a live object, or a secret that was not written down.

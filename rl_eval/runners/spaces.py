@@ -37,12 +37,7 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
 
 
 class ObservationBatch:
-    """Observations of all lanes, row by row, in arrays that live as long as the runner.
-
-    Args:
-        space: Observation space.
-        rows: Number of rows.
-    """
+    """Observations of all lanes, row by row, in arrays that live as long as the runner."""
 
     def __init__(self, space: gym.Space[Any], rows: int) -> None:
         self._space = space

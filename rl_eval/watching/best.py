@@ -22,11 +22,7 @@ _FILE: Final = "best.json"
 
 @final
 class BestCheckpoint:
-    """The copy of the best checkpoint.
-
-    Args:
-        folder: Where it is, or will be.
-    """
+    """The copy of the best checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,13 +56,7 @@ class BestCheckpoint:
 
 
 def describe(candidate: Entry, selection: EvaluationSection, num_held_out: int) -> dict[str, Any]:
-    """Describe the best checkpoint by both its numbers, and say which of them is which.
-
-    Args:
-        candidate: The checkpoint.
-        selection: The episodes by which it was chosen; the held-out ones follow them.
-        num_held_out: How many of these there are.
-    """
+    """Describe the best checkpoint by both its numbers, and say which of them is which."""
     held_out = candidate.held_out
     chosen = "greatest mean return of all checkpoints, so biased upward"
     return {

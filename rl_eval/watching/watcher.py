@@ -183,10 +183,6 @@ class Watcher:
     def _begin(self, poll_s: float, *, empty: bool) -> None:
         """Make the first of the two scans that show what is stable, and finish earlier work between them.
 
-        Args:
-            poll_s: Seconds to the second scan.
-            empty: Whether there may be nothing yet.
-
         Raises:
             ConfigError: There is nothing.
         """

@@ -155,13 +155,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
 @final
 class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
-    """The gymnasium environment of a ``GymEnv``, with what its bookkeeping would have changed.
-
-    Args:
-        env: The TorchRL environment; it is kept, and closed with this one.
-        inner: Its gymnasium environment.
-        max_steps: Least limit of its step counters.
-    """
+    """The gymnasium environment of a ``GymEnv``, with what its bookkeeping would have changed."""
 
     def __init__(self, env: EnvBase, inner: gym.Env[Any, Any], max_steps: int | None) -> None:
         super().__init__(inner)

@@ -34,11 +34,7 @@ class _PettingZooAgents:
 
 @final
 class ParallelAgents(_PettingZooAgents):
-    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step.
-
-    Args:
-        env: The environment.
-    """
+    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step."""
 
     def reset(self, seed: int) -> Turn:
         """See :class:`AgentsEnv`."""
@@ -71,9 +67,6 @@ class AECAgents(_PettingZooAgents):
     """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards when it is their turn.
 
     Agents that are done are stepped with None, as PettingZoo's own loop does; that counts as no step.
-
-    Args:
-        env: The environment.
     """
 
     def reset(self, seed: int) -> Turn:
