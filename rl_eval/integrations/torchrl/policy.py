@@ -81,7 +81,6 @@ class TensorDictPolicy:
         observation_space: Space of one observation.
         action_space: Space of one action.
         mode: ``random``, or one of :data:`~.distributions.MODES`.
-        action_key: Where the action is read; by default the policy's one output that is or ends with ``"action"``.
         device: Torch device to run on.
 
     Raises:
@@ -95,7 +94,6 @@ class TensorDictPolicy:
         action_space: gym.Space[Any],
         mode: str = "deterministic",
         *,
-        action_key: Key | None = None,
         device: str = "cpu",
     ) -> None:
         self.module = policy
@@ -120,7 +118,7 @@ class TensorDictPolicy:
         self._tracks_start = _IS_INIT in inputs
         self._needed = [key for key in inputs if key not in self._state_keys and key != _IS_INIT]
         self._inputs = self._read_by(observation_space, known=bool(inputs))
-        self._action_keys = _action_keys(outputs, action_space, action_key)
+        self._action_keys = _action_keys(outputs, action_space)
         self._dtype = _floating_dtype(policy)
         self._last: TensorDictBase | None = None
         """What the policy wrote for the last batch."""
@@ -276,19 +274,13 @@ def _run_step_by_step(policy: torch.nn.Module) -> None:
             vars(part)["_recurrent_mode"] = False
 
 
-def _action_keys(
-    outputs: list[Key], space: gym.Space[Any], given: Key | None
-) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
+def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
     """Say where the action is: (path in the action space, key in the tensordict, space of this part)."""
     if isinstance(space, gym.spaces.Dict):
         leaves = _leaf_paths(space)
         return [(path, path if len(path) > 1 else path[0], _expect_space(space, path)) for path in leaves]
-    if given is not None:
-        return [((), given, space)]
     candidates = [key for key in outputs if _path(key)[-1] == "action" and _path(key)[0] != "next"]
-    if not outputs:
-        candidates = ["action"]
-    if "action" in candidates:
+    if not outputs or "action" in candidates:
         candidates = ["action"]
     if len(candidates) != 1:
         raise ConfigError(
