@@ -110,7 +110,7 @@ def run(
     if max_restarts:
         with reported(debug):
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
-    say = _mute if quiet else print_note
+    say = (lambda _: None) if quiet else print_note
     with reported(debug):
         if config is None:
             _check_section(section)
@@ -205,10 +205,6 @@ def look_up(
     if chosen != run_dir:
         say(f"a run is there already; starting beside it, in {chosen}")
     return chosen, None
-
-
-def _mute(line: str) -> None:
-    pass
 
 
 def run_evaluation(

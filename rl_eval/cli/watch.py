@@ -102,7 +102,7 @@ def watch(
             submitted=lambda handle: interruption.defer(handle.flush),
         )
         with closing(watcher):
-            interruption.defer(_nothing_to_flush)
+            interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
             if retry_unreadable:
                 watcher.journal.forget_unreadable()
             if once:
@@ -129,10 +129,6 @@ def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
         return path, _IN_A_FOLDER
     first = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
     return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
-
-
-def _nothing_to_flush(timeout_s: float) -> None:
-    """Between two evaluations everything is in its file."""
 
 
 def _exit_code(watcher: Watcher, interruption: Interruption) -> int:

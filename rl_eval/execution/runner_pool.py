@@ -75,7 +75,7 @@ class RunnerPool:
         self.ever_ready = False
         self.weights: PublishedWeights | None = None
         """What runners get when they start, before anything else."""
-        self.on_restart: Callable[[int], object] = _ignore
+        self.on_restart: Callable[[int], object] = lambda _: None
         """Called with the position of a runner that is replaced."""
         self._next_incarnation = 0
         self._next_index = 0
@@ -286,10 +286,6 @@ class RunnerPool:
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
         self._backend.kill(member.incarnation)
-
-
-def _ignore(index: int) -> None:
-    """Do nothing: nobody asked to be told."""
 
 
 def _gets_weights(member: Member) -> bool:
