@@ -98,7 +98,7 @@ class TensorDictPolicy:
     ) -> None:
         self.module = policy
         self._device = torch.device(device)
-        self._observation_space, self._action_space = observation_space, action_space
+        self._observation_space = observation_space
         self._stages: tuple[Any, ...] = ()
         self._normalized = False
         if isinstance(policy, TensorDictModuleBase):
