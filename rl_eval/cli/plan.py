@@ -24,6 +24,7 @@ __all__ = ["plan"]
 
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""
+_NO_SPREAD: Final = "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"
 
 
 def plan(
@@ -151,7 +152,7 @@ class _Planned:
             subtitle=policy_name(self.result.provenance),
             state="plan",
             sections=[self._time_lines(), *([] if spread is None else self._difference_sections(spread))],
-            notes=self._notes(spread),
+            notes=[_NO_SPREAD] if spread is None else [],
         )
 
     def _time_lines(self) -> list[Line]:
@@ -180,11 +181,6 @@ class _Planned:
         needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
         paired = f"{paired} ({_span(found.paired_minutes)})"
         return [shown, [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]]
-
-    def _notes(self, spread: Spread | None) -> list[str]:
-        if spread is not None:
-            return []
-        return ["the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"]
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,10 @@ def run(
     say = (lambda _: None) if quiet else print_note
     with reported(debug):
         if config is None:
-            _check_section(section)
+            if section is not None:
+                raise ConfigError(
+                    f"--section {section} is a part of a config file: give CONFIG, or leave --section out"
+                )
             check_evaluated("run", env, policy, assignments)
         requirement = None if require is None else _requirement(require)
         keys = config_keys(
@@ -174,11 +177,6 @@ def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
     answer = requirement.judge(result.metrics)
     print_note(f"{requirement}: {answer.value}, {requirement.metric} is {result.metrics[requirement.metric]:g}")
     return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
-
-
-def _check_section(section: str | None) -> None:
-    if section is not None:
-        raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:

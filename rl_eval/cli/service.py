@@ -51,8 +51,11 @@ def list_(
 
         services = list_services(namespace)
         for (space, name), status in services.items():
-            print_page(_silent_page(space, name) if status is None else _page(status))
-            if status is not None:
+            if status is None:
+                silent = [f"no answer; `rl-eval service stop {name}`"]
+                print_page(Page(f"service {name}", f"namespace {space}", "", [], silent))
+            else:
+                print_page(_page(status))
                 typer.echo(f"folder {status.run_dir}")
             typer.echo()
         if not services:
@@ -112,10 +115,6 @@ def _page(status: ServiceStatus) -> Page:
             clients,
         ],
     )
-
-
-def _silent_page(namespace: str, name: str) -> Page:
-    return Page(f"service {name}", f"namespace {namespace}", "", [], [f"no answer; `rl-eval service stop {name}`"])
 
 
 def _duration(seconds: float) -> str:

@@ -52,7 +52,8 @@ def show(
         sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
         if any(sections):
             typer.echo()
-            print_page(Page(run.get("run_dir", redact_text(path)), "", _state(run), sections))
+            state = "saved result" if not run else "ended" if run["released"] else "at work, or killed"
+            print_page(Page(run.get("run_dir", redact_text(path)), "", state, sections))
         if faults:
             _print_faults(result.faults)
 
@@ -117,24 +118,15 @@ def _describe_run(path: str) -> dict[str, Any]:
     }
 
 
-def _state(run: dict[str, Any]) -> str:
-    if not run:
-        return "saved result"
-    return "ended" if run["released"] else "at work, or killed"
-
-
 def _run_lines(run: dict[str, Any]) -> list[Line]:
     if not run:
         return []
+    damaged = run["damaged"]
+    damage = f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
     return [
         Line("sessions", f"{run['sessions']:,}", f"the last one: {run['last']}"),
-        Line("segments", f"{run['segments']:,}", _damage(run)),
+        Line("segments", f"{run['segments']:,}", damage),
     ]
-
-
-def _damage(run: dict[str, Any]) -> str:
-    damaged = run["damaged"]
-    return f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
 
 
 # Its episodes
