@@ -27,9 +27,6 @@ def parse_episodes(text: str, num_episodes: int) -> list[int]:
     Args:
         text: Indices and ranges, whose ends belong to them, with commas between.
         num_episodes: Of the plan; its episodes have the indices from 0 on.
-
-    Raises:
-        UsageError: The text is something else, or the plan has no such episode.
     """
     indices: dict[int, None] = {}
     for part in text.split(","):
@@ -54,11 +51,7 @@ def _ends(part: str, text: str) -> tuple[int, int]:
 
 
 def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
-    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there.
-
-    Raises:
-        UsageError: The text names no such range.
-    """
+    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there."""
     section = settings.evaluation
     indices = sorted(parse_episodes(text, section.num_episodes))
     first, count = indices[0], len(indices)

@@ -86,10 +86,6 @@ def config_keys(
         stochastic: ``--stochastic``.
         assignments: ``--set``, of which arguments of the policy are not looked for beside its file.
         **values: Of the other options, by the names of their keys.
-
-    Raises:
-        ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust, or it brings
-            other weights.
     """
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
@@ -133,11 +129,7 @@ def _policy_keys(
 
 
 def check_evaluated(command: str, env: str | None, policy: str | None, assignments: list[str] | None) -> None:
-    """Make sure that without a config file the options say what is evaluated.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Make sure that without a config file the options say what is evaluated."""
     given = {assignment.partition("=")[0] for assignment in assignments or ()}
     missing = [
         option

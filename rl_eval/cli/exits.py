@@ -222,11 +222,7 @@ def code_of(error: EvalError) -> ExitCode:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback.
-
-    Raises:
-        typer.Exit: The command raised.
-    """
+    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback."""
     try:
         yield
     except EvalError as error:

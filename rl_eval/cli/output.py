@@ -99,9 +99,6 @@ def claimed_folder(output: Path | None, run_dir: str | None, *, force: bool = Fa
     """Choose where a result is saved, and make sure that it can be; None for nowhere.
 
     As given; else in the log's folder, unless that is behind a URI.
-
-    Raises:
-        ConfigError: The folder cannot be used.
     """
     if force and output is None:
         raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
@@ -164,10 +161,6 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
         folder: Where the result goes.
         run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
         force: Whether any result may be replaced.
-
-    Raises:
-        ConfigError: It holds the result of another evaluation, or files of that name which no evaluation wrote, or
-            cannot be written to.
     """
     from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 

@@ -268,11 +268,7 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
 
 
 def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
-    """Save and print; what cannot be saved is printed all the same. Return where the result is.
-
-    Raises:
-        ConfigError: It cannot be saved.
-    """
+    """Save and print; what cannot be saved is printed all the same. Return where the result is."""
     from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 
     failure: OSError | None = None
