@@ -11,12 +11,12 @@ from typing import Any, final
 import gymnasium as gym
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.multi_agent.turns import Turn
+from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["AECAgents", "ParallelAgents"]
 
 
-class _PettingZooAgents:
+class _PettingZooAgents(AgentsEnv):
     """What both APIs have in common."""
 
     def __init__(self, env: Any) -> None:
@@ -56,10 +56,6 @@ class ParallelAgents(_PettingZooAgents):
             [agent for agent in self.env.agents if not (terminated.get(agent, False) or truncated.get(agent, False))]
         )
         return Turn(observations, alive, rewards, terminated, truncated, infos, over=not alive)
-
-    def unread_rewards(self) -> Mapping[Any, Any]:
-        """See :class:`AgentsEnv`."""
-        return {}
 
 
 @final
