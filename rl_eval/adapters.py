@@ -29,12 +29,7 @@ _ADAPTERS: Final = {
 
 
 def integration_for(value: Any, function: str) -> Any:
-    """Return a function of the adapter for an object, or None.
-
-    Args:
-        value: Any object.
-        function: One of the names above.
-    """
+    """Return a function of the adapter for an object, or None."""
     for base in type(value).__mro__:
         for package, name in _ADAPTERS.items():
             if f"{base.__module__}.".startswith(f"{package}."):

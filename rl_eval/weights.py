@@ -467,13 +467,9 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
 
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot, names: Iterable[str]) -> WeightsSnapshot:
     """Return a snapshot of several policies with the former weights of those that it has none of."""
-    given = policies_of(snapshot, names)
-    kept = {name: value for name, value in _contents_of(former).items() if not _belongs(name, given)}
+    given = tuple(f"{owner}." for owner in policies_of(snapshot, names))
+    kept = {name: value for name, value in _contents_of(former).items() if not name.startswith(given)}
     return snapshot_weights({**kept, **_contents_of(snapshot)}, snapshot.version)
-
-
-def _belongs(name: str, owners: set[str]) -> bool:
-    return any(name.startswith(f"{owner}.") for owner in owners)
 
 
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:

@@ -22,10 +22,6 @@ __all__ = ["Backend", "Call", "Reply", "pickled"]
 def pickled(value: Any, what: str = "the environment or the policy") -> bytes:
     """Pickle what is sent to a runner.
 
-    Args:
-        value: The object.
-        what: Its name in the message.
-
     Raises:
         ConfigError: It cannot be pickled.
     """

@@ -25,7 +25,7 @@ from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import connect, process_kept, runtime_env_of, summarize
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
-from rl_eval.config.settings import EvalSettings, RunnersSection
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, RunnerLost
 from rl_eval.supervision.node_agent import Deadlines
 
@@ -69,8 +69,7 @@ class RayBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
-        without = settings.model_copy(update={"runners": settings.runners.model_copy(update={"init_fn": None})})
-        payload = pickled((without, policy))
+        payload = pickled((with_values(settings, runners={"init_fn": None}), policy))
         self._owns_connection = connect(settings.runners)
         try:
             self._payload = ray.put(payload)

@@ -8,22 +8,22 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_report
+from rl_eval.cli.shared import argument, option
 
 __all__ = ["compare"]
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", show_default=False, help="Output folder, or run folder or URI.")],
-    b: Annotated[str, typer.Argument(metavar="B", show_default=False, help="The one whose advantage is asked for.")],
+    a: Annotated[str, argument("A", "Output folder, or run folder or URI.")],
+    b: Annotated[str, argument("B", "The one whose advantage is asked for.")],
     force: Annotated[
         bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
     ] = False,
     require: Annotated[
         str | None,
-        typer.Option(
-            metavar="'b >= a - 5'",
-            show_default=False,
-            help="Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
+        option(
+            "'b >= a - 5'",
+            "Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
             "does not, and with 2 if it shows neither.",
         ),
     ] = None,

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, UsageError
 
@@ -38,25 +39,15 @@ def crossplay(
     section: Section = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FOLDER",
+            "Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
             "--output",
             "-o",
-            metavar="FOLDER",
-            show_default=False,
-            help="Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
         ),
     ] = None,
-    run_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--log-dir",
-            metavar="DIR",
-            show_default=False,
-            help="Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. By "
-            "default a new folder in runs/, to which runs/latest leads.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
+    run_dir: LogDir = None,
+    force: Force = False,
     assignments: Assignments = None,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -9,20 +9,18 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import Annotated, Final, final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.printing import AsJson, counted, print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
-
-if TYPE_CHECKING:
-    from rl_eval.cli.checks.finding import Finding
 
 __all__ = ["doctor"]
 
@@ -78,7 +76,7 @@ class _Report:
             return
         problems, warnings = self.levels["problem"], self.levels["warning"]
         style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
-        self._console.print(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style=style))
+        self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
 
     def _show(self, section: str, finding: Finding, *, first: bool) -> None:
         if first:
@@ -119,7 +117,6 @@ class _JsonReport(_Report):
 
 def _examine(report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
-    from rl_eval.cli.checks.finding import note, ok, problem
     from rl_eval.cli.checks.machine import check_address, check_machine
     from rl_eval.cli.progress import headline
 
@@ -147,7 +144,3 @@ def _examine(report: _Report, path: Path, section: str | None, assignments: Sequ
     if ray:
         from rl_eval.cli.checks.cluster import check_cluster as check_ray
     report.section("ray", check_ray(settings))
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

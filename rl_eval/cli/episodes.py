@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
+from rl_eval.cli.shared import option
 from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 
 def episodes_option(text: str) -> Any:
     """Return the option with a help text of its own; it is the same in all commands."""
-    return typer.Option("--episodes", metavar="I,J-K", show_default=False, help=text)
+    return option("I,J-K", text, "--episodes")
 
 
 def parse_episodes(text: str, num_episodes: int) -> list[int]:
@@ -28,9 +27,6 @@ def parse_episodes(text: str, num_episodes: int) -> list[int]:
     Args:
         text: Indices and ranges, whose ends belong to them, with commas between.
         num_episodes: Of the plan; its episodes have the indices from 0 on.
-
-    Raises:
-        UsageError: The text is something else, or the plan has no such episode.
     """
     indices: dict[int, None] = {}
     for part in text.split(","):
@@ -55,11 +51,7 @@ def _ends(part: str, text: str) -> tuple[int, int]:
 
 
 def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
-    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there.
-
-    Raises:
-        UsageError: The text names no such range.
-    """
+    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there."""
     section = settings.evaluation
     indices = sorted(parse_episodes(text, section.num_episodes))
     first, count = indices[0], len(indices)
@@ -68,5 +60,6 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
             f"--episodes {text}: an evaluation runs one range of the plan, such as {first}-{indices[-1]}: give one, "
             "and run others in evaluations of their own"
         )
-    changes = {"first_index": section.first_index + first, "num_episodes": count}
-    return settings.model_copy(update={"evaluation": section.model_copy(update=changes)})
+    from rl_eval.config.settings import with_values
+
+    return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rl_eval.cli.policy_source import keys_of, policy_source
+from rl_eval.cli.shared import option
 from rl_eval.cli.trusting import consents
+from rl_eval.config.policy_schemes import absolute
 from rl_eval.errors import ConfigError
 
 __all__ = [
@@ -28,14 +31,10 @@ __all__ = [
 ]
 
 
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
-
-
-Env = Annotated[str | None, _option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")]
+Env = Annotated[str | None, option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")]
 Policy = Annotated[
     str | None,
-    _option(
+    option(
         "POLICY",
         "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, pkg.module:attr of what makes it, or "
         "random; sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE "
@@ -44,28 +43,28 @@ Policy = Annotated[
     ),
 ]
 Weights = Annotated[
-    Path | None, _option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
+    Path | None, option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
 ]
 TrustPolicy = Annotated[
     bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
 ]
-NumEpisodes = Annotated[int | None, _option("N", "Episodes to run.", "--num-episodes", "-n")]
+NumEpisodes = Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")]
 NumRunners = Annotated[
-    int | None, _option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
+    int | None, option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
 ]
 NumEnvsPerRunner = Annotated[
     int | None,
-    _option(
+    option(
         "N",
         "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
         "--num-envs-per-runner",
         "--envs-per-runner",
     ),
 ]
-Device = Annotated[str | None, _option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")]
+Device = Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")]
-Seed = Annotated[int | None, _option("S", "Root seed of the plan.")]
-Address = Annotated[str | None, _option("A", "Address of the Ray cluster.")]
+Seed = Annotated[int | None, option("S", "Root seed of the plan.")]
+Address = Annotated[str | None, option("A", "Address of the Ray cluster.")]
 
 
 def config_keys(
@@ -88,13 +87,7 @@ def config_keys(
         stochastic: ``--stochastic``.
         assignments: ``--set``, of which arguments of the policy are not looked for beside its file.
         **values: Of the other options, by the names of their keys.
-
-    Raises:
-        ConfigError: The policy stands for nothing, or for pickled objects that the user does not trust, or it brings
-            other weights.
     """
-    from rl_eval.config.policy_schemes import absolute
-
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
@@ -125,7 +118,6 @@ def _policy_keys(
     if policy is None:
         return {}
     from rl_eval.cli.hub import on_this_machine
-    from rl_eval.cli.policy_source import keys_of, policy_source
 
     given = {one.partition("=")[0].removeprefix(_KWARGS) for one in assignments if one.startswith(_KWARGS)}
     source = policy_source(on_this_machine(policy, say), given)
@@ -138,11 +130,7 @@ def _policy_keys(
 
 
 def check_evaluated(command: str, env: str | None, policy: str | None, assignments: list[str] | None) -> None:
-    """Make sure that without a config file the options say what is evaluated.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Make sure that without a config file the options say what is evaluated."""
     given = {assignment.partition("=")[0] for assignment in assignments or ()}
     missing = [
         option

@@ -209,8 +209,7 @@ _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Debug = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error."),
+    bool, typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error.")
 ]
 
 
@@ -223,11 +222,7 @@ def code_of(error: EvalError) -> ExitCode:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback.
-
-    Raises:
-        typer.Exit: The command raised.
-    """
+    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback."""
     try:
         yield
     except EvalError as error:

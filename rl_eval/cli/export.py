@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import assert_never
 
+from rl_eval.atomic_write import write_atomically, write_text
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -48,13 +50,12 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "By default the name of DIR in the current folder, and the format. With --to minari, the id of the "
+            "data set.",
             "--output",
             "-o",
-            metavar="FILE",
-            show_default=False,
-            help="By default the name of DIR in the current folder, and the format. With --to minari, the id of the "
-            "data set.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
@@ -85,11 +86,7 @@ def export(
 def _check_given(
     what: str, *, needed: Mapping[str, object] | None = None, useless: Mapping[str, object] | None = None
 ) -> None:
-    """Make sure that options fit together.
-
-    Raises:
-        ConfigError: One is missing, or would be of no use.
-    """
+    """Make sure that options fit together."""
     if missing := [name for name, value in (needed or {}).items() if value is None]:
         raise ConfigError(f"{what} needs {' and '.join(missing)}")
     if given := [name for name, value in (useless or {}).items() if value is not None]:
@@ -158,8 +155,6 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
 
 def _write(rows: pa.Table, format: Format, target: Path) -> None:  # noqa: A002
     """Write the file whole or not at all."""
-    from rl_eval.atomic_write import write_atomically, write_text
-
     match format:
         case Format.PARQUET:
             import pyarrow.parquet as pq

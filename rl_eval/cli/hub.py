@@ -35,10 +35,6 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     Args:
         text: Such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip``, or ``torch:pkg:make@hf://me/nets/a.safetensors``.
         say: Called with what is downloaded from where, and then with the revision.
-
-    Raises:
-        ConfigError: It is no such text, huggingface_hub is not installed, there is no such file, or the Hub cannot be
-            reached and the cache does not have it.
     """
     before, scheme, rest = text.partition(_SCHEME)
     if not scheme:

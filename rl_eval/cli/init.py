@@ -24,15 +24,14 @@ from rl_eval.cli.evaluated import (
 )
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.settings import Assignments, read_config
+from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
 __all__ = ["init"]
 
 
 def init(
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="YAML file to write; it must not exist.")
-    ],
+    path: Annotated[Path, argument("FILE", "YAML file to write; it must not exist.")],
     env: Env = None,
     policy: Policy = None,
     weights: Weights = None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ _GAP: Final = "   "
 
 
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
-        "runs"
-    ),
+    folder: FolderOfRuns = Path("runs"),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -9,27 +9,19 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_report
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import argument, option
 
 if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings
-    from rl_eval.results.result import EvalResult
+    pass
 
 __all__ = ["ope"]
 
 
 def ope(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", show_default=False, help="npz file, folder of a TensorDict, or minari:ID, with log_probs."
-        ),
-    ],
+    data: Annotated[str, argument("DATA", "npz file, folder of a TensorDict, or minari:ID, with log_probs.")],
     config: ConfigPath,
     section: Section = None,
-    gamma: Annotated[
-        float | None,
-        typer.Option("--gamma", metavar="G", show_default=False, help="Discount; by default evaluation.gamma."),
-    ] = None,
+    gamma: Annotated[float | None, option("G", "Discount; by default evaluation.gamma.", "--gamma")] = None,
     simulation: Annotated[
         bool, typer.Option(help="Run the config's episodes too, and show what they return beside the estimates.")
     ] = True,
@@ -44,17 +36,17 @@ def ope(
     with reported(debug):
         settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
         prepare_process()
+        from rl_eval.execution.group import evaluate
         from rl_eval.ope import estimate, load_episodes, target_policy
 
         episodes = load_episodes(data)
         policy = target_policy(settings, episodes)
-        simulated = _simulate(settings) if simulation else None
         estimates = estimate(
             episodes,
             policy,
             gamma=settings.evaluation.gamma,
             values="fitted" if fit else None,
-            simulation=simulated,
+            simulation=evaluate(settings) if simulation else None,
         )
         if as_json:
             print_json(estimates.to_dict())
@@ -62,9 +54,3 @@ def ope(
             print_report(estimates)
         if not estimates.identified:
             raise typer.Exit(ExitCode.USAGE)
-
-
-def _simulate(settings: EvalSettings) -> EvalResult:
-    from rl_eval.execution.group import evaluate
-
-    return evaluate(settings)

@@ -14,11 +14,34 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from rl_eval.cli.shared import option
 from rl_eval.errors import ConfigError
 
-__all__ = ["claim_folder", "claimed_folder", "claimed_log_folder", "is_saved", "new_folder", "unsaved_folder"]
+__all__ = [
+    "Force",
+    "LogDir",
+    "claim_folder",
+    "claimed_folder",
+    "claimed_log_folder",
+    "is_saved",
+    "new_folder",
+    "unsaved_folder",
+]
+
+LogDir = Annotated[
+    str | None,
+    option(
+        "DIR",
+        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
+        "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
+        "--log-dir",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
 
 RUNS: Final = Path("runs")
 """Where logs go by default."""
@@ -76,9 +99,6 @@ def claimed_folder(output: Path | None, run_dir: str | None, *, force: bool = Fa
     """Choose where a result is saved, and make sure that it can be; None for nowhere.
 
     As given; else in the log's folder, unless that is behind a URI.
-
-    Raises:
-        ConfigError: The folder cannot be used.
     """
     if force and output is None:
         raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
@@ -141,10 +161,6 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
         folder: Where the result goes.
         run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
         force: Whether any result may be replaced.
-
-    Raises:
-        ConfigError: It holds the result of another evaluation, or files of that name which no evaluation wrote, or
-            cannot be written to.
     """
     from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 

@@ -11,11 +11,12 @@ import typer
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
+from rl_eval.results.report.table import Line, Page, decimals, environment_name, number, policy_name
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
-    from rl_eval.results.report.table import Line, Page
     from rl_eval.results.result import EvalResult
     from rl_eval.results.stats.sample_size import Spread
 
@@ -23,21 +24,16 @@ __all__ = ["plan"]
 
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""
+_NO_SPREAD: Final = "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"
 
 
 def plan(
     config: ConfigPath,
     section: Section = None,
     num_episodes: Annotated[
-        int | None,
-        typer.Option(
-            "--num-episodes", "-n", metavar="N", min=2, show_default=False, help="Episodes; by default the config's."
-        ),
+        int | None, option("N", "Episodes; by default the config's.", "--num-episodes", "-n", min=2)
     ] = None,
-    detect: Annotated[
-        float | None,
-        typer.Option(metavar="D", show_default=False, help="Say how many episodes show a difference of D in returns."),
-    ] = None,
+    detect: Annotated[float | None, option("D", "Say how many episodes show a difference of D in returns.")] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
         float,
@@ -71,11 +67,7 @@ def plan(
 
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
-    """Run the first episodes of the plan, in this process if that can be.
-
-    Raises:
-        UsageError: An episode of the pilot failed.
-    """
+    """Run the first episodes of the plan, in this process if that can be."""
     from rl_eval.execution.group import evaluate
 
     result = evaluate(_pilot_settings(settings, episodes))
@@ -87,10 +79,13 @@ def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
 
 
 def _pilot_settings(settings: EvalSettings, episodes: int) -> EvalSettings:
-    runners = settings.runners
-    evaluation = settings.evaluation.model_copy(update={"num_episodes": episodes, "determinism_check": 0.0})
-    one = runners.model_copy(update={"num_runners": int(_needs_a_process(settings))})
-    return settings.model_copy(update={"evaluation": evaluation, "runners": one})
+    from rl_eval.config.settings import with_values
+
+    return with_values(
+        settings,
+        evaluation={"num_episodes": episodes, "determinism_check": 0.0},
+        runners={"num_runners": int(_needs_a_process(settings))},
+    )
 
 
 def _needs_a_process(settings: EvalSettings) -> bool:
@@ -151,20 +146,16 @@ class _Planned:
 
     def page(self) -> Page:
         """Lay the figures out."""
-        from rl_eval.results.report.table import Page, environment_name, policy_name
-
         spread = self.spread
         return Page(
             title=environment_name(self.result.provenance) or "plan",
             subtitle=policy_name(self.result.provenance),
             state="plan",
             sections=[self._time_lines(), *([] if spread is None else self._difference_sections(spread))],
-            notes=self._notes(spread),
+            notes=[_NO_SPREAD] if spread is None else [],
         )
 
     def _time_lines(self) -> list[Line]:
-        from rl_eval.results.report.table import Line, decimals, number
-
         numbers, runners = self.result.aggregates, self.settings.runners.num_runners
         places = decimals(numbers.sem, numbers.mean)
         pilot = f"episodes: mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
@@ -175,8 +166,6 @@ class _Planned:
         ]
 
     def _difference_sections(self, spread: Spread) -> list[list[Line]]:
-        from rl_eval.results.report.table import Line, decimals, number
-
         def write(value: float) -> str:
             return number(value, decimals(value / 10))
 
@@ -192,11 +181,6 @@ class _Planned:
         needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
         paired = f"{paired} ({_span(found.paired_minutes)})"
         return [shown, [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]]
-
-    def _notes(self, spread: Spread | None) -> list[str]:
-        if spread is not None:
-            return []
-        return ["the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"]
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,6 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     Args:
         text: The value of ``--policy``.
         given: Names of arguments that are given apart, and are not looked for.
-
-    Raises:
-        ConfigError: There is no such file, its kind cannot be told, or more than one is possible.
     """
     path = Path(text).expanduser()
     if (source := named_source(text, given)) is not None:

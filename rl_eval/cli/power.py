@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.shared import argument
+from rl_eval.results.report.table import Line, Page, interval_text, percent
 
 if TYPE_CHECKING:
-    from rl_eval.results.report.table import Line, Page
     from rl_eval.results.stats.rates import Rate, RateComparison
 
 __all__ = ["power"]
 
 
 def power(
-    a: Annotated[
-        str, typer.Argument(metavar="A", show_default=False, help="Successes and episodes of one policy, as in 17/20.")
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Those of the other one, as in 14/20.")],
+    a: Annotated[str, argument("A", "Successes and episodes of one policy, as in 17/20.")],
+    b: Annotated[str, argument("B", "Those of the other one, as in 14/20.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -36,8 +33,6 @@ def power(
 
 
 def _page(found: RateComparison) -> Page:
-    from rl_eval.results.report.table import Line, Page, interval_text, percent
-
     differing = f"p-value, exact: so often do equal rates differ by {percent(abs(found.difference))} or more"
     return Page(
         title="two success rates",
@@ -56,14 +51,10 @@ def _page(found: RateComparison) -> Page:
 
 
 def _rate_line(name: str, rate: Rate) -> Line:
-    from rl_eval.results.report.table import Line, interval_text, percent
-
     return Line(name, percent(rate.value), f"{rate.successes:,} of {rate.episodes:,}   {interval_text(rate.interval)}")
 
 
 def _needed_lines(found: RateComparison) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     if found.episodes_needed is None:
         return []
     return [

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.table import Page, rich_page, text_page
 
 if TYPE_CHECKING:
     from rl_eval.ope import OffPolicyEstimates
     from rl_eval.results.comparison import Comparison
-    from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
 
-__all__ = ["AsJson", "Quiet", "print_json", "print_note", "print_page", "print_report"]
+__all__ = ["AsJson", "Quiet", "counted", "print_json", "print_note", "print_page", "print_report"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
@@ -34,13 +34,16 @@ def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
 
 def print_page(page: Page) -> None:
     """Print any other page."""
-    from rl_eval.results.report.table import rich_page, text_page
-
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(rich_page(page))
     else:
         typer.echo(text_page(page))
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things, as in ``1 run`` or ``2,000 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_json(described: Any) -> None:

@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rl_eval.cli.printing import counted
 from rl_eval.results.report.table import (
     WIDTH,
     Line,
@@ -160,11 +161,7 @@ class Monitor:
 
 @final
 class LineDisplay:
-    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five.
-
-    Args:
-        console: Where to write.
-    """
+    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -205,11 +202,7 @@ class LineDisplay:
 
 @final
 class LiveDisplay:
-    """Looks like the result that will take its place, with a bar below.
-
-    Args:
-        console: Where to draw.
-    """
+    """Looks like the result that will take its place, with a bar below."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -269,11 +262,11 @@ def names(settings: EvalSettings) -> tuple[str, str]:
 def headline(settings: EvalSettings) -> str:
     """Say what is about to run."""
     runners, evaluation = settings.runners, settings.evaluation
-    where = f"{_count(runners.num_runners, 'runner')} with " if runners.num_runners else ""
+    where = f"{counted(runners.num_runners, 'runner')} with " if runners.num_runners else ""
     here = "" if runners.num_runners else " in this process"
     return (
-        f"{names(settings)[0]}: {_count(evaluation.num_episodes, 'episode')}, seed {evaluation.seed}, "
-        f"{where}{_count(runners.lanes, 'environment')}{' each' if runners.num_runners else here}"
+        f"{names(settings)[0]}: {counted(evaluation.num_episodes, 'episode')}, seed {evaluation.seed}, "
+        f"{where}{counted(runners.lanes, 'environment')}{' each' if runners.num_runners else here}"
     )
 
 
@@ -295,8 +288,8 @@ def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]
     if progress.env_steps:
         parts.append(f"{number(_rate(progress), 0)} steps/s")
     if runners := settings.runners.num_runners:
-        parts.append(f"{progress.num_runners} of {_count(runners, 'runner')}")
-    parts.append(_count(progress.num_faults, "fault"))
+        parts.append(f"{progress.num_runners} of {counted(runners, 'runner')}")
+    parts.append(counted(progress.num_faults, "fault"))
     if progress.num_failed:
         parts.append(f"{progress.num_failed:,} failed")
     return parts
@@ -305,10 +298,10 @@ def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]
 def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]:
     """Say everything in the lines of a result."""
     mean = mean_text(progress)
-    over = f"over the first {_count(progress.num_prefix, 'episode')}" if mean else "not yet known"
-    trouble = f"{progress.num_failed:,} failed   {_count(progress.num_faults, 'fault')}"
+    over = f"over the first {counted(progress.num_prefix, 'episode')}" if mean else "not yet known"
+    trouble = f"{progress.num_failed:,} failed   {counted(progress.num_faults, 'fault')}"
     runners = settings.runners.num_runners
-    where = f"on {progress.num_runners} of {_count(runners, 'runner')}" if runners else "in this process"
+    where = f"on {progress.num_runners} of {counted(runners, 'runner')}" if runners else "in this process"
     rate = number(_rate(progress), 0) if progress.env_steps else ""
     return [
         Line("mean return", mean, over),
@@ -357,7 +350,3 @@ def _seconds_left(progress: EvalProgress) -> float | None:
 
 def _rate(progress: EvalProgress) -> float:
     return progress.env_steps / progress.seconds if progress.seconds > 0 else math.nan
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

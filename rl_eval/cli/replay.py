@@ -12,10 +12,10 @@ from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
+from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
     from rl_eval.results.replay import Replay
-    from rl_eval.results.report.table import Line, Page
     from rl_eval.results.result import EvalResult
 
 __all__ = ["replay"]
@@ -90,8 +90,6 @@ def _description(replayed: Replay) -> dict[str, Any]:
 
 
 def _page(replayed: Replay) -> Page:
-    from rl_eval.results.report.table import Line, Page
-
     record, again = replayed.recorded, replayed.again
     lines = [
         Line("return", _text(again.episode_return), f"{again.length:,} steps"),
@@ -111,8 +109,6 @@ def _page(replayed: Replay) -> Page:
 
 
 def _differences(replayed: Replay) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     return [
         Line(name.removeprefix("episode_"), _text(now), f"recorded as {_text(was)}")
         for name, (was, now) in replayed.differences.items()

@@ -9,7 +9,10 @@ from urllib.parse import quote
 
 import typer
 
+from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import counted
+from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +25,7 @@ _BEGINNING = 2_000
 
 
 def report(
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="DIR...", show_default=False, help="Output folders, or run folders or URIs."),
-    ],
+    paths: Annotated[list[str], argument("DIR...", "Output folders, or run folders or URIs.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="An older report there is replaced.")
     ] = Path("report.html"),
@@ -36,7 +36,6 @@ def report(
     with reported(debug):
         if not force:
             _check_replaceable(output)
-        from rl_eval.atomic_write import write_text
         from rl_eval.results.page.html import render
 
         text = render([_source(path, output) for path in paths])
@@ -44,7 +43,7 @@ def report(
             write_text(output, text)
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{output}: {len(paths)} result{'s' * (len(paths) > 1)}, {len(text.encode()) / 1000:,.0f} kB")
+        typer.echo(f"{output}: {counted(len(paths), 'result')}, {len(text.encode()) / 1000:,.0f} kB")
 
 
 def _source(path: str, output: Path) -> Source:
@@ -61,11 +60,7 @@ def _source(path: str, output: Path) -> Source:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Make sure that a file is not there, or is a report.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Make sure that a file is not there, or is a report."""
     from rl_eval.results.page.html import GENERATOR
 
     try:

@@ -39,11 +39,7 @@ class Progress:
 
 
 def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) -> int:
-    """Run this process's own command in children, without the option that asks for restarts; return the exit code.
-
-    Raises:
-        ConfigError: The run cannot be continued.
-    """
+    """Run this process's own command in children, without the option that asks for restarts; return the exit code."""
     if run_dir is None:
         raise ConfigError(f"{_OPTION} continues the log in --log-dir after a restart: give --log-dir")
     if fresh:

@@ -14,6 +14,7 @@ from rl_eval.cli.output import claimed_folder
 from rl_eval.cli.printing import AsJson, Quiet
 from rl_eval.cli.run import deliver, exit_code_of, print_result, run_evaluation
 from rl_eval.cli.settings import prepare_process
+from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import UsageError
@@ -30,20 +31,13 @@ _NAMED: Final = 10
 
 
 def retry(
-    path: Annotated[
-        str, typer.Argument(metavar="DIR", show_default=False, help="Folder or URI of the evaluation log.")
-    ],
+    path: Annotated[str, argument("DIR", "Folder or URI of the evaluation log.")],
     episodes: Annotated[
         str | None, episodes_option("Which of the failed episodes, as in 3,7-9; by default all.")
     ] = None,
     attempts: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default=False,
-            help="Further attempts of each failed episode; by default as many as the config gives.",
-        ),
+        option("N", "Further attempts of each failed episode; by default as many as the config gives.", min=1),
     ] = None,
     accept_code_change: Annotated[
         bool, typer.Option("--accept-code-change", help="Go on although the code of environment or policy was changed.")
@@ -92,11 +86,7 @@ def _settings(result: EvalResult, attempts: int | None) -> EvalSettings:
 
 
 def _failed(result: EvalResult, episodes: str | None) -> list[int]:
-    """Return the episodes that failed, or those of them that are chosen.
-
-    Raises:
-        UsageError: A chosen one did not fail.
-    """
+    """Return the episodes that failed, or those of them that are chosen."""
     import numpy as np
 
     failed = [int(index) for index in np.flatnonzero(result.table.filled & ~result.table.completed)]

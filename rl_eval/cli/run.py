@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,10 +30,11 @@ from rl_eval.cli.evaluated import (
     config_keys,
 )
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import claimed_folder, claimed_log_folder, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.results.report.table import interval_text
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
 __all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
-
-
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=text)
 
 
 def run(
@@ -70,15 +67,7 @@ def run(
     stochastic: Stochastic = False,
     seed: Seed = None,
     address: Address = None,
-    run_dir: Annotated[
-        str | None,
-        _option(
-            "DIR",
-            "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
-            "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
-            "--log-dir",
-        ),
-    ] = None,
+    run_dir: LogDir = None,
     accept_code_change: Annotated[
         bool,
         typer.Option(
@@ -91,17 +80,16 @@ def run(
     ] = False,
     max_restarts: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            show_default=False,
-            help="Run in a child process, and start it again, with back-off, until the log is complete or this many "
+        option(
+            "N",
+            "Run in a child process, and start it again, with back-off, until the log is complete or this many "
             "restarts in a row brought no new episode; by default never.",
+            min=0,
         ),
     ] = 0,
     output: Annotated[
         Path | None,
-        _option(
+        option(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
             "kept then.",
@@ -109,11 +97,10 @@ def run(
             "-o",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")] = False,
+    force: Force = False,
     assignments: Assignments = None,
     require: Annotated[
-        str | None,
-        _option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'."),
+        str | None, option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -123,10 +110,13 @@ def run(
     if max_restarts:
         with reported(debug):
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
-    say = _mute if quiet else print_note
+    say = (lambda _: None) if quiet else print_note
     with reported(debug):
         if config is None:
-            _check_section(section)
+            if section is not None:
+                raise ConfigError(
+                    f"--section {section} is a part of a config file: give CONFIG, or leave --section out"
+                )
             check_evaluated("run", env, policy, assignments)
         requirement = None if require is None else _requirement(require)
         keys = config_keys(
@@ -206,11 +196,6 @@ def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
     return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
 
 
-def _check_section(section: str | None) -> None:
-    if section is not None:
-        raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
-
-
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
     """Return the name of a run: that of its config file, and of the section, or what it evaluates."""
     if config is not None:
@@ -235,10 +220,6 @@ def look_up(
     if chosen != run_dir:
         say(f"a run is there already; starting beside it, in {chosen}")
     return chosen, None
-
-
-def _mute(line: str) -> None:
-    pass
 
 
 def run_evaluation(
@@ -304,11 +285,7 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
 
 
 def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
-    """Save and print; what cannot be saved is printed all the same. Return where the result is.
-
-    Raises:
-        ConfigError: It cannot be saved.
-    """
+    """Save and print; what cannot be saved is printed all the same. Return where the result is."""
     from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 
     failure: OSError | None = None

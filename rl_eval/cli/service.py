@@ -11,10 +11,10 @@ import typer
 
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import print_page
-from rl_eval.cli.shared import CommandLine
+from rl_eval.cli.shared import CommandLine, argument, option
+from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
-    from rl_eval.results.report.table import Page
     from rl_eval.training.service.messages import ServiceStatus
 
 __all__ = ["app"]
@@ -28,12 +28,7 @@ Exit codes:
 """
 
 Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        show_default=False,
-        help="Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.",
-    ),
+    str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
 ]
 
 app = CommandLine(
@@ -47,9 +42,7 @@ app = CommandLine(
 @app.command("list", epilog=_CODES, short_help="Show what services do.")
 def list_(
     address: Address = None,
-    namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default=False, help="Ray namespace; by default all.")
-    ] = None,
+    namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
     debug: Debug = False,
 ) -> None:
     """Show the evaluation services of a cluster: what they do, and their clients."""
@@ -58,8 +51,11 @@ def list_(
 
         services = list_services(namespace)
         for (space, name), status in services.items():
-            print_page(_silent_page(space, name) if status is None else _page(status))
-            if status is not None:
+            if status is None:
+                silent = [f"no answer; `rl-eval service stop {name}`"]
+                print_page(Page(f"service {name}", f"namespace {space}", "", [], silent))
+            else:
+                print_page(_page(status))
                 typer.echo(f"folder {status.run_dir}")
             typer.echo()
         if not services:
@@ -68,7 +64,7 @@ def list_(
 
 @app.command("stop", epilog=_CODES, short_help="End a service.")
 def stop(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The service.")],
+    name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     debug: Debug = False,
@@ -96,8 +92,6 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _page(status: ServiceStatus) -> Page:
-    from rl_eval.results.report.table import Line, Page
-
     until = f"ends after {_duration(status.idle_timeout_s)} without clients and work"
     clients = [
         Line(
@@ -121,12 +115,6 @@ def _page(status: ServiceStatus) -> Page:
             clients,
         ],
     )
-
-
-def _silent_page(namespace: str, name: str) -> Page:
-    from rl_eval.results.report.table import Page
-
-    return Page(f"service {name}", f"namespace {namespace}", "", [], [f"no answer; `rl-eval service stop {name}`"])
 
 
 def _duration(seconds: float) -> str:

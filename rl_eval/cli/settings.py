@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from rl_eval.cli.shared import argument, option
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
+from rl_eval.supervision.process_environment import reproducible_environment
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -29,31 +29,18 @@ __all__ = [
     "read_settings",
 ]
 
-ConfigPath = Annotated[
-    Path,
-    typer.Argument(metavar="CONFIG", show_default=False, help="YAML file that says what to evaluate, and how."),
-]
+ConfigPath = Annotated[Path, argument("CONFIG", "YAML file that says what to evaluate, and how.")]
 OptionalConfigPath = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="CONFIG",
-        show_default=False,
-        help="YAML file that says what to evaluate, and how; options change it, or say everything.",
-    ),
+    argument("CONFIG", "YAML file that says what to evaluate, and how; options change it, or say everything."),
 ]
-Section = Annotated[
-    str | None,
-    typer.Option(
-        "--section", metavar="NAME", show_default=False, help="Use this (dotted) section of the file, not all of it."
-    ),
-]
+Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file, not all of it.", "--section")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE",
+        "Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
         "--set",
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
     ),
 ]
 
@@ -101,8 +88,6 @@ def prepare_process() -> None:
 
 def fix_numerics() -> None:
     """Make this process compute as a runner does; a variable that the user has set stays."""
-    from rl_eval.supervision.process_environment import reproducible_environment
-
     for name, value in reproducible_environment().items():
         os.environ.setdefault(name, value)
 
@@ -123,16 +108,10 @@ def _assign(config: EvalConfig, assignment: str) -> None:
     value = _parse(assignment, text)
     if inner := parts[2:]:
         section, name = parts[:2]
-        value = _nested(config.to_dict().get(section, {}).get(name), inner, value)
+        from rl_eval.records.plain import with_leaf
+
+        value = with_leaf(config.to_dict().get(section, {}).get(name), inner, value)
     config.set(".".join(parts[:2]), value)
-
-
-def _nested(old: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a mapping like ``old`` in which ``path`` leads to ``value``."""
-    if not path:
-        return value
-    known = old if isinstance(old, Mapping) else {}
-    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value)}
 
 
 def _parse(assignment: str, text: str) -> Any:

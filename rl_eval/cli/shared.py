@@ -1,17 +1,31 @@
-"""Options that every command has, and the command line that gives them to it."""
+"""Options and arguments of commands, those that every command has, and the command line that gives them to it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["CommandLine"]
+__all__ = ["CommandLine", "FolderOfRuns", "argument", "option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option whose help text says what it is by default."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(metavar=metavar, show_default=False, help=text)
+
+
+FolderOfRuns = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")]
 
 
 def _without_color(wanted: bool) -> None:

@@ -11,11 +11,12 @@ import typer
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
+from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.table import Line, Page, number
 
 if TYPE_CHECKING:
     from rl_eval.records.episode import EpisodeRecord, Fault
-    from rl_eval.results.report.table import Line
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
 
@@ -24,10 +25,7 @@ __all__ = ["Results", "show"]
 _SHOWN: Final = 5
 """Faults, slow episodes and failed ones that are shown."""
 
-Results = Annotated[
-    str,
-    typer.Argument(metavar="DIR", show_default=False, help="Run folder or URI, or the output folder of a result."),
-]
+Results = Annotated[str, argument("DIR", "Run folder or URI, or the output folder of a result.")]
 
 
 def show(
@@ -42,7 +40,6 @@ def show(
     """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
     with reported(debug):
         from rl_eval.results.loading import load
-        from rl_eval.results.report.table import Page
 
         if episodes is not None:
             _show_episodes(load(path), episodes, faults=faults, as_json=as_json)
@@ -55,7 +52,8 @@ def show(
         sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
         if any(sections):
             typer.echo()
-            print_page(Page(run.get("run_dir", redact_text(path)), "", _state(run), sections))
+            state = "saved result" if not run else "ended" if run["released"] else "at work, or killed"
+            print_page(Page(run.get("run_dir", redact_text(path)), "", state, sections))
         if faults:
             _print_faults(result.faults)
 
@@ -81,8 +79,6 @@ def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: 
 
 
 def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
-    from rl_eval.results.report.table import Page
-
     end = next(event.kind for event in reversed(events) if event.kind != "check")
     print_page(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
     if faults:
@@ -90,8 +86,6 @@ def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
 
 
 def _event_line(event: Event) -> Line:
-    from rl_eval.results.report.table import Line, number
-
     label = f"attempt {event.attempt}" if event.attempt else event.kind
     runner = "" if event.runner is None else f"runner {event.runner}"
     after = "" if event.seconds is None else f" ({number(event.seconds)} s)"
@@ -124,42 +118,27 @@ def _describe_run(path: str) -> dict[str, Any]:
     }
 
 
-def _state(run: dict[str, Any]) -> str:
-    if not run:
-        return "saved result"
-    return "ended" if run["released"] else "at work, or killed"
-
-
 def _run_lines(run: dict[str, Any]) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     if not run:
         return []
+    damaged = run["damaged"]
+    damage = f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
     return [
         Line("sessions", f"{run['sessions']:,}", f"the last one: {run['last']}"),
-        Line("segments", f"{run['segments']:,}", _damage(run)),
+        Line("segments", f"{run['segments']:,}", damage),
     ]
-
-
-def _damage(run: dict[str, Any]) -> str:
-    damaged = run["damaged"]
-    return f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
 
 
 # Its episodes
 
 
 def _fault_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     counted = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
     messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
     return _labelled("faults", counted) + _labelled("messages", messages)
 
 
 def _slow_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line, number
-
     return _labelled(
         "slowest",
         [
@@ -170,8 +149,6 @@ def _slow_lines(result: EvalResult) -> list[Line]:
 
 
 def _failed_lines(result: EvalResult) -> list[Line]:
-    from rl_eval.results.report.table import Line
-
     failed = _failed(result)
     lines = [
         Line("", f"episode {record.index}", f"seed {record.seed}   {record.attempts} attempts   {_last_error(record)}")

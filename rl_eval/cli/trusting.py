@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.settings import find_modules_here, fix_numerics
+from rl_eval.errors import UntrustedError
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Trust", "consents", "load_to_run"]
 
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Run the code that DIR names although somebody else may have made it."),
+    bool, typer.Option("--trust", help="Run the code that DIR names although somebody else may have made it.")
 ]
 
 
@@ -29,7 +29,6 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
         UntrustedError: Somebody else may have made the result, and the user does not trust it or cannot be asked.
     """
     fix_numerics()
-    from rl_eval.errors import UntrustedError
     from rl_eval.results.loading import load
     from rl_eval.results.trust import check_trust
 

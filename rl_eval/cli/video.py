@@ -10,13 +10,14 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.printing import AsJson, counted, print_json, print_page
+from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
+from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
-    from rl_eval.results.report.table import Page
     from rl_eval.results.result import EvalResult
     from rl_eval.video import Video
 
@@ -27,22 +28,20 @@ def video(
     path: Results,
     select: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "SELECTORS",
+            "Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default worst,best.",
             "--select",
-            metavar="SELECTORS",
-            show_default=False,
-            help="Episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default worst,best.",
         ),
     ] = None,
     episodes: Annotated[str | None, episodes_option("Which episodes instead, as in 3,7-9.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FOLDER",
+            "Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
             "--output",
             "-o",
-            metavar="FOLDER",
-            show_default=False,
-            help="Where the MP4 files go; by default the folder videos in DIR, where reports find them.",
         ),
     ] = None,
     max_videos: Annotated[
@@ -93,11 +92,7 @@ def _description(made: Video) -> dict[str, Any]:
 
 
 def _folder_in(path: str) -> Path:
-    """Return the folder of the videos of a run.
-
-    Raises:
-        ConfigError: The run is not in a folder here.
-    """
+    """Return the folder of the videos of a run."""
     from rl_eval.log.storage import is_uri
     from rl_eval.results.videos import video_folder
 
@@ -107,15 +102,13 @@ def _folder_in(path: str) -> Path:
 
 
 def _page(videos: list[Video], folder: Path) -> Page:
-    from rl_eval.results.report.table import Line, Page
-
     different = [made for made in videos if not made.identical]
     cut = [made for made in videos if made.cut]
     notes = [
         f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ" for made in different
     ] + [f"the video of episode {made.index} ends after {made.frames:,} frames, as --max-frames says" for made in cut]
     return Page(
-        title=f"{len(videos)} {'video' if len(videos) == 1 else 'videos'} in {folder}",
+        title=f"{counted(len(videos), 'video')} in {folder}",
         subtitle="",
         state="different" if different else "identical",
         sections=[[Line(f"episode {made.index}", made.name, f"{made.frames:,} frames") for made in videos]],

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import counted
+from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +21,7 @@ __all__ = ["view"]
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")] = Path(
-        "runs"
-    ),
+    folder: FolderOfRuns = Path("runs"),
     port: Annotated[
         int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
     ] = 0,
@@ -31,7 +31,7 @@ def view(
     """Show the runs in a folder to a browser on this machine: an index, a report of each, comparisons; until Ctrl-C."""
     with reported(debug), suppress(KeyboardInterrupt), _serving(folder, port) as server:
         runs = server.site.num_runs
-        typer.echo(f"{server.url}   {runs:,} run{'' if runs == 1 else 's'} in {folder}, until Ctrl-C")
+        typer.echo(f"{server.url}   {counted(runs, 'run')} in {folder}, until Ctrl-C")
         if open_:
             webbrowser.open(server.url)
         server.serve_forever()

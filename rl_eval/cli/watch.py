@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -24,18 +25,13 @@ _IN_A_FOLDER: Final = "*.safetensors"
 """What is a checkpoint where only a folder is given."""
 
 
-def _option(metavar: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
-
-
 def watch(
     config: ConfigPath,
     checkpoints: Annotated[
         list[str],
-        typer.Argument(
-            metavar="CHECKPOINTS",
-            show_default=False,
-            help="Folder that a training run writes *.safetensors files to, or a quoted glob of files or folders, such "
+        argument(
+            "CHECKPOINTS",
+            "Folder that a training run writes *.safetensors files to, or a quoted glob of files or folders, such "
             "as 'runs/ppo/model_*.zip'.",
         ),
     ],
@@ -50,18 +46,15 @@ def watch(
         ),
     ] = "policy.weights",
     step_pattern: Annotated[
-        str | None,
-        _option("REGEX", "Its first group is the training step in a name; by default the last number is."),
+        str | None, option("REGEX", "Its first group is the training step in a name; by default the last number is.")
     ] = None,
     output: Annotated[
         Path | None,
-        _option(
-            "DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS.", "--output", "-o"
-        ),
+        option("DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS.", "--output", "-o"),
     ] = None,
     held_out: Annotated[
         int | None,
-        _option(
+        option(
             "N",
             "Episodes of the best checkpoint's second test, which no choice has seen; by default as many as of "
             "the first, and 0 for none.",
@@ -104,12 +97,12 @@ def watch(
         watcher = Watcher(
             settings,
             options,
-            _log,
+            lambda line: typer.echo(redact_text(line)),
             stopping=lambda: interruption.number is not None,
             submitted=lambda handle: interruption.defer(handle.flush),
         )
         with closing(watcher):
-            interruption.defer(_nothing_to_flush)
+            interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
             if retry_unreadable:
                 watcher.journal.forget_unreadable()
             if once:
@@ -123,11 +116,7 @@ def watch(
 
 
 def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
-    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there.
-
-    Raises:
-        ConfigError: Several are given, as a shell does with a glob that is not quoted.
-    """
+    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there."""
     if len(checkpoints) > 1:
         raise ConfigError(
             f"{len(checkpoints)} CHECKPOINTS are given, {checkpoints[0]} the first: give one folder, or one glob in "
@@ -142,10 +131,6 @@ def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
     return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
 
 
-def _nothing_to_flush(timeout_s: float) -> None:
-    """Between two evaluations everything is in its file."""
-
-
 def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
     if interruption.number is not None:
         return 128 + interruption.number
@@ -153,7 +138,3 @@ def _exit_code(watcher: Watcher, interruption: Interruption) -> int:
     if statuses <= {"complete"}:
         return ExitCode.PARTIAL if watcher.unfinished else ExitCode.COMPLETE
     return ExitCode.PARTIAL if statuses & {"complete", "partial"} else ExitCode.FAILED
-
-
-def _log(line: str) -> None:
-    typer.echo(redact_text(line))

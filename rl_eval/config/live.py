@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.settings import EvalSettings, PolicySection
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights
 
@@ -62,7 +62,7 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     """
     section = settings.policy
     if not section.policies:
-        return settings.model_copy(update={"policy": section.model_copy(update={**_LIVE, "policy": policy})})
+        return with_values(settings, policy={**_LIVE, "policy": policy})
     if (divide := integration_for(policy, "as_policies")) is not None:
         policy = divide(policy, tuple(section.policies))
     if not isinstance(policy, Mapping):
@@ -74,7 +74,7 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
         if name not in section.policies:
             raise ConfigError(f"there is no policy {name!r}: {nearest(str(name), section.policies)}")
     live = {name: section.policies[name].model_copy(update={**_LIVE, "policy": one}) for name, one in policy.items()}
-    return _with_policies(settings, {**section.policies, **live})
+    return with_values(settings, policy={"policies": {**section.policies, **live}})
 
 
 def without_live(settings: EvalSettings) -> EvalSettings:
@@ -86,8 +86,4 @@ def without_live(settings: EvalSettings) -> EvalSettings:
         name: one if isinstance(one.policy, str) else one.model_copy(update={**_LIVE, "policy": None})
         for name, one in section.policies.items()
     }
-    return _with_policies(settings, policies)
-
-
-def _with_policies(settings: EvalSettings, policies: Mapping[str, PolicySection]) -> EvalSettings:
-    return settings.model_copy(update={"policy": settings.policy.model_copy(update={"policies": dict(policies)})})
+    return with_values(settings, policy={"policies": policies})

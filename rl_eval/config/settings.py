@@ -38,6 +38,7 @@ __all__ = [
     "is_live_environment",
     "make_settings",
     "needs_processes",
+    "with_values",
 ]
 
 
@@ -333,6 +334,12 @@ def needs_processes(section: str) -> list[str]:
     return [name for name, field in fields.items() if field.json_schema_extra == Processes.json_schema_extra]
 
 
+def with_values(settings: EvalSettings, **sections: Mapping[str, Any]) -> EvalSettings:
+    """Return settings with other values, by section and key; they are not validated again."""
+    changed = {name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()}
+    return settings.model_copy(update=changed)
+
+
 def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
     """Validate and freeze nested values.
 
@@ -351,10 +358,9 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
 
 def _for_agents(settings: EvalSettings) -> EvalSettings:
     """Select the runner of several policies, unless one was selected."""
-    runners = settings.runners
-    if not settings.policy.policies or "runner" in runners.model_fields_set:
+    if not settings.policy.policies or "runner" in settings.runners.model_fields_set:
         return settings
-    return settings.model_copy(update={"runners": runners.model_copy(update={"runner": "multi_agent"})})
+    return with_values(settings, runners={"runner": "multi_agent"})
 
 
 def copy_containers(value: Any) -> Any:

@@ -25,12 +25,7 @@ _LEAST_PATIENCE_S: Final = 60.0
 
 @final
 class DeterminismCheck(Phase):
-    """Runs a sample of the episodes again and compares; a re-run that does not complete is a finding too.
-
-    Args:
-        outcome: What was evaluated; all its records are committed.
-        sample: What was chosen and traced while they ran for the first time.
-    """
+    """Runs a sample of the episodes again and compares; a re-run that does not complete is a finding too."""
 
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.determinism_reruns import Origin
 from rl_eval.records.episode import EpisodeTable, Lease
+from rl_eval.results.report.metrics import episode_seconds
 
 __all__ = ["Choice", "DeterminismSample", "affordable", "candidates"]
 
@@ -73,20 +74,14 @@ class DeterminismSample:
         self._construct_seconds = min(self._construct_seconds, construct_seconds)
 
     def choose(self, table: EpisodeTable, run_seconds: float, runners: int) -> Choice:
-        """Decide what runs again.
-
-        Args:
-            table: The records.
-            run_seconds: Wall-clock time of the evaluation so far.
-            runners: Runners that share the work.
-        """
+        """Decide what runs again."""
         build_seconds = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = self._affordable(table, run_seconds, build_seconds, runners)
         if not chosen and self._settings.environment.env_reuse == "lane" and build_seconds:
             chosen, _ = self._affordable(table, run_seconds, 0.0, runners)
             if chosen:
                 remark = f"in used environments, since a new one takes {build_seconds:.1f} s"
-        seconds = float(_seconds(table)[chosen].sum()) + len(chosen) * build_seconds
+        seconds = float(episode_seconds(table.rows)[chosen].sum()) + len(chosen) * build_seconds
         return Choice({index: self._origin(table, index) for index in chosen}, remark, seconds)
 
     def _affordable(
@@ -130,16 +125,8 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 def affordable(
     table: EpisodeTable, chosen: Sequence[int], run_seconds: float, construct_seconds: float, runners: int
 ) -> tuple[list[int], str]:
-    """Return which episodes ``auto`` runs again, or why none.
-
-    Args:
-        table: The records.
-        chosen: What :func:`candidates` chose.
-        run_seconds: Wall-clock time of the evaluation so far.
-        construct_seconds: How long it takes to build an environment.
-        runners: Runners that would share the work.
-    """
-    seconds = _seconds(table) + construct_seconds
+    """Return which episodes ``auto`` runs again, or why none."""
+    seconds = episode_seconds(table.rows) + construct_seconds
     completed = np.flatnonzero(table.completed)
     if not len(completed):
         return [], "no episode completed"
@@ -156,8 +143,3 @@ def affordable(
         if len(taken) < _EPISODES and max(costs.max(), costs.sum() / runners) <= budget:
             taken.append(index)
     return taken or [cheapest], ""
-
-
-def _seconds(table: EpisodeTable) -> npt.NDArray[np.float64]:
-    rows = table.rows
-    return np.asarray(rows["reset_seconds"] + rows["step_seconds"] + rows["inference_seconds"], np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import evaluate
-
-if TYPE_CHECKING:
-    from rl_eval.results.result import EvalResult
+from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "evaluate_policy"]
 
@@ -97,11 +95,7 @@ def evaluate_policy(
 
 
 def _environment(env: Any) -> dict[str, Any]:
-    """Return the config of an environment.
-
-    Raises:
-        ConfigError: It is live, and nothing says how to build another one.
-    """
+    """Return the config of an environment."""
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
     if (spec := _spec_of(env)) is None:

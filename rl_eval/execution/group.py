@@ -18,7 +18,7 @@ from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
-from rl_eval.config.settings import EvalSettings, PolicySection, check_runner
+from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
@@ -162,15 +162,9 @@ class EvalRunnerGroup(WorkerCalls):
             LogOwned: Another driver is writing this log.
             WeightsError: The weights are none. Those that do not fit the policy are an error of the handle.
         """
-        changes: dict[str, Any] = {}
-        if num_episodes is not None:
-            changes["num_episodes"] = num_episodes
-        if seed is not None:
-            changes["seed"] = seed
-        if first_index is not None:
-            changes["first_index"] = first_index
-        evaluation = self.settings.evaluation.model_copy(update=changes)
-        settings = self.settings.model_copy(update={"evaluation": evaluation})
+        given = {"num_episodes": num_episodes, "seed": seed, "first_index": first_index}
+        changes = {key: value for key, value in given.items() if value is not None}
+        settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
         log = _open_log(run_dir, accept_code_change)
         try:
@@ -249,9 +243,9 @@ class EvalRunnerGroup(WorkerCalls):
     def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
         """Start to run episodes that leave trajectories."""
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
-        evaluation = self.settings.evaluation.model_copy(update=changes)
-        settings = self.settings.model_copy(update={"evaluation": evaluation})
-        recorder = partial(TrajectoryRecorder, info_keys=evaluation.info_keys, compress_images=compress_images)
+        settings = with_values(self.settings, evaluation=changes)
+        info_keys = settings.evaluation.info_keys
+        recorder = partial(TrajectoryRecorder, info_keys=info_keys, compress_images=compress_images)
         outcome = EvalOutcome(settings, settings.plan())
         with self._post_lock:
             self._loop.post(Recorded(Opening(outcome), recorder))
@@ -473,11 +467,7 @@ def evaluate(
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy, if it has any, and filters.
-
-    Raises:
-        ConfigError: They cannot be read.
-    """
+    """Return the weights of the configured file, else those of the live policy, if it has any, and filters."""
     if section.policies:
         return weights_of_each(section, live)
     if section.weights is None and section.weights_key is not None:

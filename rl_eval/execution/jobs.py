@@ -51,13 +51,7 @@ class Job(abc.ABC):
         """A member came up."""
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """A member is gone; return whether an episode is to blame.
-
-        Args:
-            member: Which.
-            crash_report: What it was doing, if that is known.
-            now: The time.
-        """
+        """A member is gone; return whether an episode is to blame."""
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:  # noqa: B027  # As above.

@@ -41,14 +41,7 @@ UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
 
 @final
 class EvalOutcome:
-    """What an evaluation has come to.
-
-    Args:
-        settings: What is evaluated.
-        plan: Which episodes.
-        log: Where their records are kept, if anywhere besides the result.
-        follow_up: Given the result, what else is done before any other job.
-    """
+    """What an evaluation has come to."""
 
     def __init__(
         self,
@@ -150,11 +143,7 @@ class EvalOutcome:
             self.store.add_determinism(determinism)
 
     def conclude(self, reason: str) -> list[Job]:
-        """Set the result; return what follows it.
-
-        Args:
-            reason: Why it ended early; empty if it did not.
-        """
+        """Set the result; return what follows it."""
         try:
             result = self._result(reason, self._determinism, self.store.table, self._runner_notes())
         except Exception as error:

@@ -26,11 +26,7 @@ Then = Callable[[], list[Job]]
 
 
 class Phase(Job):
-    """Job that has runners play episodes; done when all that it has recorded is committed.
-
-    Args:
-        outcome: What the evaluation writes into.
-    """
+    """Job that has runners play episodes; done when all that it has recorded is committed."""
 
     exclusive = True
 

@@ -32,13 +32,7 @@ _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_second
 
 @final
 class RecordStore:
-    """The records of one evaluation.
-
-    Args:
-        num_episodes: Episodes of the plan.
-        info_keys: Names of the requested ``info`` scalars.
-        log: Where to commit them to, if anywhere.
-    """
+    """The records of one evaluation."""
 
     def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
         self.table = EpisodeTable(num_episodes, info_keys)
@@ -69,9 +63,6 @@ class RecordStore:
 
     def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
         """Read what the log holds already; may be called from any thread, and changes nothing here.
-
-        Args:
-            manifest: Describes this evaluation; called if there is a log.
 
         Raises:
             LogMismatch: It belongs to another evaluation.

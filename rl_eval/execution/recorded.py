@@ -84,11 +84,7 @@ class Recorded(Job):
 
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Have a runner's environments seen by observers, beside those that are configured.
-
-    Raises:
-        ConfigError: It is a runner that has none.
-    """
+    """Have a runner's environments seen by observers, beside those that are configured."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
             f"episodes of {type(runner).__name__} leave no trajectories, as it is no rl_eval.EvalRunner: derive it "

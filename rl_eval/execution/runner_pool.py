@@ -61,12 +61,7 @@ class Member:
 
 
 class RunnerPool:
-    """Spawns, watches and replaces runners.
-
-    Args:
-        backend: Where they live.
-        settings: What they run.
-    """
+    """Spawns, watches and replaces runners."""
 
     def __init__(self, backend: Backend, settings: EvalSettings) -> None:
         self._backend = backend
@@ -80,7 +75,7 @@ class RunnerPool:
         self.ever_ready = False
         self.weights: PublishedWeights | None = None
         """What runners get when they start, before anything else."""
-        self.on_restart: Callable[[int], object] = _ignore
+        self.on_restart: Callable[[int], object] = lambda _: None
         """Called with the position of a runner that is replaced."""
         self._next_incarnation = 0
         self._next_index = 0
@@ -192,13 +187,7 @@ class RunnerPool:
         return positions <= self._failing
 
     def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
-        """End a member that has gone wrong; its loss is reported when it is known what it was doing.
-
-        Args:
-            member: Which.
-            why: What is known.
-            broken: Whether all its episodes failed while others' did not.
-        """
+        """End a member that has gone wrong; its loss is reported when it is known what it was doing."""
         member.terminated = True
         member.broken = member.broken or broken
         self._backend.terminate(member.incarnation, why)
@@ -297,10 +286,6 @@ class RunnerPool:
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
         self._backend.kill(member.incarnation)
-
-
-def _ignore(index: int) -> None:
-    """Do nothing: nobody asked to be told."""
 
 
 def _gets_weights(member: Member) -> bool:

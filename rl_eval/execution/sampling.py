@@ -15,19 +15,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 
 from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
+from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.recorded import TRAJECTORY
 from rl_eval.records.episode import Outcome
+from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict
 from rl_eval.trajectories.disk import reserve
 from rl_eval.trajectories.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from rl_eval.execution.handle import EvalHandle
-    from rl_eval.results.result import EvalResult
 
 __all__ = ["SampleRequest", "Sampler"]
 
@@ -364,11 +362,7 @@ def _formed(
 
 
 def _stored(batch: Any, folder: Path) -> Any:
-    """Return a batch whose tensors lie in a new folder, whole or not at all.
-
-    Raises:
-        UsageError: They cannot be written.
-    """
+    """Return a batch whose tensors lie in a new folder, whole or not at all."""
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)

@@ -33,11 +33,7 @@ _PATIENCE_S: Final = 10.0
 
 @final
 class EpisodeSession(Phase):
-    """Runs the episodes of a plan that have no record yet.
-
-    Args:
-        outcome: What is evaluated, and what it comes to.
-    """
+    """Runs the episodes of a plan that have no record yet."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)

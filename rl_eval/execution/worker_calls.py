@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rl_eval.atomic_write import write_atomically
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.policies.filters import DEFAULT_POLICY, Filter, MeanStdFilter, filters_of, merged, with_filters
 from rl_eval.policies.saved_state import unpack_state
 from rl_eval.runners.worker import FILTER_ARTIFACT
 
 if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
     from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.results.result import EvalResult
@@ -128,15 +128,13 @@ class WorkerCalls(abc.ABC):
     def _warm_up_settings(self, num_episodes: int | None, seed: int | None, first_index: int | None) -> EvalSettings:
         section = self.settings.evaluation
         held_out = section.first_index + section.num_episodes
-        evaluation = section.model_copy(
-            update={
-                "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
-                "seed": section.seed if seed is None else seed,
-                "first_index": held_out if first_index is None else first_index,
-                "determinism_check": 0.0,
-            }
-        )
-        return self.settings.model_copy(update={"evaluation": evaluation})
+        values = {
+            "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
+            "seed": section.seed if seed is None else seed,
+            "first_index": held_out if first_index is None else first_index,
+            "determinism_check": 0.0,
+        }
+        return with_values(self.settings, evaluation=values)
 
     @property
     def _filters(self) -> dict[str, Filter]:

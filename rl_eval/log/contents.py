@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -184,6 +184,7 @@ def fold(
         mismatches = _mismatches(rows, first[place])
         kept = np.sort(first)
         rows, infos = rows[kept], infos[kept]
+    written = (note for _, segment in found.segments for note in segment.header.notes)
     return LogContents(
         manifest=manifest,
         rows=rows,
@@ -191,17 +192,13 @@ def fold(
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
         numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
         totals=sum_totals(segment.header.totals for _, segment in found.segments),
-        notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *_notes(found)])),
+        notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *written])),
         amendments=tuple(amendments),
         determinism=next((s.header.determinism for _, s in reversed(found.segments) if s.header.determinism), {}),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
         retried=tuple(sorted(retried)),
     )
-
-
-def _notes(found: Scan) -> Iterator[str]:
-    return (note for _, segment in found.segments for note in segment.header.notes)
 
 
 def _belongs(segment: Segment, num_episodes: int, num_info_keys: int) -> bool:

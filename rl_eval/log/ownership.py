@@ -61,13 +61,7 @@ class Claim:
 
 @final
 class Ownership:
-    """The right to write one log, until somebody else takes it.
-
-    Args:
-        storage: The run folder.
-        name: File of the claim.
-        claim: Its first contents.
-    """
+    """The right to write one log, until somebody else takes it."""
 
     def __init__(self, storage: Storage, name: str, claim: Claim) -> None:
         self._storage = storage

@@ -60,11 +60,6 @@ class EvaluationLog:
 
     ``append`` and ``poll`` belong to one thread; ``flush`` and ``close`` may be called from any, also from a signal
     handler.
-
-    Args:
-        storage: The run folder.
-        owner: The right to write it.
-        accept_code_change: Whether a log that was begun with other code is continued nevertheless.
     """
 
     def __init__(self, storage: Storage, owner: Ownership, *, accept_code_change: bool = False) -> None:

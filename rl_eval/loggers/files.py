@@ -73,11 +73,7 @@ class _StepFile(Logger):
         """Return the text of a file, which began with these names before."""
 
     def _read(self) -> tuple[list[Any], dict[int, Row]]:
-        """Return the names that the file begins with, and its rows by step.
-
-        Raises:
-            UsageError: The file is something else.
-        """
+        """Return the names that the file begins with, and its rows by step."""
         content = self.path.read_bytes() if self.path.exists() else b""
         if not content:
             return [], {}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import UsageError, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.protocols import ActionLogProb, Policy, Recurrent
 from rl_eval.runners.nested import no_grad
-
-if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings
 
 __all__ = ["check_unchanged_actions", "target_log_probs", "target_policy"]
 
@@ -34,8 +32,8 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
         ConfigError: Policy or environment cannot be built.
         UsageError: The actions were changed before they were stored.
     """
-    runners = settings.runners.model_copy(update={"num_runners": 0, "num_envs_per_runner": 1})
-    with EvalRunnerGroup(settings.model_copy(update={"runners": runners}), threaded=False) as group:
+    alone = with_values(settings, runners={"num_runners": 0, "num_envs_per_runner": 1})
+    with EvalRunnerGroup(alone, threaded=False) as group:
         policy, action_space = group.foreach_runner(lambda runner: (runner.policy, runner.spaces[1]))[0]
     check_unchanged_actions(episodes, action_space, settings.policy.actions)
     return policy

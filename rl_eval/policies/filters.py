@@ -202,12 +202,7 @@ def filtered(policy: Policy, kind: str) -> Policy:
 
 @final
 class FilteredPolicy:
-    """Policy whose observations go through a filter first; it has what the policy inside has.
-
-    Args:
-        policy: Acts on filtered observations.
-        filter: The filter.
-    """
+    """Policy whose observations go through a filter first; it has what the policy inside has."""
 
     def __init__(self, policy: Policy, filter: Filter) -> None:  # noqa: A002
         self.policy = policy
@@ -238,11 +233,7 @@ class FilteredPolicy:
 
 @final
 class ObservationMoments:
-    """Observer that returns, of each episode, the moments of all observations that were acted upon.
-
-    Args:
-        env: The environment.
-    """
+    """Observer that returns, of each episode, the moments of all observations that were acted upon."""
 
     def __init__(self, env: Any) -> None:
         self._paths = [path for path, _ in _boxes("", env.observation_space)]

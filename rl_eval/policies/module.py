@@ -21,7 +21,7 @@ import torch
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.sampling import bernoulli, categorical, gaussian, log_probability
+from rl_eval.policies.sampling import bernoulli, categorical, gaussian, log_probability, refuse_nan
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["ModulePolicy"]
@@ -105,10 +105,7 @@ class ModulePolicy:
     ) -> tuple[Array, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         output, log_std = self._forward(observations)
-        absent = np.isnan(output)
-        if absent.any() and absent[live].any():
-            row = int(np.flatnonzero(live & absent.reshape(len(output), -1).any(1))[0])
-            raise PolicyError(f"the module's output is NaN: {output[row]}")
+        refuse_nan(output, live, "the module's output")
         if self._deterministic or noise is None:
             return self._read(output, log_std, live, None), None
         actions = self._read(output, log_std, live, noise)

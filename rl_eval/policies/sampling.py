@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rl_eval.errors import PolicyError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["bernoulli", "categorical", "gaussian", "log_probability"]
+__all__ = ["bernoulli", "categorical", "gaussian", "log_probability", "refuse_nan"]
 
 Array = npt.NDArray[Any]
 
@@ -30,6 +30,14 @@ def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource |
     cdf = weights.cumsum(1)
     passed = (cdf < noise.uniform(1) * cdf[:, -1:]).sum(1)
     return np.asarray(np.minimum(passed, logits.shape[1] - 1), np.int64)
+
+
+def refuse_nan(numbers: Array, live: npt.NDArray[np.bool_], what: str) -> None:
+    """Raise :class:`PolicyError` if what a policy put out for a row that counts is NaN."""
+    absent = np.isnan(numbers)
+    if absent.any() and absent[live].any():
+        row = int(np.flatnonzero(live & absent.reshape(len(numbers), -1).any(1))[0])
+        raise PolicyError(f"{what} is NaN: {numbers[row]}")
 
 
 def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -73,20 +72,6 @@ class Determinism:
         """Return everything as plain JSON values."""
         first = None if self.first is None else self.first._asdict()
         return asdict(self) | {"first": first, "passed": self.passed, "rate_below": self.rate_below()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Determinism:
-        """Rebuild what :meth:`to_dict` returned."""
-        values = {name: data[name] for name in cls.__dataclass_fields__}
-        first = values["first"]
-        return cls(
-            **values
-            | {
-                "mismatched": tuple(values["mismatched"]),
-                "failed": tuple(values["failed"]),
-                "first": None if first is None else FirstDifference(**first),
-            }
-        )
 
     def __str__(self) -> str:
         if self.passed is None:

@@ -302,12 +302,7 @@ def without_place(note: str) -> str:
 
 
 class EpisodeTable:
-    """Rows of a plan in index order, filled as episodes finish, each at most once.
-
-    Args:
-        num_episodes: Number of rows.
-        info_keys: Names of the requested ``info`` scalars.
-    """
+    """Rows of a plan in index order, filled as episodes finish, each at most once."""
 
     def __init__(self, num_episodes: int, info_keys: Sequence[str] = ()) -> None:
         self.rows: npt.NDArray[np.void] = np.zeros(num_episodes, ROW)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain", "plain_leaf"]
+__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain", "plain_leaf", "with_leaf"]
 
 ABSENT: Final = "(absent)"
 """Stands for a value that one of two trees lacks."""
@@ -60,6 +60,14 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, key)
     else:
         yield key, value
+
+
+def with_leaf(old: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a mapping like another, of which nothing is changed, in which a path of keys leads to a value."""
+    if not path:
+        return value
+    known = old if isinstance(old, Mapping) else {}
+    return {**known, path[0]: with_leaf(known.get(path[0]), path[1:], value)}
 
 
 def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:

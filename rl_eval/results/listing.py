@@ -159,11 +159,7 @@ def _names(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_records(path: Path, planned: int) -> None:
-    """Make sure that there is a record of every episode.
-
-    Raises:
-        UsageError: There is not.
-    """
+    """Make sure that there is a record of every episode."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
+
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
@@ -51,10 +53,6 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
 def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     """Build the result of what a log holds.
 
-    Args:
-        contents: What was read from it.
-        run_dir: Its folder or URI, for messages, and to look for a saved result.
-
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
     """
@@ -77,7 +75,9 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else (bounds[0], bounds[1]),
         audit_mismatches=contents.mismatches,
-        determinism=Determinism.from_dict(found) if found else Determinism(remark="the evaluation has not ended"),
+        determinism=TypeAdapter(Determinism).validate_python(found)
+        if found
+        else Determinism(remark="the evaluation has not ended"),
     )
 
 
@@ -98,11 +98,7 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 
 
 def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]) -> None:
-    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since.
-
-    Raises:
-        UsageError: It is damaged, or has other records.
-    """
+    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since."""
     path = Path(run_dir, RESULT_FILE)
     if is_uri(run_dir) or not path.exists():
         return

@@ -100,13 +100,7 @@ def replay(
 
 
 def replay_each(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
-    """Run episodes again with one runner of this process, one after the other; see :func:`replay` for what it raises.
-
-    Args:
-        result: Of the evaluation.
-        indices: Which episodes.
-        trust: Whether code that the result names may run although somebody else may have made it.
-    """
+    """Run episodes again with one runner of this process, in turn; see :func:`replay` for what it raises."""
     for index in indices:
         recorded_episode(result, index)
     with rebuilt_runner(result, trust=trust) as runner:
@@ -229,10 +223,6 @@ def _settings(
 def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
     """Refuse a recorded config that only describes something.
 
-    Args:
-        config: Its sections.
-        passed: Whether the policy is passed live.
-
     Raises:
         ConfigError: It holds a live object, or a secret that was not written down.
     """
@@ -271,11 +261,7 @@ def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
-    """Return the weights that the run had.
-
-    Raises:
-        WeightsError: Others, or none, are there now.
-    """
+    """Return the weights that the run had."""
     version, digest = recorded["version"], recorded["digest"]
     if digest is None:
         return None

@@ -24,9 +24,6 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
     else ``info["action_mask"]``. It has one number per choice: n of a Discrete space, ``sum(nvec)`` of a MultiDiscrete
     and two per bit of a MultiBinary one. In the last observation of an episode, which nobody acts on, it is all ones.
 
-    Args:
-        env: The environment, with its wrappers.
-
     Raises:
         ConfigError: Its actions cannot be masked.
     """

@@ -88,7 +88,7 @@ def build_env(
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
-            raise ConfigError(f"environment.env is {env!r}: {_without_period(error)}{hint}") from error
+            raise ConfigError(f"environment.env is {env!r}: {str(error).rstrip('. ')}{hint}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if is_live_environment(factory):
         raise ConfigError(f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}")
@@ -147,7 +147,3 @@ def _is_env_class(factory: Any) -> bool:
     return inspect.isclass(factory) and (
         issubclass(factory, gym.Env) or callable(getattr(factory, "observation_space", None))
     )
-
-
-def _without_period(error: Exception) -> str:
-    return str(error).rstrip(". ")

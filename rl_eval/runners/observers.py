@@ -175,12 +175,7 @@ class ObservedSlot:
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
     def end(self, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
-        """Return what those that were told of a completed episode keep of it, by their names.
-
-        Args:
-            row: Its record as a row, for the log of sweeps.
-            record: Builds its record.
-        """
+        """Return what those that were told of a completed episode keep of it, by their names."""
         if self._recorders and self._log is not None:
             try:
                 self._log.finish(row, self._recorders)

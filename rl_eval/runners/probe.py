@@ -186,11 +186,7 @@ class Probe:
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str, before: Memory) -> Finding:
-        """Refuse a policy that does not repeat itself, or note it.
-
-        Raises:
-            ConfigError: It may not.
-        """
+        """Refuse a policy that does not repeat itself, or note it."""
         found = (
             f"the policy gives other results for {call}, computed twice from the same state with the same noise. "
             f"Likely cause: {self._likely_cause(before)}"
@@ -256,11 +252,7 @@ class Probe:
     # ------------------------------------------------------------------ comparisons
 
     def _depends(self, reference: list[bytes], size: int) -> bool:
-        """Whether rows depend on the rest of a batch of this size.
-
-        Raises:
-            _Unrepeatable: They do not even repeat.
-        """
+        """Whether rows depend on the rest of a batch of this size."""
         found = self._mismatch(reference, size)
         if found is None:
             return False
@@ -279,11 +271,7 @@ class Probe:
             return
 
     def _demand_repeats(self) -> None:
-        """Compute single rows again, after themselves and after others.
-
-        Raises:
-            _Unrepeatable: One gives other bits than before.
-        """
+        """Compute single rows again, after themselves and after others."""
         rows = range(min(self._pool, BLOCK))
         for _ in range(_WARM_UP):
             self._alone(0)

@@ -234,10 +234,6 @@ class SlotEnv:
     """Environment in a slot's process.
 
     ``reset`` and ``step`` return the reply that has come for what :meth:`ask_reset` and :meth:`ask_step` sent.
-
-    Args:
-        slot: Its process.
-        number: Its number there.
     """
 
     def __init__(self, slot: SlotProcess, number: int) -> None:

@@ -37,12 +37,7 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
 
 
 class ObservationBatch:
-    """Observations of all lanes, row by row, in arrays that live as long as the runner.
-
-    Args:
-        space: Observation space.
-        rows: Number of rows.
-    """
+    """Observations of all lanes, row by row, in arrays that live as long as the runner."""
 
     def __init__(self, space: gym.Space[Any], rows: int) -> None:
         self._space = space
@@ -71,7 +66,7 @@ class ObservationBatch:
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
         self._row_shape = self._only.shape[1:] if self._only is not None else ()
-        self.note: Callable[[int, str, str], None] = _say_nothing
+        self.note: Callable[[int, str, str], None] = lambda *_: None
         """Takes the row, what is odd about its observation, and what was seen."""
 
     def write(self, row: int, observation: Any) -> None:
@@ -186,10 +181,6 @@ class ObservationBatch:
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
         """Return a batch of made-up observations inside the space, for probing a policy."""
         return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
-
-
-def _say_nothing(row: int, what: str, shown: str) -> None:
-    """Do nothing with a note."""
 
 
 def _at(path: tuple[Any, ...]) -> str:

@@ -67,12 +67,7 @@ class _Finished(NamedTuple):
 
 @final
 class SweepLog:
-    """Sweeps since the first step of the oldest episode that is recorded, each with a row for every slot.
-
-    Args:
-        observations: A batch of observations.
-        actions: A batch of actions.
-    """
+    """Sweeps since the first step of the oldest episode that is recorded, each with a row for every slot."""
 
     def __init__(self, observations: Array, actions: Array) -> None:
         self._rows = len(observations)
@@ -235,12 +230,7 @@ def _places(
 
 @final
 class SlotLog:
-    """A slot's part of a log: it stands between the runner and the slot's environment, and keeps what comes back.
-
-    Args:
-        sweeps: The log.
-        slot: Which.
-    """
+    """A slot's part of a log: it stands between the runner and the slot's environment, and keeps what comes back."""
 
     def __init__(self, sweeps: SweepLog, slot: int) -> None:
         self._sweeps, self._slot = sweeps, slot

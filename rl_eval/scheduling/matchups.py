@@ -50,11 +50,6 @@ class Matchups:
         """Return the turns as plain JSON values."""
         return [[list(seating) for seating in turn] for turn in self.turns]
 
-    @property
-    def num_seats(self) -> int:
-        """Seats of a seating."""
-        return len(self.turns[0][0])
-
     @cached_property
     def round(self) -> tuple[Seating, ...]:
         """Seatings of one turn of every matchup."""
@@ -144,9 +139,10 @@ class _Expansion:
 
     def _round_robin(self) -> Iterator[Seating]:
         if len(self.policies) < max(2, self.seats):
+            names = ", ".join(map(repr, self.policies)) or "none"
             raise ConfigError(
                 f"evaluation.matchups is 'round_robin', which seats {self.seats} different policies, but policies are "
-                f"{_listed(self.policies)}: add policies, list the seatings, or give focal and background"
+                f"{names}: add policies, list the seatings, or give focal and background"
             )
         choose = itertools.combinations if self.symmetric else itertools.permutations
         return choose(self.policies, self.seats)
@@ -211,10 +207,6 @@ def _different(turns: Iterable[tuple[Seating, ...]]) -> tuple[tuple[Seating, ...
         if room < 0:
             raise ConfigError(f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings: list those that matter")
     return tuple(kept)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 def _not_a_design(given: Any) -> ConfigError:

@@ -80,11 +80,7 @@ class _Ward:
 
 
 class NodeAgent:
-    """Watches the runners of its node.
-
-    Args:
-        deadlines: When to end them.
-    """
+    """Watches the runners of its node."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from rl_eval.errors import nearest
@@ -56,46 +55,14 @@ class Strike(NamedTuple):
 # ------------------------------------------------------------------ what happens to the process
 
 
-def _nothing(strike: Strike) -> None:
-    """Let the environment be."""
-
-
 def _raise(strike: Strike) -> None:
     raise InjectedFault(f"injected fault in {strike.where}")
-
-
-def _exit(strike: Strike) -> None:
-    sys.exit(EXIT_STATUS)
-
-
-def _os_exit(strike: Strike) -> None:
-    os._exit(EXIT_STATUS)
-
-
-def _segfault(strike: Strike) -> None:
-    ctypes.string_at(0)
-
-
-def _abort(strike: Strike) -> None:
-    os.abort()
-
-
-def _sigkill(strike: Strike) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _sigstop(strike: Strike) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _loop(strike: Strike) -> None:
     end = time.perf_counter() + strike.seconds
     while time.perf_counter() < end:
         pass
-
-
-def _sleep(strike: Strike) -> None:
-    time.sleep(strike.seconds)
 
 
 class _Timespec(ctypes.Structure):
@@ -128,17 +95,17 @@ def _balloon(strike: Strike) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-STRIKES: Final[Mapping[str, Callable[[Strike], None]]] = {
-    "none": _nothing,
+STRIKES: Final[Mapping[str, Callable[[Strike], object]]] = {
+    "none": lambda _: None,
     "raise": _raise,
-    "exit": _exit,
-    "os_exit": _os_exit,
-    "segfault": _segfault,
-    "abort": _abort,
-    "sigkill": _sigkill,
-    "sigstop": _sigstop,
+    "exit": lambda _: sys.exit(EXIT_STATUS),
+    "os_exit": lambda _: os._exit(EXIT_STATUS),
+    "segfault": lambda _: ctypes.string_at(0),
+    "abort": lambda _: os.abort(),
+    "sigkill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "sigstop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "loop": _loop,
-    "sleep": _sleep,
+    "sleep": lambda strike: time.sleep(strike.seconds),
     "gil_sleep": _gil_sleep,
     "balloon": _balloon,
 }
@@ -157,33 +124,13 @@ def _with_nan(leaf: Any) -> Any:
     return np.full_like(array, np.nan) if array.dtype.kind == "f" else leaf
 
 
-def _doubled(leaf: Any) -> npt.NDArray[Any]:
-    return np.stack([np.asarray(leaf)] * 2)
-
-
-def _as_text(leaf: Any) -> npt.NDArray[Any]:
-    return np.asarray(leaf).astype(str)
-
-
-def _without_first_key(observation: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(list(observation.items())[1:])
-
-
-def _with_nan_reward(result: Any) -> tuple[Any, ...]:
-    return (result[0], float("nan"), *result[2:])
-
-
-def _no_tuple(result: Any) -> None:
-    return None
-
-
 SPOILS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "nan_observation": _observation_spoiler(lambda observation: tree.map_structure(_with_nan, observation)),
-    "bad_shape": _observation_spoiler(lambda observation: tree.map_structure(_doubled, observation)),
-    "bad_dtype": _observation_spoiler(lambda observation: tree.map_structure(_as_text, observation)),
-    "missing_key": _observation_spoiler(_without_first_key),
-    "nan_reward": _with_nan_reward,
-    "not_a_tuple": _no_tuple,
+    "nan_observation": _observation_spoiler(lambda seen: tree.map_structure(_with_nan, seen)),
+    "bad_shape": _observation_spoiler(lambda seen: tree.map_structure(lambda leaf: np.stack([leaf] * 2), seen)),
+    "bad_dtype": _observation_spoiler(lambda seen: tree.map_structure(lambda leaf: np.asarray(leaf).astype(str), seen)),
+    "missing_key": _observation_spoiler(lambda seen: dict(list(seen.items())[1:])),
+    "nan_reward": lambda result: (result[0], float("nan"), *result[2:]),
+    "not_a_tuple": lambda _: None,
 }
 """Kinds that change what ``reset`` or ``step`` returns."""
 

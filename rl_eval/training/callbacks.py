@@ -158,11 +158,7 @@ class NewBest:
 
 
 def _weights(point: EvalPoint) -> WeightsSnapshot:
-    """Return the weights that a point was measured with.
-
-    Raises:
-        UsageError: They are not there.
-    """
+    """Return the weights that a point was measured with."""
     found = point.weights
     if found is None or found.digest != point.result.provenance["weights"]["digest"]:
         raise UsageError(
@@ -173,11 +169,7 @@ def _weights(point: EvalPoint) -> WeightsSnapshot:
 
 
 def _value(point: EvalPoint, metric: str) -> float | None:
-    """Return what a point says about a metric; None if that does not count.
-
-    Raises:
-        UsageError: It has no such metric.
-    """
+    """Return what a point says about a metric; None if that does not count."""
     known = {**point.metrics, **point.result.metrics}
     if metric not in known:
         raise UsageError(f"no metric is called {metric!r}: {nearest(metric, known)}")

@@ -304,7 +304,8 @@ class Delivery:
                 _logger.exception("on_error of the evaluator raised, for %r", error)
                 self._pass_interruptions(another)
         else:
-            _log_error(error)
+            name, trace = type(error).__name__, redacted_traceback(error).rstrip()
+            _logger.error("%s: %s\n%s", name, redact_text(str(error)), trace)
 
     def _pass_interruptions(self, error: BaseException) -> None:
         """Raise what is meant for the caller's thread; in ours ``SystemExit`` would end only the deliveries."""
@@ -355,7 +356,3 @@ def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
     if not all(map(fits, found)):
         raise ConfigError(f"{key} is {given!r}: give one, or a list of them")
     return found
-
-
-def _log_error(error: BaseException) -> None:
-    _logger.error("%s: %s\n%s", type(error).__name__, redact_text(str(error)), redacted_traceback(error).rstrip())

@@ -43,13 +43,7 @@ class Engine(Protocol):
 
 @final
 class GroupEngine:
-    """Runners of one evaluator alone.
-
-    Args:
-        settings: What to evaluate and how.
-        policy: A live policy, used instead of the configured one.
-        backend: Where the runners are.
-    """
+    """Runners of one evaluator alone."""
 
     def __init__(self, settings: EvalSettings, policy: Any, backend: Backend) -> None:
         self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")

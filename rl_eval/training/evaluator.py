@@ -369,11 +369,7 @@ class Evaluator:
                 self._delivery.await_change(_ROOM_S)
 
     def _admit(self, asking: Request) -> Request | None:
-        """Decide on a request; return the one that it replaces, if any.
-
-        Raises:
-            EvaluatorBusy: It is refused.
-        """
+        """Decide on a request; return the one that it replaces, if any."""
         unfinished = self._delivery.unfinished()
         if asking.replaceable and (reason := self._delivery.congestion()):
             raise EvaluatorBusy(f"the evaluation of step {asking.step} was refused: {reason}")

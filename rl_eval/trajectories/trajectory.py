@@ -115,13 +115,7 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
 
 @dataclass(frozen=True)
 class CompressedArray:
-    """Array in compressed blocks of rows; nothing is lost.
-
-    Args:
-        dtype: Of its elements.
-        shape: Of the whole array.
-        blocks: Compressed rows, in order.
-    """
+    """Array in compressed blocks of rows; nothing is lost."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -153,11 +153,7 @@ def _video(
 
 @final
 class _Camera(Spectator):
-    """Observer that renders its environment after the reset and after each step, and never raises.
-
-    Args:
-        max_frames: Most frames.
-    """
+    """Observer that renders its environment after the reset and after each step, and never raises."""
 
     def __init__(self, max_frames: int) -> None:
         super().__init__()

@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, UsageError
@@ -154,15 +151,8 @@ def record_videos(
 def _tasks(result: EvalResult, settings: VideoSettings) -> list[Task]:
     """Return what makes the videos of a result when it is called with a runner."""
     indices = select_episodes(result, settings.select, settings.max_videos)
-    return [_refusal(index) if _lethal(result, index) else _recording(settings, result, index) for index in indices]
-
-
-def _lethal(result: EvalResult, index: int) -> bool:
-    return any(fault.cause in _LETHAL for fault in result.table.faults.get(index, ()))
-
-
-def _refusal(index: int) -> Task:
-    return partial(_refuse, index=index)
+    lethal = {index for index, faults in result.table.faults.items() if any(one.cause in _LETHAL for one in faults)}
+    return [partial(_refuse, index=i) if i in lethal else _recording(settings, result, i) for i in indices]
 
 
 def _refuse(runner: Runner, index: int) -> Video:
@@ -175,13 +165,9 @@ def _refuse(runner: Runner, index: int) -> Video:
 def _recording(settings: VideoSettings, result: EvalResult, index: int) -> Task:
     return partial(
         record_episode,
-        recorded=_row(result, index),
+        recorded=result.table.rows[index : index + 1],
         seating=result.plan.seating(index),
         fps=settings.fps,
         max_frames=settings.max_frames,
         timeout_s=settings.timeout_s,
     )
-
-
-def _row(result: EvalResult, index: int) -> npt.NDArray[np.void]:
-    return result.table.rows[index : index + 1]

@@ -115,33 +115,9 @@ def _parse_one(text: str) -> _Selector:
     return _Selector(kind, int(number))
 
 
-def _first(result: EvalResult, number: int | None) -> Iterable[int]:
-    return _recorded(result, range(min(number or 1, len(result.table))))
-
-
-def _every(result: EvalResult, number: int | None) -> Iterable[int]:
-    return _recorded(result, range(0, len(result.table), number or 1))
-
-
-def _best(result: EvalResult, number: int | None) -> Iterable[int]:
-    return _ranked(result, -1)[: number or 1]
-
-
-def _worst(result: EvalResult, number: int | None) -> Iterable[int]:
-    return _ranked(result, 1)[: number or 1]
-
-
-def _failed(result: EvalResult, number: int | None) -> Iterable[int]:
-    return map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number])
-
-
-def _episode(result: EvalResult, number: int | None) -> Iterable[int]:
-    return [] if number is None or number >= len(result.table) else _recorded(result, [number])
-
-
 def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
     filled = result.table.filled
-    return (index for index in indices if filled[index])
+    return (index for index in indices if index < len(filled) and filled[index])
 
 
 def _ranked(result: EvalResult, sign: int) -> list[int]:
@@ -151,12 +127,12 @@ def _ranked(result: EvalResult, sign: int) -> list[int]:
 
 
 _KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
-    "first": _first,
-    "every": _every,
-    "best": _best,
-    "worst": _worst,
-    "failed": _failed,
-    "episode": _episode,
+    "first": lambda result, number: _recorded(result, range(min(number or 1, len(result.table)))),
+    "every": lambda result, number: _recorded(result, range(0, len(result.table), number or 1)),
+    "best": lambda result, number: _ranked(result, -1)[: number or 1],
+    "worst": lambda result, number: _ranked(result, 1)[: number or 1],
+    "failed": lambda result, number: map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number]),
+    "episode": lambda result, number: _recorded(result, [] if number is None else [number]),
 }
 _NUMBERED: Final = {
     "every": "say every how many, such as 'every:10'",

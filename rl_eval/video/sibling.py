@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
@@ -65,8 +65,7 @@ def rendering_sibling(runner: EvalRunner, mode: str, timeout_s: float | None, sp
     settings = _one_lane(runner.settings, timeout_s, spectator)
     problems = []
     for way, kwargs in _ways(settings, mode).items():
-        section = settings.environment.model_copy(update={"env_kwargs": kwargs})
-        rendering = settings.model_copy(update={"environment": section})
+        rendering = with_values(settings, environment={"env_kwargs": kwargs})
         try:
             sibling = type(runner)(rendering, runner.runner_index, runner.policy)
         except (ConfigError, EnvError) as error:
@@ -83,12 +82,11 @@ def rendering_sibling(runner: EvalRunner, mode: str, timeout_s: float | None, sp
 
 
 def _one_lane(settings: EvalSettings, timeout_s: float | None, spectator: Spectator) -> EvalSettings:
-    return settings.model_copy(
-        update={
-            "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
-            "evaluation": settings.evaluation.model_copy(update={"observers": (spectator.watch,)}),
-            "fault_tolerance": settings.fault_tolerance.model_copy(update={"episode_timeout_s": timeout_s}),
-        }
+    return with_values(
+        settings,
+        runners={"num_envs_per_runner": 1},
+        evaluation={"observers": (spectator.watch,)},
+        fault_tolerance={"episode_timeout_s": timeout_s},
     )
 
 

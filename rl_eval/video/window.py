@@ -52,11 +52,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
 
 
 def _check_display() -> None:
-    """Make sure that nothing is drawn where nobody sees it, which SDL falls back to without a word.
-
-    Raises:
-        ConfigError: There is no display.
-    """
+    """Make sure that nothing is drawn where nobody sees it, which SDL falls back to without a word."""
     if sys.platform != "linux":
         return
     if not any(os.environ.get(name) for name in _DISPLAYS):

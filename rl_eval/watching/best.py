@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_text
+from rl_eval.config.settings import EvaluationSection
 from rl_eval.watching.checkpoints import Snapshot, copy_checkpoint
-
-if TYPE_CHECKING:
-    from rl_eval.config.settings import EvaluationSection
-    from rl_eval.watching.journal import Entry, Score
+from rl_eval.watching.journal import Entry, Score
 
 __all__ = ["BestCheckpoint", "describe"]
 
@@ -24,11 +22,7 @@ _FILE: Final = "best.json"
 
 @final
 class BestCheckpoint:
-    """The copy of the best checkpoint.
-
-    Args:
-        folder: Where it is, or will be.
-    """
+    """The copy of the best checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,13 +56,7 @@ class BestCheckpoint:
 
 
 def describe(candidate: Entry, selection: EvaluationSection, num_held_out: int) -> dict[str, Any]:
-    """Describe the best checkpoint by both its numbers, and say which of them is which.
-
-    Args:
-        candidate: The checkpoint.
-        selection: The episodes by which it was chosen; the held-out ones follow them.
-        num_held_out: How many of these there are.
-    """
+    """Describe the best checkpoint by both its numbers, and say which of them is which."""
     held_out = candidate.held_out
     chosen = "greatest mean return of all checkpoints, so biased upward"
     return {

@@ -33,12 +33,7 @@ _BEST: Final = "#d62728"
 
 
 def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
-    """Return one line per checkpoint, in the order of training; absent numbers are empty.
-
-    Args:
-        entries: The curve.
-        best: Id of the best one, if there is one.
-    """
+    """Return one line per checkpoint, in the order of training; absent numbers are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -75,11 +70,6 @@ def _row(entry: Entry, best: str | None) -> dict[str, Any]:
 
 def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
     """Draw mean returns with their intervals, and the best checkpoint with its held-out return.
-
-    Args:
-        entries: The curve.
-        best: Id of the best one, if there is one.
-        title: What was evaluated.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -15,17 +15,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
 from rl_eval.records.plain import plain
-from rl_eval.watching.checkpoints import CheckpointInfo, identify
-
-if TYPE_CHECKING:
-    from rl_eval.results.result import EvalResult
-    from rl_eval.watching.checkpoints import Snapshot
+from rl_eval.results.result import EvalResult
+from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify
 
 __all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score", "check_journal"]
 

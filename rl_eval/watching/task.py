@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
+from rl_eval.records.plain import with_leaf
 from rl_eval.results.source_code import code_of
-
-if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings
 
 __all__ = ["WEIGHTS", "check_key", "task_of", "with_checkpoint"]
 
@@ -21,16 +20,9 @@ def with_checkpoint(settings: EvalSettings, key: str, path: str | None) -> EvalS
     """Return settings with a checkpoint's path at a dotted key of the policy section."""
     section = settings.policy
     if key == WEIGHTS:
-        section = section.model_copy(update={"weights": path, "weights_key": path and section.weights_key})
-    else:
-        kwargs = _nested(section.policy_kwargs, key.removeprefix(_KWARGS).split("."), path)
-        section = section.model_copy(update={"policy_kwargs": kwargs})
-    return settings.model_copy(update={"policy": section})
-
-
-def _nested(old: Any, path: list[str], value: Any) -> Any:
-    known = old if isinstance(old, Mapping) else {}
-    return {**known, path[0]: _nested(known.get(path[0]), path[1:], value) if path[1:] else value}
+        return with_values(settings, policy={"weights": path, "weights_key": path and section.weights_key})
+    kwargs = with_leaf(section.policy_kwargs, key.removeprefix(_KWARGS).split("."), path)
+    return with_values(settings, policy={"policy_kwargs": kwargs})
 
 
 def check_key(key: str) -> str:

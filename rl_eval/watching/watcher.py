@@ -14,12 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes
+from rl_eval.config.settings import EvalSettings, EvaluationSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.execution.handle import EvalHandle
 from rl_eval.policies import came_from_factory
+from rl_eval.results.result import EvalResult
 from rl_eval.watching.best import BestCheckpoint, describe
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
 from rl_eval.watching.claim import OutputClaim
@@ -27,11 +30,6 @@ from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
 from rl_eval.watching.journal import Entry, Journal, Score
 from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
 from rl_eval.weights import load_weights_file
-
-if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings, EvaluationSection
-    from rl_eval.execution.handle import EvalHandle
-    from rl_eval.results.result import EvalResult
 
 __all__ = ["WatchOptions", "Watcher"]
 
@@ -185,10 +183,6 @@ class Watcher:
     def _begin(self, poll_s: float, *, empty: bool) -> None:
         """Make the first of the two scans that show what is stable, and finish earlier work between them.
 
-        Args:
-            poll_s: Seconds to the second scan.
-            empty: Whether there may be nothing yet.
-
         Raises:
             ConfigError: There is nothing.
         """
@@ -315,9 +309,10 @@ class Watcher:
         """
         selection = self._settings.evaluation
         first_index = selection.first_index + selection.num_episodes
-        held_out = selection.model_copy(update={"num_episodes": self._num_held_out, "first_index": first_index})
-        self._settings.model_copy(update={"evaluation": held_out}).plan()
-        return held_out
+        values = {"num_episodes": self._num_held_out, "first_index": first_index}
+        settings = with_values(self._settings, evaluation=values)
+        settings.plan()
+        return settings.evaluation
 
     def _keep(self, candidate: Entry, snapshot: Snapshot) -> None:
         """Make the candidate the best."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.errors import ComparisonError
@@ -377,7 +378,7 @@ def test_the_limit_of_the_rate() -> None:
 )
 def test_a_finding_survives_json(value: Determinism) -> None:
     """It is stored in results and logs."""
-    assert Determinism.from_dict(json.loads(json.dumps(value.to_dict()))) == value
+    assert TypeAdapter(Determinism).validate_python(json.loads(json.dumps(value.to_dict()))) == value
 
 
 # ------------------------------------------------------------------------------ whole evaluations

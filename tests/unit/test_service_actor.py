@@ -322,7 +322,7 @@ class Mute(Exception):
     [
         (OSError(28, "No space left on device"), (OSError, "No space left")),
         (Strange(1, 2), (EvalError, "Strange: 1 and 2")),
-        (Mute(), (EvalError, "Mute: its text cannot be had")),
+        (Mute(), (EvalError, "Mute: Mute, whose text cannot be read")),
     ],
 )
 def test_a_request_that_cannot_begin_is_answered_with_its_error(world, monkeypatch, error, arrives):

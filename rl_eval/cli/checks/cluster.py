@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised
-from rl_eval.config.settings import EvalSettings, RunnersSection
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.results.result import EvalResult
 
@@ -48,15 +48,12 @@ def _compare(there: EvalResult, group: EvalRunnerGroup) -> Finding:
 
 
 def _shortened(settings: EvalSettings) -> EvalSettings:
-    section = settings.evaluation
-    steps = min(section.max_episode_steps or _MAX_STEPS, _MAX_STEPS)
+    steps = min(settings.evaluation.max_episode_steps or _MAX_STEPS, _MAX_STEPS)
     episodes = _EPISODES_PER_RUNNER * settings.runners.num_runners
-    changed = section.model_copy(update={"num_episodes": episodes, "max_episode_steps": steps})
-    return settings.model_copy(update={"evaluation": changed})
+    return with_values(settings, evaluation={"num_episodes": episodes, "max_episode_steps": steps})
 
 
 def _inline(settings: EvalSettings) -> EvalSettings:
     """Return settings that run in this process: nothing of Ray in them."""
     runners = RunnersSection(num_envs_per_runner=settings.runners.num_envs_per_runner, runner=settings.runners.runner)
-    faults = settings.fault_tolerance.model_copy(update={"step_timeout_s": None})
-    return settings.model_copy(update={"runners": runners, "fault_tolerance": faults})
+    return with_values(settings, fault_tolerance={"step_timeout_s": None}).model_copy(update={"runners": runners})

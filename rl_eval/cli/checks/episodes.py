@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.config.settings import EvalSettings, PolicySection
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
@@ -116,13 +116,11 @@ class Player(EvalRunner):
 def for_player(settings: EvalSettings) -> EvalSettings:
     """Return settings of one lane that is left as it is between episodes, without the policy, which may not pickle."""
     steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
-    return settings.model_copy(
-        update={
-            "environment": settings.environment.model_copy(update={"env_reuse": "lane"}),
-            "policy": PolicySection(actions=settings.policy.actions),
-            "runners": settings.runners.model_copy(update={"num_envs_per_runner": 1}),
-            "evaluation": settings.evaluation.model_copy(update={"max_episode_steps": steps}),
-        }
+    return with_values(
+        settings.model_copy(update={"policy": PolicySection(actions=settings.policy.actions)}),
+        environment={"env_reuse": "lane"},
+        runners={"num_envs_per_runner": 1},
+        evaluation={"max_episode_steps": steps},
     )
 
 

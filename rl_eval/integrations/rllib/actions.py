@@ -19,7 +19,7 @@ from ray.rllib.core.distribution.torch import torch_distribution as distribution
 from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.policies.sampling import categorical, gaussian
+from rl_eval.policies.sampling import categorical, gaussian, refuse_nan
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["Actions", "read_actions"]
@@ -97,18 +97,11 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
     if Columns.ACTION_DIST_INPUTS not in outputs:
         raise PolicyError(f"{type(module).__name__} returned neither actions nor action_dist_inputs: {list(outputs)}")
     logits = outputs[Columns.ACTION_DIST_INPUTS]
-    _check(_numpy(logits), live)
+    refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
     if noise is None:
         mode = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
         return tree.map_structure(_numpy, mode.sample())
     return _sample(module.get_exploration_action_dist_cls().from_logits(logits), live, noise)
-
-
-def _check(inputs: Array, live: Live) -> None:
-    absent = np.isnan(inputs)
-    if absent.any() and absent[live].any():
-        row = int(np.flatnonzero(live & absent.reshape(len(inputs), -1).any(1))[0])
-        raise PolicyError(f"the RLModule's action_dist_inputs are NaN: {inputs[row]}")
 
 
 def _sample(distribution: Any, live: Live, noise: NoiseSource) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import gymnasium as gym
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.multi_agent.turns import Turn
+from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["RLlibAgents", "as_agents_env"]
 
@@ -16,7 +16,7 @@ _ALL: Final = "__all__"
 
 
 @final
-class RLlibAgents:
+class RLlibAgents(AgentsEnv):
     """A ``ray.rllib.env.multi_agent_env.MultiAgentEnv``.
 
     Args:
@@ -61,10 +61,6 @@ class RLlibAgents:
             over,
             ending if over else None,
         )
-
-    def unread_rewards(self) -> Mapping[Any, Any]:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
-        return {}
 
     def close(self) -> None:
         """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""

@@ -113,11 +113,7 @@ class RLModulePolicy:
         return outputs, following or None
 
     def _check_familiar(self, observations: Any) -> None:
-        """Make sure, once, that observations look like those of training.
-
-        Raises:
-            ConfigError: They have another structure or shape.
-        """
+        """Make sure, once, that observations look like those of training."""
         ours, theirs = tree.flatten(self._trained_on), tree.flatten(observations)
         if [space.shape for space in ours] != [leaf.shape[1:] for leaf in theirs]:
             raise ConfigError(

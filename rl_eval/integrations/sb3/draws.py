@@ -16,7 +16,7 @@ from stable_baselines3.common.distributions import (
 from rl_eval.policies.sampling import bernoulli, categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Exploration", "draw", "explores", "parameters", "to_numpy"]
+__all__ = ["Exploration", "draw", "explores", "parameters"]
 
 Array = npt.NDArray[Any]
 
@@ -25,8 +25,8 @@ def parameters(distribution: Distribution) -> list[Array]:
     """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
     found = _of_torch(distribution)
     if isinstance(found, torch.distributions.Normal):
-        return [to_numpy(found.loc), to_numpy(found.scale)]
-    return [to_numpy(part.logits) for part in (found if isinstance(found, list) else [found])]
+        return [found.loc.numpy(force=True), found.scale.numpy(force=True)]
+    return [part.logits.numpy(force=True) for part in (found if isinstance(found, list) else [found])]
 
 
 def draw(distribution: Distribution, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
@@ -68,7 +68,7 @@ class Exploration:
         actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
         if distribution.bijector is not None:
             actions = distribution.bijector.forward(actions)
-        return to_numpy(actions), (matrices, torch.ones_like(state[1]))
+        return actions.numpy(force=True), (matrices, torch.ones_like(state[1]))
 
     def _drawn(self, matrices: torch.Tensor, drawn: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
         """Return the matrices, with those of fresh episodes drawn."""
@@ -87,11 +87,6 @@ def _of_torch(distribution: Any) -> Any:
     """Return torch's distribution, or a list of them, one for each part of an action."""
     parts = getattr(distribution, "distributions", None)
     return distribution.distribution if parts is None else parts
-
-
-def to_numpy(tensor: torch.Tensor) -> Array:
-    """Return the numbers of a tensor, from whichever device."""
-    return tensor.detach().cpu().numpy()
 
 
 def explores(distribution: Distribution | None) -> bool:

@@ -32,7 +32,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.context import context_of
-from rl_eval.integrations.sb3.draws import Exploration, draw, explores, parameters, to_numpy
+from rl_eval.integrations.sb3.draws import Exploration, draw, explores, parameters
 from rl_eval.integrations.sb3.live import portable
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
 from rl_eval.integrations.sb3.observations import Preprocessor
@@ -121,7 +121,7 @@ class SB3Policy:
         state = self.initial_state(rows) or {}
         prepared, arguments, _ = self._read(observations, state)
         if isinstance(self.module, DQNPolicy):
-            return [to_numpy(self.module.q_net(prepared))]
+            return [self.module.q_net(prepared).numpy(force=True)]
         if not hasattr(self.module, "get_distribution"):
             return []
         distribution, following = self._distribution(prepared, arguments)
@@ -146,7 +146,7 @@ class SB3Policy:
         if noise is None or isinstance(self.module, TD3Policy):
             chosen, following["context"] = self._predicted(prepared, arguments)
         elif isinstance(self.module, DQNPolicy):
-            chosen = self._explored(to_numpy(self.module._predict(prepared)), noise)
+            chosen = self._explored(self.module._predict(prepared).numpy(force=True), noise)
         else:
             distribution, following["context"] = self._distribution(prepared, arguments)
             if self._exploration is None:
@@ -165,7 +165,7 @@ class SB3Policy:
 
     def _predicted(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Array, Any]:
         chosen, state = self._context.split(self.module._predict(prepared, deterministic=True, **arguments))
-        return to_numpy(chosen), state
+        return chosen.numpy(force=True), state
 
     def _distribution(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Distribution, Any]:
         if hasattr(self._actor, "get_action_dist_params"):
@@ -174,11 +174,7 @@ class SB3Policy:
         return self._context.split(self._actor.get_distribution(prepared, **arguments))
 
     def _check_sampling(self) -> None:
-        """Make sure that the policy can be sampled from an episode's own stream.
-
-        Raises:
-            ConfigError: It has a distribution that rl_eval does not know, or its own way to predict.
-        """
+        """Make sure that the policy can be sampled from an episode's own stream."""
         if isinstance(self.module, (DQNPolicy, TD3Policy)):
             return
         name = type(self.module).__name__

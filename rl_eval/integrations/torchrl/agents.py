@@ -28,7 +28,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.env import as_array, nested, nested_space, peel, seen_keys
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
-from rl_eval.runners.multi_agent.turns import Turn
+from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["TorchRLAgents", "as_agents_env"]
 
@@ -46,7 +46,7 @@ class _Seat(NamedTuple):
 
 
 @final
-class TorchRLAgents:
+class TorchRLAgents(AgentsEnv):
     """A TorchRL environment with groups of agents.
 
     Args:
@@ -105,10 +105,6 @@ class TorchRLAgents:
         observations = {} if over else self._observations(following)
         ending = (bool(following["terminated"]), bool(following["truncated"])) if over else None
         return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending)
-
-    def unread_rewards(self) -> Mapping[Any, Any]:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
-        return {}
 
     def close(self) -> None:
         """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""

@@ -89,7 +89,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
         done_key: Key | None = None,
     ) -> None:
         self.env = env
-        self.render_mode = _render_mode(env)
+        self.render_mode = getattr(_gym_inside(env), "render_mode", None)
         keys = seen_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
         specs = {key: env.full_observation_spec[key] for key in keys}
         self._paths = [(key, key if isinstance(key, tuple) else (key,)) for key in specs]
@@ -155,13 +155,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
 @final
 class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
-    """The gymnasium environment of a ``GymEnv``, with what its bookkeeping would have changed.
-
-    Args:
-        env: The TorchRL environment; it is kept, and closed with this one.
-        inner: Its gymnasium environment.
-        max_steps: Least limit of its step counters.
-    """
+    """The gymnasium environment of a ``GymEnv``, with what its bookkeeping would have changed."""
 
     def __init__(self, env: EnvBase, inner: gym.Env[Any, Any], max_steps: int | None) -> None:
         super().__init__(inner)
@@ -169,7 +163,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         self._max_steps = max_steps or 0
         self._steps = 0
         self._step = inner.step  # Bound once: this is the loop that counts.
-        self._reward_type = _scalar_type(env.reward_spec.dtype)
+        self._reward_type = torch.empty((), dtype=env.reward_spec.dtype).numpy().dtype.type
         key = next(iter(seen_keys(env)))
         space = observation_space(env.full_observation_spec[key])
         self._cast: Any = None if space.dtype == inner.observation_space.dtype else space.dtype
@@ -242,10 +236,6 @@ def _gym_inside(env: Any) -> Any:
     return inner if hasattr(inner, "render") else None
 
 
-def _render_mode(env: Any) -> str | None:
-    return getattr(_gym_inside(env), "render_mode", None)
-
-
 def seen_keys(env: EnvBase) -> list[Key]:
     """Return the keys of the observations, without what only says how far the episode is."""
     hidden: set[Key] = set()
@@ -285,11 +275,7 @@ def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
-    """Return the one key of a kind, which holds one number.
-
-    Raises:
-        ConfigError: There are several, or it holds several numbers.
-    """
+    """Return the one key of a kind, which holds one number."""
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
@@ -329,10 +315,6 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
 
 def _leaf(key: Key) -> str:
     return key[-1] if isinstance(key, tuple) else key
-
-
-def _scalar_type(dtype: torch.dtype) -> type[np.generic]:
-    return torch.empty((), dtype=dtype).numpy().dtype.type
 
 
 def as_array(tensor: torch.Tensor) -> Any:

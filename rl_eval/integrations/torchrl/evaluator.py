@@ -358,11 +358,7 @@ class Evaluator:
         return handle.exception() is not None or handle.result() in self._outcomes
 
     def _metrics(self, point: EvalPoint) -> dict[str, Any]:
-        """Name the numbers as TorchRL does, and add ours.
-
-        Raises:
-            EvaluationFailed: There are none.
-        """
+        """Name the numbers as TorchRL does, and add ours."""
         result = point.result
         if result.status == "failed":
             raise EvaluationFailed(f"the evaluation of step {point.step} failed: {result.reason}")

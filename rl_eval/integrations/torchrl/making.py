@@ -197,11 +197,7 @@ def _call(factory: Callable[..., Any], env: Any) -> Any:
 
 
 def _one_of(batched: Any, lane_index: int) -> Any:
-    """Build one environment of a ``SerialEnv`` or ``ParallelEnv``, with copies of the transforms around the batch.
-
-    Raises:
-        ConfigError: It is a batch of another kind, or a normalizer spans it.
-    """
+    """Build one environment of a ``SerialEnv`` or ``ParallelEnv``, with copies of the transforms around the batch."""
     from torchrl.envs import TransformedEnv
 
     transforms, inner = peel(batched)

@@ -30,6 +30,7 @@ from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
 from rl_eval.integrations.torchrl.stages import stages_of
 from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["TensorDictPolicy", "as_policy", "portable"]
@@ -80,7 +81,6 @@ class TensorDictPolicy:
         observation_space: Space of one observation.
         action_space: Space of one action.
         mode: ``random``, or one of :data:`~.distributions.MODES`.
-        action_key: Where the action is read; by default the policy's one output that is or ends with ``"action"``.
         device: Torch device to run on.
 
     Raises:
@@ -94,12 +94,11 @@ class TensorDictPolicy:
         action_space: gym.Space[Any],
         mode: str = "deterministic",
         *,
-        action_key: Key | None = None,
         device: str = "cpu",
     ) -> None:
         self.module = policy
         self._device = torch.device(device)
-        self._observation_space, self._action_space = observation_space, action_space
+        self._observation_space = observation_space
         self._stages: tuple[Any, ...] = ()
         self._normalized = False
         if isinstance(policy, TensorDictModuleBase):
@@ -119,7 +118,7 @@ class TensorDictPolicy:
         self._tracks_start = _IS_INIT in inputs
         self._needed = [key for key in inputs if key not in self._state_keys and key != _IS_INIT]
         self._inputs = self._read_by(observation_space, known=bool(inputs))
-        self._action_keys = _action_keys(outputs, action_space, action_key)
+        self._action_keys = _action_keys(outputs, action_space)
         self._dtype = _floating_dtype(policy)
         self._last: TensorDictBase | None = None
         """What the policy wrote for the last batch."""
@@ -242,10 +241,8 @@ class TensorDictPolicy:
             written = sorted(".".join(_path(name)) for name in output.keys(include_nested=True, leaves_only=True))
             raise ConfigError(f"the policy wrote no {key!r}, which is where its action is read; it has {written}")
         array = _array(tensor)
-        absent = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-        if absent.any() and absent[live].any():
-            row = int(np.flatnonzero(live & absent.reshape(len(array), -1).any(1))[0])
-            raise PolicyError(f"the policy's {key!r} is NaN: {array[row]}")
+        if array.dtype.kind == "f":
+            refuse_nan(array, live, f"the policy's {key!r}")
         return _as_actions(array, space)
 
     def _next_state(self, output: TensorDictBase, name: str) -> torch.Tensor:
@@ -277,19 +274,13 @@ def _run_step_by_step(policy: torch.nn.Module) -> None:
             vars(part)["_recurrent_mode"] = False
 
 
-def _action_keys(
-    outputs: list[Key], space: gym.Space[Any], given: Key | None
-) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
+def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
     """Say where the action is: (path in the action space, key in the tensordict, space of this part)."""
     if isinstance(space, gym.spaces.Dict):
         leaves = _leaf_paths(space)
         return [(path, path if len(path) > 1 else path[0], _expect_space(space, path)) for path in leaves]
-    if given is not None:
-        return [((), given, space)]
     candidates = [key for key in outputs if _path(key)[-1] == "action" and _path(key)[0] != "next"]
-    if not outputs:
-        candidates = ["action"]
-    if "action" in candidates:
+    if not outputs or "action" in candidates:
         candidates = ["action"]
     if len(candidates) != 1:
         raise ConfigError(

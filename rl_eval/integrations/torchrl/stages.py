@@ -132,7 +132,7 @@ def _value_of(
         if isinstance(value, dict):
             # A composite names its parts by their last key.
             for key in keys:
-                batch.set(key, value[key if key in value else _leaf(key)])
+                batch.set(key, value[key if key in value or not isinstance(key, tuple) else key[-1]])
             return batch
         values = value if isinstance(value, tuple) else (value,)
         for key, tensor in zip(keys, values, strict=False):
@@ -140,10 +140,6 @@ def _value_of(
         return batch
 
     return run
-
-
-def _leaf(key: Any) -> Any:
-    return key[-1] if isinstance(key, tuple) else key
 
 
 def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:

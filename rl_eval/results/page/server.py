@@ -14,7 +14,7 @@ import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from rl_eval.results.page.html import served_policy
 from rl_eval.results.page.site import Answer, RunSite
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, path: Path, kind: str, *, with_content: bool) -> None:
         """Send a file, or the part of it that is asked for, without which a browser cannot seek in a video."""
         try:
-            file = _opened(path)
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # No link.
         except OSError:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -134,8 +134,3 @@ def _part(asked: str, size: int) -> tuple[int, int] | None:
         return None
     first, last = int(found[1]), min(int(found[2] or size), size - 1)
     return (first, last) if first <= last else None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a file that is no link."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")

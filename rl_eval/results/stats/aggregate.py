@@ -9,7 +9,7 @@ value, and whatever a NaN among the values touches.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -43,10 +43,6 @@ class Aggregates:
     q95: float
     cvar10: float
     """Mean of the worst tenth; see :func:`worst_tenth`."""
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the numbers by name."""
-        return asdict(self)
 
 
 def exact_mean(values: npt.ArrayLike) -> float:

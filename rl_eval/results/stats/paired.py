@@ -9,8 +9,8 @@ sign-flip permutation test of "no difference", and McNemar's exact test on succe
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +53,6 @@ class PairedDifference:
     Below 1 pairing cost precision. None where the difference does not vary.
     """
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
@@ -73,10 +69,6 @@ class McNemar:
     def count(self) -> int:
         """Number of pairs."""
         return self.both + self.only_a + self.only_b + self.neither
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.95) -> PairedDifference:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +45,6 @@ class Rating:
     value: float
     """NaN when the policies fall into groups that never met."""
     interval: Interval
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: float = 0.95) -> tuple[Rating, ...]:

@@ -80,11 +80,7 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
 
 
 def _make(kind: str, name: str, kwargs: dict[str, Any]) -> Any:
-    """Make an environment of PettingZoo's registry.
-
-    Raises:
-        ConfigError: PettingZoo, the id, or what the environment needs is not there.
-    """
+    """Make an environment of PettingZoo's registry."""
     try:
         import pettingzoo
     except ImportError as error:

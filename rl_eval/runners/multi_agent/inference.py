@@ -128,7 +128,7 @@ class AgentsInference:
         """Agents that are to act, with their rows, by lane."""
         self.live = np.zeros(lanes, bool)
         self.observations = self
-        self.note: Callable[[int, str, str], None] = _say_nothing
+        self.note: Callable[[int, str, str], None] = lambda *_: None
         """Takes the lane, what is odd about an observation, and what was seen."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
@@ -323,7 +323,3 @@ def _probe(name: str, page: PolicyInference) -> None:
         page.probe()
     except (PolicyError, UsageError) as error:
         raise type(error)(f"policy {name!r}: {error}") from error
-
-
-def _say_nothing(lane: int, what: str, shown: str) -> None:
-    """Do nothing with a note."""

@@ -32,10 +32,6 @@ def sections_of(section: PolicySection) -> Mapping[str, PolicySection]:
 class PolicyMapping:
     """Policy of every seat, fixed for an episode before it begins.
 
-    Args:
-        settings: What is evaluated.
-        team: Tells agents and spaces.
-
     Raises:
         ConfigError: The function cannot be imported, an agent has no policy, a policy no agent, or agents of one policy
             have different spaces.

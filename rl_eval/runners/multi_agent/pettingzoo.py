@@ -11,12 +11,12 @@ from typing import Any, final
 import gymnasium as gym
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.multi_agent.turns import Turn
+from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["AECAgents", "ParallelAgents"]
 
 
-class _PettingZooAgents:
+class _PettingZooAgents(AgentsEnv):
     """What both APIs have in common."""
 
     def __init__(self, env: Any) -> None:
@@ -34,11 +34,7 @@ class _PettingZooAgents:
 
 @final
 class ParallelAgents(_PettingZooAgents):
-    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step.
-
-    Args:
-        env: The environment.
-    """
+    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step."""
 
     def reset(self, seed: int) -> Turn:
         """See :class:`AgentsEnv`."""
@@ -61,19 +57,12 @@ class ParallelAgents(_PettingZooAgents):
         )
         return Turn(observations, alive, rewards, terminated, truncated, infos, over=not alive)
 
-    def unread_rewards(self) -> Mapping[Any, Any]:
-        """See :class:`AgentsEnv`."""
-        return {}
-
 
 @final
 class AECAgents(_PettingZooAgents):
     """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards when it is their turn.
 
     Agents that are done are stepped with None, as PettingZoo's own loop does; that counts as no step.
-
-    Args:
-        env: The environment.
     """
 
     def reset(self, seed: int) -> Turn:

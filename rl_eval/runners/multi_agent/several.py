@@ -18,11 +18,7 @@ __all__ = ["SeveralPolicies"]
 
 @final
 class SeveralPolicies:
-    """Policies by id.
-
-    Args:
-        by_name: The policies.
-    """
+    """Policies by id."""
 
     def __init__(self, by_name: Mapping[str, Policy]) -> None:
         self.by_name = by_name

@@ -269,11 +269,7 @@ def _listed(agents: Sequence[Any], most: int = 8) -> str:
 
 
 def _number(agent: Any, value: Any) -> float:
-    """Return a reward as a float.
-
-    Raises:
-        EnvError: It is no finite number.
-    """
+    """Return a reward as a float."""
     try:
         number = float(value.item() if getattr(value, "shape", None) else value)
     except (TypeError, ValueError, RuntimeError):
@@ -286,11 +282,7 @@ def _number(agent: Any, value: Any) -> float:
 
 
 def _flag(word: str, agent: Any, value: Any) -> bool:
-    """Return an agent's ending as a bool.
-
-    Raises:
-        EnvError: It is neither true nor false.
-    """
+    """Return an agent's ending as a bool."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in {0, 1}):
         return bool(value)
     raise EnvError(f"{word} of agent {agent!r} is {value!r}, which is neither true nor false")

@@ -44,6 +44,7 @@ class AgentsEnv(Protocol):
 
     def unread_rewards(self) -> Mapping[Any, Any]:
         """Return the rewards that agents have got and no turn has had, for an episode that is cut now."""
+        return {}
 
     def close(self) -> None:
         """Free what the environment holds."""

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
+from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, EvaluatorBusy, RunnerStartError, UsageError, WeightsError
 from rl_eval.training.service.journal import Journal, Request
 from rl_eval.training.service.messages import ClientStatus, FinishedEvaluation, ServiceStatus, Ticket, Welcome, pickled
@@ -160,9 +161,8 @@ class EvalService:
             self._seen[client] = self._clock()
             group = self._open_group()
             own = self._journal.of_client(client)
-            policy = group.settings.policy.model_copy(update={"policy": None, "policy_kwargs": {}})
             return Welcome(
-                settings=group.settings.model_copy(update={"policy": policy}),
+                settings=with_values(group.settings, policy={"policy": None, "policy_kwargs": {}}),
                 max_queue=self._max_queue,
                 tickets=tuple(request.ticket for request in own if not request.delivered),
                 next_step=own[-1].step + 1 if own else 0,
@@ -261,6 +261,7 @@ class EvalService:
         now = self._clock()
         with self._lock:
             running = self._running
+            clients = sorted({*self._seen, *self._queue.clients()})
             requests = list(self._journal.requests.values()) if self._opened.is_set() else []
             return ServiceStatus(
                 name=self._name,
@@ -276,7 +277,7 @@ class EvalService:
                 num_waiting=len(self._queue),
                 num_finished=sum(request.done.done() for request in requests),
                 num_runners=0 if self._group is None else len(self._group.healthy_runner_ids),
-                clients=tuple(self._client_status(name, now) for name in self._clients()),
+                clients=tuple(self._client_status(name, now) for name in clients),
             )
 
     @_in_thread
@@ -308,9 +309,6 @@ class EvalService:
             return "starting"
         return "idle" if self._running is None and not len(self._queue) else "running"
 
-    def _clients(self) -> list[str]:
-        return sorted({*self._seen, *self._queue.clients()})
-
     def _client_status(self, name: str, now: float) -> ClientStatus:
         own = self._journal.of_client(name)
         undelivered = sum(one.done.done() and not one.delivered for one in own)
@@ -324,11 +322,7 @@ class EvalService:
         return self._group
 
     def _check_room(self, client: str) -> None:
-        """Bound what waits for one client.
-
-        Raises:
-            EvaluatorBusy: There is no room.
-        """
+        """Bound what waits for one client."""
         waiting = self._queue.waiting(client)
         # Two more than max_queue: the one that would run if no other client's did, and the one that ``latest`` sends
         # before it cancels another.

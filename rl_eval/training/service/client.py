@@ -16,18 +16,16 @@ import uuid
 import weakref
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import ray
 
 from rl_eval.errors import ClusterError, EvalError
 from rl_eval.execution.handle import EvalHandle, EvalProgress
+from rl_eval.execution.jobs import FollowUp
 from rl_eval.training.service.directory import ask, end_service
 from rl_eval.training.service.messages import FinishedEvaluation, Ticket, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
-
-if TYPE_CHECKING:
-    from rl_eval.execution.jobs import FollowUp
 
 __all__ = ["ServiceEngine"]
 

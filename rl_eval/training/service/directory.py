@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from rl_eval.backends import pickled
 from rl_eval.backends.connection import connect, runtime_env_of, summarize
-from rl_eval.config.settings import EvalSettings, RunnersSection
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.execution.group import portable_policy
 from rl_eval.training.service.actor import EvalService
@@ -236,8 +236,6 @@ def _names() -> list[tuple[str, str]]:
 def _for_the_service(settings: EvalSettings) -> EvalSettings:
     """Leave out the address, which is known in the cluster, and what runners inherit from the service's process."""
     variables = {key: value for key, value in settings.runners.runtime_env.items() if key == "env_vars"}
-    runners = settings.runners.model_copy(update={"address": None, "runtime_env": variables})
-    policy = settings.policy
-    if not isinstance(policy.policy, str):
-        policy = policy.model_copy(update={"policy": portable_policy(policy.policy)})
-    return settings.model_copy(update={"runners": runners, "policy": policy})
+    policy = settings.policy.policy
+    policy = policy if isinstance(policy, str) else portable_policy(policy)
+    return with_values(settings, runners={"address": None, "runtime_env": variables}, policy={"policy": policy})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from rl_eval.errors import EvalError, UsageError
+from rl_eval.errors import EvalError, UsageError, summary_of
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
@@ -120,7 +120,7 @@ def pickled(outcome: Any) -> bytes:
             cloudpickle.loads(data)  # Errors with arguments of their own can often be written only.
     except Exception as error:
         reason = f"it cannot be pickled: {type(error).__name__}"
-        return bytes(cloudpickle.dumps(EvalError(f"{type(outcome).__name__}: {_text(outcome)} ({reason})")))
+        return bytes(cloudpickle.dumps(EvalError(f"{summary_of(outcome)} ({reason})")))
     return data
 
 
@@ -133,10 +133,3 @@ def unpickled(data: bytes) -> Any:
             f"the outcome of an evaluation cannot be unpickled in this process ({type(error).__name__}: {error}): it "
             "names a class of a module that is not there"
         )
-
-
-def _text(outcome: Any) -> str:
-    try:
-        return str(outcome)
-    except Exception as error:
-        return f"its text cannot be had: {type(error).__name__}"
