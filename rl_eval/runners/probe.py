@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+from time import perf_counter, sleep
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,11 @@ _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
 """Calls before the first that counts, besides that which checks shapes: compilers and autotuners settle in them."""
+_LOOKS: Final = 8
+"""Times that a global generator must move with a call, and stand still after it, to be one that the policy draws from.
+
+Other threads that draw from it at random moments look like that with a probability of at most 4^-8.
+"""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -226,15 +232,25 @@ class Probe:
         """Note what acting changes though the results repeated: a rare draw, or a counter that has not struck yet."""
         before, after = self._around_a_repeated_call()
         names = before.changes(after, "generators")
-        if threading.current_thread() is not threading.main_thread():
-            # Beside a trainer's threads, the global generators move without the policy.
-            names = [name for name in names if name not in GLOBAL_GENERATORS]
+        if threading.current_thread() is not threading.main_thread() and not set(names).isdisjoint(GLOBAL_GENERATORS):
+            names = self._moved_by_acting(names)
         names += before.changes(after, "values")
         note = (
             f"acting changes {_listed(names)}, which the policy keeps between calls, so the probe has changed it too: "
             "where actions depend on it, an episode depends on what was computed before it"
         )
         return (note,) if names else ()
+
+    def _moved_by_acting(self, generators: list[str]) -> list[str]:
+        """Return those that every call moves, and that stand still without one: a trainer's threads move them, too."""
+        for _ in range(_LOOKS):
+            began = perf_counter()
+            before, after = self._around_a_repeated_call()
+            sleep(perf_counter() - began)
+            moved = before.changes(after, "generators")
+            restless = after.changes(remembered(self._policy), "generators")
+            generators = [name for name in generators if name in moved and name not in restless]
+        return generators
 
     def _around_a_repeated_call(self) -> tuple[Memory, Memory]:
         """Picture what the policy keeps before and after a call that it has just answered.
