@@ -23,11 +23,11 @@ from rl_eval.protocols import Policy
 __all__ = ["adapt_policy", "came_from_factory"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
+"""An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 _MAKES: Final = (
     ". It is called to make the policy: give {!r} in policy.policy_kwargs; or, if it is itself a policy, which takes "
     "observations, name a function that returns it"
 )
-"""An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
