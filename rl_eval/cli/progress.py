@@ -44,8 +44,8 @@ __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_mon
 _REFRESH_S: Final = 0.2
 _FIRST_LINE_S: Final = 0.5
 """When the first line is written at the latest."""
-_STARTING_S: Final = 0.4
-"""Between looks at the clock while nothing runs yet: an import may keep this thread waiting for as long again."""
+_STARTING_S: Final = 0.5
+"""Between lines before and after the run: an import may keep the thread that writes them waiting for as long again."""
 _FREQUENT_UNTIL_S: Final = 30.0
 """Until then somebody may be looking on; later lines are for a log, which should not be flooded."""
 _FREQUENT_S: Final = 1.0
@@ -161,7 +161,10 @@ class Monitor:
 
 @final
 class LineDisplay:
-    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five."""
+    """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five.
+
+    Before and after the run there are more: threads of imports and of Ray's end keep its own waiting.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -169,17 +172,16 @@ class LineDisplay:
         self._headed = False
         self._over = False
         self._announced = ""
-        self._last = ""
 
     def draw(self, view: View) -> None:
         """See :class:`Display`."""
-        line = _phase_line(view) if self._over else progress_line(view)
         if view.settings is not None and not self._headed:
             self._headed = True
             self._write(headline(view.settings), view)
-        elif view.seconds >= self._next and line != self._last:
-            self._last = line
-            self._write(line, view)
+        elif view.seconds >= self._next:
+            # With tenths, no two lines are equal.
+            quick = f"{view.phase}, {view.seconds:.1f} s"
+            self._write(quick if self._runs_not(view) else progress_line(view), view)
         if view.announcement != self._announced:
             self._announced = view.announcement
             self._write(view.announcement, view)
@@ -187,14 +189,17 @@ class LineDisplay:
     def make_room(self, view: View) -> None:
         """See :class:`Display`."""
         self._over = True
-        self._next = view.seconds + _FREQUENT_S - _REFRESH_S
+        self._next = view.seconds + _STARTING_S - _REFRESH_S
 
     def close(self) -> None:
         """See :class:`Display`."""
 
+    def _runs_not(self, view: View) -> bool:
+        return self._over or view.progress is None
+
     def _write(self, text: str, view: View) -> None:
-        interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S or self._over else _RARE_S
-        if view.progress is None and not self._over:
+        interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S else _RARE_S
+        if self._runs_not(view):
             interval = _STARTING_S
         self._next = view.seconds + interval - _REFRESH_S  # A view may come that much later.
         self._console.print(text, soft_wrap=True, markup=False)
@@ -212,7 +217,9 @@ class LiveDisplay:
     def draw(self, view: View) -> None:
         """See :class:`Display`."""
         self._live.start()
-        self._live.update(Text(_phase_line(view)) if self._over else _drawing(view), refresh=True)
+        self._live.update(
+            Text(f"{view.phase}, {clock_text(view.seconds)}") if self._over else _drawing(view), refresh=True
+        )
 
     def make_room(self, view: View) -> None:
         """See :class:`Display`."""
@@ -268,10 +275,6 @@ def headline(settings: EvalSettings) -> str:
         f"{names(settings)[0]}: {counted(evaluation.num_episodes, 'episode')}, seed {evaluation.seed}, "
         f"{where}{counted(runners.lanes, 'environment')}{' each' if runners.num_runners else here}"
     )
-
-
-def _phase_line(view: View) -> str:
-    return f"{view.phase}, {clock_text(view.seconds)}"
 
 
 def progress_line(view: View) -> str:

@@ -400,19 +400,19 @@ def test_lines_come_every_second_at_first_and_then_now_and_then():
     assert 4.7 < min(later) <= max(later) <= 5.001
 
 
-def test_until_something_runs_a_line_comes_whenever_the_clock_turns():
-    """And no second one with the same clock. A look that comes late, because of an import, is the next line."""
-    views = [View("starting Ray", look / 5) for look in range(60)]
-    assert lines_of(*views) == [f"starting Ray, {clock_text(seconds)}" for seconds in range(1, 13)]
-    late = [View("starting Ray", seconds) for seconds in (1.2, 2.7, 2.9)]
-    assert lines_of(*late) == ["starting Ray, 0:01", "starting Ray, 0:03"]
+def test_lines_come_twice_as_often_until_something_runs():
+    """An import may keep the thread that writes them from running for as long again; no two lines are equal."""
+    lines = lines_of(*[View("starting Ray", look / 5) for look in range(60)])
+    assert len(lines) >= 18
+    assert lines[0] == "starting Ray, 0.6 s"
+    assert len(set(lines)) == len(lines)
 
 
 def test_a_command_that_is_slow_to_read_its_config_says_so_early():
     """And once what is evaluated is known, that is the next line."""
     views = [View("reading toy.yaml", seconds) for seconds in (0.0, 0.2, 0.6, 0.7)]
     assert lines_of(*views, View("loading", 0.9, SETTINGS)) == [
-        "reading toy.yaml, 0:01",
+        "reading toy.yaml, 0.6 s",
         "CartPole-v1: 100 episodes, seed 0, 2 runners with 8 environments each",
     ]
 
@@ -491,7 +491,7 @@ def test_nothing_is_drawn_while_the_result_is_printed_and_one_line_below_it():
 
 
 @pytest.mark.parametrize("began", [3.0, 300.0])
-def test_lines_below_the_result_come_every_second_again(began):
+def test_lines_below_the_result_come_often_again(began):
     console = Console(record=True, width=200, highlight=False, file=io.StringIO())
     display = LineDisplay(console)
     display.draw(View("running", began - 1, SETTINGS, progress()))
@@ -501,7 +501,9 @@ def test_lines_below_the_result_come_every_second_again(began):
     for look in range(1, 11):
         display.draw(View("stopping the runners", began + look / 5, SETTINGS, progress()))
     written = console.export_text().splitlines()
-    assert written == [f"stopping the runners, {clock_text(began + seconds)}" for seconds in (0.8, 1.7)]
+    when = [began, *(float(line.removeprefix("stopping the runners, ").removesuffix(" s")) for line in written)]
+    assert len(when) > 3
+    assert all(0.3 < after - before < 0.7 for before, after in itertools.pairwise(when))
 
 
 def test_mean_text():
