@@ -197,8 +197,8 @@ TYPED = {
     "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "leave one out"),
     "a metric that there is not": (["--require", "mean > 5"], "no metric 'mean': known: "),
     "an id without its package": (
-        ["--env", "ALE/Pong-v5"],
-        "for ALE? The package that registers an id is named before",
+        ["--env", "Nobodys/Pong-v5"],
+        "for Nobodys? The package that registers an id is named before",
     ),
 }
 
