@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_monitor", "progress_line"]
 
 _REFRESH_S: Final = 0.2
-_FIRST_LINE_S: Final = 0.5
+_FIRST_LINE_S: Final = 0.3
 """When the first line is written at the latest."""
 _STARTING_S: Final = 0.5
 """Between lines before and after the run: an import may keep the thread that writes them waiting for as long again."""

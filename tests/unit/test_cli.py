@@ -404,7 +404,7 @@ def test_lines_come_twice_as_often_until_something_runs():
     """An import may keep the thread that writes them from running for as long again; no two lines are equal."""
     lines = lines_of(*[View("starting Ray", look / 5) for look in range(60)])
     assert len(lines) >= 18
-    assert lines[0] == "starting Ray, 0.6 s"
+    assert lines[0] == "starting Ray, 0.4 s"
     assert len(set(lines)) == len(lines)
 
 
