@@ -180,8 +180,8 @@ class LineDisplay:
             self._write(headline(view.settings), view)
         elif view.seconds >= self._next:
             # With tenths, no two lines are equal.
-            quick = f"{view.phase}, {view.seconds:.1f} s"
-            self._write(quick if self._runs_not(view) else progress_line(view), view)
+            line = f"{view.phase}, {view.seconds:.1f} s" if self._is_idle(view) else progress_line(view)
+            self._write(line, view)
         if view.announcement != self._announced:
             self._announced = view.announcement
             self._write(view.announcement, view)
@@ -194,12 +194,13 @@ class LineDisplay:
     def close(self) -> None:
         """See :class:`Display`."""
 
-    def _runs_not(self, view: View) -> bool:
+    def _is_idle(self, view: View) -> bool:
+        """Whether the run has not begun yet, or is over."""
         return self._over or view.progress is None
 
     def _write(self, text: str, view: View) -> None:
         interval = _FREQUENT_S if view.seconds < _FREQUENT_UNTIL_S else _RARE_S
-        if self._runs_not(view):
+        if self._is_idle(view):
             interval = _STARTING_S
         self._next = view.seconds + interval - _REFRESH_S  # A view may come that much later.
         self._console.print(text, soft_wrap=True, markup=False)

@@ -232,8 +232,9 @@ class Probe:
         """Note what acting changes though the results repeated: a rare draw, or a counter that has not struck yet."""
         before, after = self._around_a_repeated_call()
         names = before.changes(after, "generators")
-        if threading.current_thread() is not threading.main_thread() and not set(names).isdisjoint(GLOBAL_GENERATORS):
-            names = self._moved_by_acting(names)
+        if threading.current_thread() is not threading.main_thread():
+            shared = self._moved_by_acting([name for name in names if name in GLOBAL_GENERATORS])
+            names = [name for name in names if name not in GLOBAL_GENERATORS or name in shared]
         names += before.changes(after, "values")
         note = (
             f"acting changes {_listed(names)}, which the policy keeps between calls, so the probe has changed it too: "
@@ -243,7 +244,7 @@ class Probe:
 
     def _moved_by_acting(self, generators: list[str]) -> list[str]:
         """Return those that every call moves, and that stand still without one: a trainer's threads move them, too."""
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if generators else 0):
             began = perf_counter()
             before, after = self._around_a_repeated_call()
             sleep(perf_counter() - began)

@@ -25,6 +25,7 @@ from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.runners.policy_memory import remembered, training_layers, weights_digest
+from rl_eval.runners.probe import Probe
 
 Array = npt.NDArray[Any]
 
@@ -241,6 +242,23 @@ def test_a_trainers_draws_in_another_thread_are_not_the_policys() -> None:
             random.random()
     (note,) = notes
     assert note.startswith("acting changes numpy's global generator, which")
+
+
+def test_a_policys_own_generator_is_noted_whatever_moves_the_global_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, only the global generators may be a trainer's."""
+    monkeypatch.setattr(Probe, "_moved_by_acting", lambda probe, generators: [])
+    rng = np.random.default_rng(0)
+
+    def rare(batch: Any) -> Any:
+        np.random.random()  # noqa: NPY002
+        return np.where(rng.random((len(batch), 1)) < 1e-9, 0.0, total(batch))
+
+    notes: list[str] = []
+    probing = threading.Thread(target=lambda: notes.extend(probed(rare).notes))
+    probing.start()
+    probing.join()
+    (note,) = notes
+    assert note.startswith("acting changes rng, which")
 
 
 @pytest.mark.parametrize("name", ["batch_norm_in_training_mode", "running_statistics_in_a_buffer"])
