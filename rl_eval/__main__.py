@@ -1,8 +1,24 @@
-"""``python -m rl_eval`` is ``rl-eval``."""
+"""Entry point of ``rl-eval`` and ``python -m rl_eval``: the command line, in a process that computes as runners do."""
 
 from __future__ import annotations
 
-from rl_eval.cli import main
+import os
+import sys
+
+from rl_eval.supervision.process_environment import reproducible_environment
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line, after starting Python again if a variable that it reads at its start is missing."""
+    variables = reproducible_environment() | os.environ
+    if variables != os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)  # noqa: S606 -- This very command.
+    from rl_eval.cli import main as command_line
+
+    command_line()
+
 
 if __name__ == "__main__":
     main()

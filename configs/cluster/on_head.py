@@ -15,6 +15,6 @@ os.chdir(PROJECT)
 sys.path[0] = str(PROJECT)
 os.environ.setdefault("RAY_ADDRESS", "auto")
 
-from rl_eval.cli import main  # noqa: E402 - found in the project.
+from rl_eval.__main__ import main  # noqa: E402 - found in the project.
 
 main()

@@ -16,7 +16,7 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, UsageError
@@ -60,7 +60,7 @@ def crossplay(
         monitor.say(f"reading {config.name}")
         settings = read_settings(config, section, assignments)
         _check(settings)
-        prepare_process()
+        find_modules_here()
         run_dir, result = look_up(run_dir, False, settings, print_note)
         if result is None:
             with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:

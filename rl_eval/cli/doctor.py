@@ -18,7 +18,7 @@ from rich.text import Text
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, counted, print_json
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -42,7 +42,7 @@ def doctor(
 ) -> None:
     """Check the machine, a config, its environment and its policy, and say how to repair what is wrong."""
     with reported(debug):
-        prepare_process()
+        find_modules_here()
         report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
         _examine(report, config, section, assignments, ray=ray)
         report.conclude()

@@ -8,7 +8,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_report
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ope(
     """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
     with reported(debug):
         settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
-        prepare_process()
+        find_modules_here()
         from rl_eval.execution.group import evaluate
         from rl_eval.ope import estimate, load_episodes, target_policy
 

@@ -10,7 +10,7 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.results.report.table import Line, Page, decimals, environment_name, number, policy_name
@@ -56,7 +56,7 @@ def plan(
         settings = read_settings(
             config, section, assignments, {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
         )
-        prepare_process()
+        find_modules_here()
         found = _Planned(settings, _run_pilot(settings, pilot), detect, correlation)
         if as_json:
             print_json(found.to_dict())

@@ -13,7 +13,6 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder
 from rl_eval.cli.printing import AsJson, Quiet
 from rl_eval.cli.run import deliver, exit_code_of, print_result, run_evaluation
-from rl_eval.cli.settings import prepare_process
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.trusting import Trust, load_to_run
@@ -60,7 +59,6 @@ def retry(
             print_result(result, quiet=quiet, as_json=as_json)
             return
         settings = _settings(result, attempts)
-        prepare_process()
         _put_aside(path, failed, settings, accept_code_change)
         given = partial(deliver, folder=claimed_folder(None, path), quiet=quiet, as_json=as_json)
         result = run_evaluation(settings, path, accept_code_change, interruption, monitor, given)

@@ -33,7 +33,7 @@ from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
-from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
@@ -143,7 +143,7 @@ def run(
             settings = with_episodes(settings, episodes)
         if config is None and not settings.runners.num_runners:
             say("running in this process: --runners 4 runs on four Ray actors")
-        prepare_process()
+        find_modules_here()
         if requirement is not None:
             _check_metric(requirement)
         if accept_code_change and run_dir is None:

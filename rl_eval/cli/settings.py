@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rl_eval.cli.shared import argument, option
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
-from rl_eval.supervision.process_environment import reproducible_environment
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -23,8 +21,6 @@ __all__ = [
     "OptionalConfigPath",
     "Section",
     "find_modules_here",
-    "fix_numerics",
-    "prepare_process",
     "read_config",
     "read_settings",
 ]
@@ -78,18 +74,6 @@ def read_config(
     for assignment in assignments or ():
         _assign(config, assignment)
     return config
-
-
-def prepare_process() -> None:
-    """Make this process compute as a runner does, and find the user's modules; call before torch is imported."""
-    fix_numerics()
-    find_modules_here()
-
-
-def fix_numerics() -> None:
-    """Make this process compute as a runner does; a variable that the user has set stays."""
-    for name, value in reproducible_environment().items():
-        os.environ.setdefault(name, value)
 
 
 def find_modules_here() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_eval.cli.settings import find_modules_here, fix_numerics
+from rl_eval.cli.settings import find_modules_here
 from rl_eval.errors import UntrustedError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
     Raises:
         UntrustedError: Somebody else may have made the result, and the user does not trust it or cannot be asked.
     """
-    fix_numerics()
     from rl_eval.results.loading import load
     from rl_eval.results.trust import check_trust
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, prepare_process, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError
@@ -82,7 +82,7 @@ def watch(
     with Interruption() as interruption, reported(debug):
         run_dir, pattern = _folder_and_pattern(checkpoints)
         settings = read_settings(config, section, assignments)
-        prepare_process()
+        find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
         options = WatchOptions(

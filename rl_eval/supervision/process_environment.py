@@ -1,8 +1,9 @@
-"""Environment variables that make a process compute floats the same way at every batch size.
+"""Environment variables that make every process compute the same: floats at every batch size, and hashes.
 
 MKL picks kernels by batch size, alignment and instruction set unless conditional numerical
-reproducibility (``MKL_CBWR``) pins them; torch splits a sum by its number of threads. Both are read when
-torch loads, so they are set where a process starts, and never in a process that is the caller's.
+reproducibility (``MKL_CBWR``) pins them; torch splits a sum by its number of threads; Python draws anew for each
+process how it hashes texts, and so in which order a set of them comes, unless ``PYTHONHASHSEED`` says it. All are
+read when torch or Python starts, so they are set where a process starts, and never in a process that is the caller's.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ __all__ = ["reproducible_environment"]
 
 
 def reproducible_environment() -> dict[str, str]:
-    """Return the variables to start a runner's process with; an ``MKL_CBWR`` that the user exported stays."""
+    """Return the variables to start a runner's process with.
+
+    An ``MKL_CBWR`` and a ``PYTHONHASHSEED`` that the user exported stay.
+    """
     mode = os.environ.get("MKL_CBWR") or f"{_instruction_set()},STRICT"
-    return {"MKL_CBWR": mode, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    hash_seed = os.environ.get("PYTHONHASHSEED") or "0"
+    return {"MKL_CBWR": mode, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
 
 
 def _instruction_set() -> str:

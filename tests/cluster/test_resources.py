@@ -31,20 +31,22 @@ def test_runners_get_what_they_ask_for() -> None:
         runtime_env={"env_vars": {"SIMULATOR_HOME": "/somewhere"}},
     )
 
-    def look(runner: Any) -> tuple[dict[str, Any], str | None, str | None]:
+    def look(runner: Any) -> tuple[dict[str, Any], str | None, str | None, int]:
         import os
+        import sys
 
         import ray
 
         resources = ray.get_runtime_context().get_assigned_resources()
-        return resources, os.environ.get("SIMULATOR_HOME"), os.environ.get("OMP_NUM_THREADS")
+        variables = os.environ.get("SIMULATOR_HOME"), os.environ.get("OMP_NUM_THREADS")
+        return resources, *variables, sys.flags.hash_randomization
 
     with EvalRunnerGroup(asked) as group:
         assert group.evaluate().status == "complete"
         seen = group.foreach_runner(look)
-    ((resources, home, threads),) = seen
+    ((resources, home, threads, random_hashes),) = seen
     assert (resources["CPU"], resources["GPU"], resources["simulator"]) == (0.5, 0.25, 1.0)
-    assert (home, threads) == ("/somewhere", "1")
+    assert (home, threads, random_hashes) == ("/somewhere", "1", 0)
 
 
 def test_a_label_that_no_node_has() -> None:

@@ -43,7 +43,8 @@ def check_processes(settings: EvalSettings) -> Iterator[Finding]:
     if difference := first_difference(ours, theirs):
         yield problem(
             f"two processes play different episodes: they differ in {difference}",
-            "look for what differs between processes: the order of a set or of hash(), an id(), the clock, files",
+            "look for what differs between processes: the order of a set or of hash(), an id(), the clock, files; "
+            "rl-eval and its runners start with PYTHONHASHSEED=0, a script that evaluates in its own process may not",
         )
     else:
         yield ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")

@@ -1,0 +1,46 @@
+"""The variables that processes start with, and what the command line does where they are missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rl_eval.supervision.process_environment import reproducible_environment
+from tests.unit.cli_world import call_alone, make_folder
+
+HASHING = """
+import numpy as np
+
+
+def hashing():
+    return lambda observations: np.array([hash(f"step {row[0]}") % 2 for row in observations])
+"""
+
+
+@pytest.mark.parametrize(("name", "value"), [("MKL_CBWR", "COMPATIBLE"), ("PYTHONHASHSEED", "7")])
+def test_what_the_user_exported_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """A mode and a hash seed are the user's to choose."""
+    monkeypatch.setenv(name, value)
+    assert reproducible_environment()[name] == value
+    monkeypatch.delenv(name)
+    assert reproducible_environment()[name] not in ("", value)
+
+
+@pytest.mark.process
+def test_a_policy_of_hashes_has_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python hashes texts differently in each process, and an evaluation in one process cannot see that."""
+    make_folder(tmp_path, monkeypatch)
+    (tmp_path / "hash_toys.py").write_text(HASHING)
+    for name in reproducible_environment():
+        monkeypatch.delenv(name, raising=False)
+
+    def fingerprint(hash_seed: str = "") -> str:
+        if hash_seed:
+            monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+        done = call_alone("run", "toy.yaml", "--policy", "hash_toys:hashing", "--output", "out", "--force", "--json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["fingerprint"])
+
+    assert fingerprint() == fingerprint("0") != fingerprint("7")
