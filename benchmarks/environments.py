@@ -6,6 +6,7 @@ pure function of the observation. The runners of all of them come up on one loca
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.contenders import base
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
+from benchmarks.scenarios import REPO
 
 __all__ = ["KNOWN", "Known", "measure", "verdict"]
 
@@ -99,6 +101,8 @@ def measure(*, only: str, quick: bool, timeout_s: float, progress: Callable[[str
         raise SystemExit(f"--only {only}: no environment matches")
     if quick:
         return _rows(chosen, LAYOUTS[:2], "", timeout_s, progress)
+    # The evaluations are of other processes, so Ray does not know from them where this package is.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
     with base.ray_cluster(num_cpus=2) as ray:
         address = ray.get_runtime_context().gcs_address
         return _rows(chosen, LAYOUTS, address, timeout_s, progress)
