@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.runner import Cell
+from benchmarks.worlds import WORLDS
 
-__all__ = ["Sizes", "broadcast", "correctness", "multi_agent", "throughput"]
+__all__ = ["Sizes", "broadcast", "correctness", "multi_agent", "simulators", "throughput"]
 
 _LANES: Final = (1, 8, 16, 32, 64, 128)
 _SHORT_LANES: Final = (16, 64, 128)
@@ -54,6 +55,7 @@ def throughput(sizes: Sizes, episode_steps: int) -> list[Cell]:
     cells += [_evaluator(sizes, 1), _evaluator(sizes, 8), _evaluator(sizes, 16), _evaluator(sizes, 16, "gym")]
     cells += [_sb3(sizes, 16), _sb3(sizes, 64)]
     cells += [_sb3(sizes, envs, processes=True) for envs in (sizes.runners, 16)]
+    cells += [_tianshou(sizes, 16), _tianshou(sizes, 64), _tianshou(sizes, sizes.runners, processes=True)]
     if episode_steps:
         cells.append(_bare(sizes, peers=False, episode_steps=episode_steps))
         cells += [_rl_eval(sizes, lanes, episode_steps=episode_steps) for lanes in _SHORT_LANES]
@@ -114,6 +116,12 @@ def _sb3(sizes: Sizes, envs: int, *, processes: bool = False) -> Cell:
     return Cell(f"SB3 evaluate_policy, {kind}({envs})", "sb3", params, _column(None), peers=True)
 
 
+def _tianshou(sizes: Sizes, envs: int, *, processes: bool = False) -> Cell:
+    params = _params(sizes.episodes(envs), envs=envs, processes=processes)
+    kind = "SubprocVectorEnv" if processes else "DummyVectorEnv"
+    return Cell(f"Tianshou Collector, {kind}({envs})", "tianshou", params, _column(None), peers=True)
+
+
 def correctness(runners: int, episodes: int, evaluations: int) -> list[Cell]:
     """The two-length environment at three layouts, and at one of them with faults."""
     settings: list[tuple[str, dict[str, Any]]] = [
@@ -140,6 +148,43 @@ def multi_agent(episodes: int) -> list[Cell]:
     """Both runners of several agents in turn, in one process: 16 environments of 4 agents."""
     params = {"scenario": "throughput", "slots": 16, "agents": 4, "episodes": episodes, "rounds": 3}
     return [Cell("several agents", "multi_agent", params, peers=True, timeout_s=600.0)]
+
+
+def simulators(runners: int, *, quick: bool) -> list[Cell]:
+    """Every world, in the layouts that suit it: many environments in a process, or a process for each."""
+    return [cell for name in WORLDS for cell in _world(name, runners, 1 if quick else WORLDS[name].rounds)]
+
+
+def _world(name: str, runners: int, rounds: int) -> list[Cell]:
+    slow, envs = name == "slow", WORLDS[name].envs
+
+    def cell(label: str, contender: str, slots: int, *, peers: bool, runners: int = 1, processes: bool = False) -> Cell:
+        params = {"scenario": "simulators", "world": name, "runners": runners, "envs": slots, "processes": processes}
+        # One step at a time, 512 episodes of the slow world would take minutes.
+        params["episodes"] = envs * (max(1, rounds // 8) if slow and slots * runners * processes < envs else rounds)
+        return Cell(label, contender, params, WORLDS[name].title, peers)
+
+    each, shared = f"{runners} runners x {envs // runners}", envs // runners
+    cells = [
+        cell(f"bare env.step loop, {runners} processes", "bare_loop", 1, peers=False, runners=runners),
+        cell(f"bare env.step loop, {runners} processes, peers' gymnasium", "bare_loop", 1, peers=True, runners=runners),
+        cell(f"rl_eval, {each}", "rl_eval_", shared, peers=False, runners=runners),
+        cell(f"RLlib Algorithm.evaluate, {each}", "rllib", shared, peers=True, runners=runners),
+        cell(f"SB3 evaluate_policy, DummyVecEnv({envs})", "sb3", envs, peers=True),
+        cell(f"SB3 evaluate_policy, SubprocVecEnv({runners})", "sb3", runners, peers=True, processes=True),
+        cell(f"gymnasium SyncVectorEnv({envs})", "async_vector", envs, peers=True),
+        cell(f"gymnasium AsyncVectorEnv({runners})", "async_vector", runners, peers=True, processes=True),
+    ]
+    if slow:
+        cells += [
+            cell(f"rl_eval, {each}, subprocess", "rl_eval_", shared, peers=False, runners=runners, processes=True),
+            cell(
+                f"RLlib Algorithm.evaluate, {each}, ASYNC", "rllib", shared, peers=True, runners=runners, processes=True
+            ),
+            cell(f"SB3 evaluate_policy, SubprocVecEnv({envs})", "sb3", envs, peers=True, processes=True),
+            cell(f"gymnasium AsyncVectorEnv({envs})", "async_vector", envs, peers=True, processes=True),
+        ]
+    return cells
 
 
 def broadcast(runners: int, num_params: int, rounds: int, object_store_gb: float) -> list[Cell]:

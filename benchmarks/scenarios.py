@@ -19,6 +19,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import worlds
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -128,6 +130,8 @@ def two_length_env(
 
 def env_factory(scenario: str, params: dict[str, Any]) -> Callable[..., gym.Env[Any, Any]]:
     """The environment factory of a scenario, picklable, called with or without a context."""
+    if scenario == "simulators":
+        return worlds.factory(params["world"])
     if scenario == "correctness":
         return functools.partial(two_length_env, step_rate=params.get("fault_rate", 0.0))
     if scenario == "faults":

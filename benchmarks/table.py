@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from rich.console import Console
@@ -66,13 +67,13 @@ def _spread(row: Row, key: str, pattern: str) -> str:
     return f"{pattern.format(min(found))} to {pattern.format(max(found))}" if len(found) > 1 else "-"
 
 
-def throughput(rows: Sequence[Row]) -> list[Table]:
+def throughput(rows: Sequence[Row], title: str = "throughput: CartPole-v1, 64x64 tanh MLP, ") -> list[Table]:
     """Counted steps per second, against the bare loop of the same interpreter and against RLlib's best row."""
     tables = []
     for column in dict.fromkeys(row["column"] for row in rows):
         here = [row for row in rows if row["column"] == column]
         table = _table(
-            f"throughput: CartPole-v1, 64x64 tanh MLP, {column}, medians over the turns",
+            f"{title}{column}, medians over the turns",
             *("contender", "gymnasium", "episodes", "mean return"),
             *("counted steps/s", "least to most", "of the bare loop", "x RLlib's best"),
         )
@@ -419,6 +420,7 @@ def startup(rows: Sequence[Row]) -> list[Table]:
 
 TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "throughput": throughput,
+    "simulators": partial(throughput, title="simulators: "),
     "correctness": correctness,
     "broadcast": broadcast,
     "slots": slots,

@@ -39,7 +39,7 @@ __all__ = [
 Params = dict[str, Any]
 Measure = Callable[[Params], dict[str, Any]]
 
-_PACKAGES: Final = ("ray", "torch", "gymnasium", "torchrl", "tensordict", "stable-baselines3", "numpy")
+_PACKAGES: Final = ("ray", "torch", "gymnasium", "torchrl", "tensordict", "stable-baselines3", "tianshou", "numpy")
 FIRST_ROUNDS: Final = 3
 """Broadcasts that are reported but not part of the median."""
 

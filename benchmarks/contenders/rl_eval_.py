@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from rl_eval import EvalConfig, EvalRunnerGroup
 
 _ATTEMPTS = 20
+_ON_CARTPOLE = ("throughput", "broadcast")
 _START_S = 120.0
 _POLICIES = {
     "throughput": "benchmarks.scenarios:cartpole_policy",
     "correctness": "benchmarks.scenarios:idle_policy",
     "broadcast": "benchmarks.scenarios:wide_policy",
+    "simulators": "benchmarks.worlds:make_policy",
 }
 
 
@@ -26,12 +28,13 @@ def make_config(scenario: str, params: base.Params) -> EvalConfig:
     """The configuration of a scenario: nothing in it that the scenario does not name."""
     from rl_eval import EvalConfig
 
-    env: Any = scenarios.env_factory(scenario, params) if scenario == "correctness" else "CartPole-v1"
+    env: Any = "CartPole-v1" if scenario in _ON_CARTPOLE else scenarios.env_factory(scenario, params)
     return (
         EvalConfig()
         .environment(env)
-        .policy(_POLICIES[scenario])
+        .policy(_POLICIES[scenario], policy_kwargs={"name": params["world"]} if scenario == "simulators" else {})
         .runners(num_runners=params["runners"], num_envs_per_runner=params["envs"], num_cpus_per_runner=1)
+        .runners(runner="subprocess" if params.get("processes") else "vector")
         .evaluation(num_episodes=params["episodes"], seed=0, max_episode_steps=params.get("episode_steps"))
         .fault_tolerance(max_attempts_per_episode=_ATTEMPTS)
     )
@@ -55,7 +58,7 @@ def warm_group(config: EvalConfig, params: base.Params) -> Iterator[EvalRunnerGr
 def throughput(params: base.Params) -> dict[str, Any]:
     """Evaluate once to warm up and once for the row, on the same actors."""
     slots = params["runners"] * params["envs"]
-    with warm_group(make_config("throughput", params), params) as group:
+    with warm_group(make_config(params["scenario"], params), params) as group:
         group.evaluate(num_episodes=slots, seed=1)
         result, seconds = base.timed(lambda: group.evaluate(num_episodes=params["episodes"], seed=0))
     lengths = result.table.rows["length"]
@@ -87,4 +90,4 @@ def broadcast(params: base.Params) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness, "broadcast": broadcast})
+    base.run({"throughput": throughput, "simulators": throughput, "correctness": correctness, "broadcast": broadcast})

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks import scenarios
+from benchmarks import scenarios, worlds
 from benchmarks.contenders import base
 
 _POLICIES = {
@@ -33,10 +33,13 @@ def _module_class() -> type:
 
         def setup(self) -> None:
             """Build the network with its weights; RLlib syncs the learner's copy, which is the same."""
-            self.net = _POLICIES[self.model_config["scenario"]]()
+            world = self.model_config["world"]
+            self.net = worlds.make_policy(name=world) if world else _POLICIES[self.model_config["scenario"]]()
+            self.discrete = not world or worlds.WORLDS[world].discrete
 
         def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-            return {Columns.ACTIONS: self.net(batch[Columns.OBS]).argmax(-1)}
+            outputs = self.net(batch[Columns.OBS])
+            return {Columns.ACTIONS: outputs.argmax(-1) if self.discrete else outputs}
 
         def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
             """Nothing trains here."""
@@ -53,7 +56,8 @@ def _module_settings(scenario: str, params: base.Params) -> dict[str, Any]:
     if params.get("module") == "default":
         config = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
         return {"model_config": config}
-    return {"rl_module_spec": RLModuleSpec(module_class=_module_class(), model_config={"scenario": scenario})}
+    chosen = {"scenario": scenario, "world": params.get("world", "")}
+    return {"rl_module_spec": RLModuleSpec(module_class=_module_class(), model_config=chosen)}
 
 
 def _load_weights(algorithm: Any, scenario: str) -> None:
@@ -79,7 +83,11 @@ def _config(scenario: str, params: base.Params) -> Any:
         PPOConfig()
         .environment("benchmark")
         .rl_module(**_module_settings(scenario, params))
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=params["envs"])
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=params["envs"],
+            gym_env_vectorize_mode="async" if params.get("processes") else "sync",
+        )
         .learners(num_learners=0, num_gpus_per_learner=0)
         .evaluation(
             evaluation_num_env_runners=params["runners"],
@@ -113,7 +121,7 @@ def throughput(params: base.Params) -> dict[str, Any]:
     Steps are episodes times their mean length: RLlib's own step counter holds the steps of the
     environments that it keeps stepping, and then drops, while others finish.
     """
-    with _algorithm("throughput", params) as algorithm:
+    with _algorithm(params["scenario"], params) as algorithm:
         algorithm.evaluate()
         result, seconds = base.timed(algorithm.evaluate)
     found = result["env_runners"]
@@ -141,4 +149,4 @@ def faults(params: base.Params) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness, "faults": faults})
+    base.run({"throughput": throughput, "simulators": throughput, "correctness": correctness, "faults": faults})

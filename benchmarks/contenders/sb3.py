@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.contenders import base
 from benchmarks.scenarios import CARTPOLE_WEIGHTS, env_factory, read_safetensors
+from benchmarks.worlds import Actor
 
 _LAYERS = {"mlp_extractor.policy_net.0": "body.0", "mlp_extractor.policy_net.2": "body.2", "action_net": "head"}
 
@@ -55,6 +56,25 @@ def throughput(params: base.Params) -> dict[str, Any]:
     return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
 
 
+def simulators(params: base.Params) -> dict[str, Any]:
+    """The same with a network that is no model of SB3's: ``evaluate_policy`` asks for ``predict`` alone."""
+    import torch
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    torch.set_num_threads(1)
+    actor: Any = Actor(params["world"])
+    envs = (SubprocVecEnv if params["processes"] else DummyVecEnv)([env_factory("simulators", params)] * params["envs"])
+    evaluate_policy(actor, envs, n_eval_episodes=params["envs"], warn=False)
+    (returns, lengths), seconds = base.timed(
+        lambda: evaluate_policy(
+            actor, envs, n_eval_episodes=params["episodes"], return_episode_rewards=True, warn=False
+        )
+    )
+    envs.close()
+    return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
+
+
 def correctness(params: base.Params) -> dict[str, Any]:
     """Evaluate repeatedly; a raising environment ends the first evaluation and with it the row."""
     model = _model("correctness", params)
@@ -82,4 +102,4 @@ def faults(params: base.Params) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    base.run({"throughput": throughput, "correctness": correctness, "faults": faults})
+    base.run({"throughput": throughput, "simulators": simulators, "correctness": correctness, "faults": faults})
