@@ -74,7 +74,7 @@ class World:
 
 WORLDS: Final = {
     "hopper": World("Hopper-v5 of MuJoCo, 64x64 tanh network", _hopper, 200, envs=64, rounds=8, discrete=False),
-    "atari": World("ALE/Pong-v5, 84x84x4 pixels, Nature CNN", _pong, 100, envs=32, rounds=3),
+    "atari": World("ALE/Pong-v5, 84x84x4 pixels, Nature CNN", _pong, 1000, envs=32, rounds=1),
     "slow": World("simulator with steps of 5 ms, 64x64 tanh network", Slow, 50, envs=16, rounds=32),
 }
 

@@ -73,8 +73,8 @@ def build_env(
     """Build one environment, whatever it is, without wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them,
-    unless it takes keywords alone, or nothing.
+    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them
+    and with those that it names as keyword-only parameters, unless it takes keywords alone, or nothing.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -139,7 +139,8 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
             f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "
             "which they are"
         )
-    return factory() if takes_none else factory(context)
+    named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
+    return factory() if takes_none else factory(context, **named)
 
 
 def _is_env_class(factory: Any) -> bool:

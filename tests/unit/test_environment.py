@@ -56,6 +56,11 @@ class WithoutObservationSpace(gym.Env[Any, Any]):
         self.action_space = spaces.Discrete(2)
 
 
+def named_length(context: EnvContext, *, length: int) -> Corridor:
+    assert context["length"] == length
+    return Corridor(length)
+
+
 def seen_context(context: EnvContext) -> Corridor:
     env = Corridor()
     env.context = context  # type: ignore[attr-defined]
@@ -120,6 +125,11 @@ def test_a_callable_is_called_with_the_context(env: Any) -> None:
     assert isinstance(context, EnvContext)
     assert context == {"length": 8}
     assert (context.runner_index, context.lane_index, context.num_runners, context.remote) == (4, 2, 9, False)
+
+
+def test_a_callable_gets_what_it_names_as_keyword_only_parameters() -> None:
+    """Beside the context, which has them too."""
+    assert build(named_length, {"length": 8}).length == 8
 
 
 def test_a_path_may_have_dots_behind_the_colon() -> None:
