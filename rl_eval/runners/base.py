@@ -11,15 +11,13 @@ from __future__ import annotations
 import abc
 import math
 import socket
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
@@ -27,7 +25,6 @@ from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
-    ROW,
     EpisodeRecord,
     Fault,
     FaultCause,
@@ -43,6 +40,7 @@ from rl_eval.runners.environment import construct_env, import_env
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
+from rl_eval.runners.pending_report import PendingReport
 from rl_eval.runners.policy_memory import weights_digest
 from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
@@ -74,21 +72,12 @@ class EvalRunner(WorkerInterface):
         learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
         self._given_policy = policy
-        self._node = socket.gethostname()
-        self._info_keys = settings.evaluation.info_keys
-        self._values = ValueReader(self._info_keys, self._note)
+        self._pending = PendingReport(settings.evaluation.info_keys)
+        self._values = ValueReader(self._pending.info_keys, self._pending.note)
         self._observers = observer_factories(settings.evaluation.observers)
         observe = self._observe if self._observers else None
-        self._lanes = [Lane(index, len(self._info_keys), observe) for index in range(settings.runners.lanes)]
-        self._artifacts: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+        self._lanes = [Lane(index, len(self._pending.info_keys), observe) for index in range(settings.runners.lanes)]
         self._queue: deque[Lease] = deque()
-        self._rows: list[tuple[Any, ...]] = []
-        self._infos: list[list[float]] = []
-        self._faults: list[Fault] = []
-        self._returned: list[int] = []
-        self._notes: dict[str, None] = {}
-        self._traces: dict[int, npt.NDArray[np.void]] = {}
-        self._construct_seconds = math.inf
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
         self._renewing = settings.environment.env_reuse == "episode"
@@ -96,16 +85,12 @@ class EvalRunner(WorkerInterface):
         self._inference_clock = 0.0
         self._recorder = flight_recorder(len(self._lanes))
         self._cells, self._clock = self._recorder.cells, self._recorder.clock
-        self._totals = {"env_steps": 0, "reset_seconds": 0.0, "step_seconds": 0.0, "inference_seconds": 0.0}
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._spent = 0
         """Lanes that may not begin before the next report."""
-        self._under_way = (0, 0.0)
-        """Steps of the live attempts, and their seconds, that earlier reports have counted."""
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
-        self._built_weights = ""
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = filtered(self.make_policy(policy), settings.policy.observation_filter)
         self._inference = self.make_inference()
@@ -265,21 +250,21 @@ class EvalRunner(WorkerInterface):
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
             self._inference.numerics["device"] = self.settings.policy.device
-            self._built_weights = "" if self._weights_version else weights_digest(self._policy)
+            self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
         self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
-            self._returned += [lease.index for lease in self._queue if lease.index in wanted]
+            self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
         return probing and self.settings.runners.num_runners > 1
 
     def _abort(self) -> None:
-        self._returned += [lease.index for lease in self._queue]
+        self._pending.returned += [lease.index for lease in self._queue]
         self._queue.clear()
         for lane in self._lanes:
             if lane.lease is not None:
-                self._returned.append(lane.lease.index)
-                self._waste(lane)
+                self._pending.returned.append(lane.lease.index)
+                self._pending.count(lane)
                 self._free(lane)
 
     def _expire(self) -> None:
@@ -341,7 +326,7 @@ class EvalRunner(WorkerInterface):
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - lane.started
-        self._totals["reset_seconds"] += lane.reset_seconds
+        self._pending.reset_seconds += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
         if lane.observed is not None and not lane.lease.fresh:
             lane.begin_observing(observation)
@@ -399,7 +384,7 @@ class EvalRunner(WorkerInterface):
         """Record what went wrong, and end the attempt; the group decides where the episode runs again."""
         assert lane.lease is not None
         error_type, message, traceback = Fault.describe(error)
-        self._faults.append(
+        self._pending.faults.append(
             Fault(
                 index=lane.lease.index,
                 seed=lane.lease.seed,
@@ -411,35 +396,26 @@ class EvalRunner(WorkerInterface):
                 message=message,
                 traceback=traceback,
                 runner=self.runner_index,
-                node=self._node,
+                node=socket.gethostname(),
                 seconds=perf_counter() - lane.started,
             )
         )
         self._lifetime["faults"] += 1
-        self._waste(lane)
+        self._pending.count(lane)
         lane.stale = lane.stale or cause != "policy"
         self._free(lane)
-
-    def _note(self, text: str) -> None:
-        """Add a note to the result."""
-        self._notes[text] = None
 
     def _note_observation(self, row: int, text: str, shown: str) -> None:
         """Add a note on the observation of a lane."""
         lane = self._lanes[row]
         assert lane.lease is not None
-        self._note(first_seen(text, lane.lease.index, lane.length, shown))
+        self._pending.note(first_seen(text, lane.lease.index, lane.length, shown))
 
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
         """Charge the lane that the policy failed on."""
         # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
         self._inference.observations.clear(lane.index)
         self._fault(lane, "policy", "act", error)
-
-    def _waste(self, lane: Lane) -> None:
-        """Count the steps of an attempt that has no record."""
-        self._totals["env_steps"] += lane.length
-        self._totals["step_seconds"] += lane.step_seconds
 
     def _reject_nan(self) -> None:
         """Charge the environments whose observation is NaN or infinite, before the policy sees it."""
@@ -452,16 +428,15 @@ class EvalRunner(WorkerInterface):
 
     def _write_row(self, lane: Lane, terminated: bool, cut: Truncation) -> None:
         assert lane.lease is not None
+        pending = self._pending
         if lane.trace is not None:
-            self._traces[lane.lease.index] = lane.trace.trace
+            pending.traces[lane.lease.index] = lane.trace.trace
         row = lane.row(terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
-        self._rows.append(row)
+        pending.rows.append(row)
+        pending.infos.append(lane.info)
+        pending.count(lane)
         if lane.observed is not None and not lane.lease.fresh:
             self._collect(lane, row)
-        if self._info_keys:
-            self._infos.append(lane.info)
-        self._totals["step_seconds"] += lane.step_seconds
-        self._totals["env_steps"] += lane.length
         self._lifetime["episodes"] += 1
         self._free(lane)
 
@@ -469,7 +444,7 @@ class EvalRunner(WorkerInterface):
         """Build the observers of an environment."""
         outputs = partial(self._inference_outputs, slot)
         log = partial(self._slot_log, slot)
-        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._note, log)
+        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._pending.note, log)
 
     @property
     def _sweeps(self) -> SweepLog | None:
@@ -485,10 +460,10 @@ class EvalRunner(WorkerInterface):
         """Keep what observers return for a completed episode."""
         assert lane.observed is not None
         for name, artifact in lane.observed.end(row, partial(self._record, lane, row)).items():
-            self._artifacts[name][row[0]] = artifact
+            self._pending.artifacts[name][row[0]] = artifact
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        return record_of_values(row, dict(zip(self._info_keys, lane.info, strict=True)))
+        return record_of_values(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return what recorders make of the finished episodes in the log of sweeps, by their names."""
@@ -522,36 +497,12 @@ class EvalRunner(WorkerInterface):
         self._spent = 0
         for lane in self._lanes:
             lane.unreported = False
-        live = [lane for lane in self._lanes if lane.lease is not None]
-        under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
-        totals = self._totals
-        rows, infos, faults, traces = self._rows, self._infos, self._faults, self._traces
-        self._rows, self._infos, self._faults, self._traces = [], [], [], {}
-        report = RunReport(
-            rows=np.array(rows, ROW),
-            infos=np.array(infos, np.float64).reshape(len(rows), len(self._info_keys)),
-            faults=tuple(faults),
-            progress=tuple(lane.progress() for lane in live),
-            returned=tuple(self._returned),
-            env_steps=int(totals["env_steps"]) + under_way[0] - self._under_way[0],
-            reset_seconds=totals["reset_seconds"],
-            step_seconds=totals["step_seconds"] + under_way[1] - self._under_way[1],
-            inference_seconds=totals["inference_seconds"],
-            weights_version=self._weights_version,
-            numerics=self._inference.numerics,
-            traces=traces,
-            construct_seconds=self._construct_seconds,
-            notes=(*self._inference.notes, *self._notes),
-            built_weights=self._built_weights,
-            artifacts=(*self._artifacts.items(), *self._read_sweeps()),
+        inference = self._inference
+        report = self._pending.take(
+            self._lanes, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
         )
-        self._artifacts = defaultdict(dict)
         self._lifetime["env_steps"] += report.env_steps
-        self._returned = []
-        self._notes = {}
-        self._inference.observations.forget_notes()
-        self._totals = dict.fromkeys(totals, 0)
-        self._under_way = under_way
+        inference.observations.forget_notes()
         return report
 
     # ------------------------------------------------------------------ construction
@@ -560,7 +511,7 @@ class EvalRunner(WorkerInterface):
         """Build an environment, and note how long that takes."""
         started = perf_counter()
         env = self.make_env(lane_index)
-        self._construct_seconds = min(self._construct_seconds, perf_counter() - started)
+        self._pending.construct_seconds = min(self._pending.construct_seconds, perf_counter() - started)
         return env
 
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:

@@ -48,7 +48,7 @@ class SingleAgentEvalRunner(EvalRunner):
         actions, errors = self._inference.act()
         acted = perf_counter()
         self._inference_clock += acted - started
-        self._totals["inference_seconds"] += acted - started
+        self._pending.inference_seconds += acted - started
         if errors:
             self._charge_policy(lane, errors[0])
             return

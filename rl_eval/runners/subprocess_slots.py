@@ -118,7 +118,7 @@ class SubprocessEvalRunner(EvalRunner):
         started = perf_counter()
         actions, errors = self._inference.act_on(ready)
         seconds = perf_counter() - started
-        self._totals["inference_seconds"] += seconds
+        self._pending.inference_seconds += seconds
         self._inference_clock += seconds / sum(lane.lease is not None for lane in self._lanes)
         for lane in waiting:
             if lane.index in errors:
@@ -160,7 +160,7 @@ class SubprocessEvalRunner(EvalRunner):
             alive = self._try_env_reset(lane)
             if alive:
                 waited = perf_counter() - started
-                self._totals["reset_seconds"] += waited - lane.reset_seconds
+                self._pending.reset_seconds += waited - lane.reset_seconds
                 lane.started, lane.reset_seconds = started, waited
         else:
             lane.step_seconds += reply.seconds or perf_counter() - asked
@@ -170,7 +170,7 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _starving(self) -> bool:
         """Whether to report early, because half the slots stand idle for want of leases."""
-        if self._queue or not (self._rows or self._faults):
+        if self._queue or not self._pending:
             return False
         return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
 
@@ -235,7 +235,8 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
-        self._construct_seconds = min(self._construct_seconds, self._slots[lane_index].build_seconds)
+        seconds = self._slots[lane_index].build_seconds
+        self._pending.construct_seconds = min(self._pending.construct_seconds, seconds)
         return env
 
     def _numbered(self, lane_index: int) -> SlotEnv:

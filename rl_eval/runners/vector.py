@@ -74,7 +74,7 @@ class VectorEvalRunner(EvalRunner):
         self._cells[NOW] = self._acting
         actions, errors = self._inference.act()
         seconds = perf_counter() - started
-        self._totals["inference_seconds"] += seconds
+        self._pending.inference_seconds += seconds
         self._inference_clock += seconds / len(live)
         for row, error in errors.items():
             self._charge_policy(self._lanes[row], error)
@@ -102,6 +102,4 @@ class VectorEvalRunner(EvalRunner):
         """Whether to report early, because half the lanes stand idle for want of leases or of a report."""
         if self._queue:
             return 2 * self._spent >= len(self._lanes)
-        return bool(self._rows or self._faults) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(
-            self._lanes
-        )
+        return bool(self._pending) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)

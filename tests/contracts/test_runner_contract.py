@@ -216,7 +216,7 @@ class AbortsTheQueueOnly(Textbook):
     """Leaves live lanes alone."""
 
     def _abort(self) -> None:
-        self._returned += [lease.index for lease in self._queue]
+        self._pending.returned += [lease.index for lease in self._queue]
         self._queue.clear()
 
 
@@ -242,7 +242,7 @@ class ChargesNobody(Textbook):
     """Keeps the faults to itself."""
 
     def _report(self) -> RunReport:
-        self._faults.clear()
+        self._pending.faults.clear()
         return super()._report()
 
 

@@ -22,7 +22,7 @@ from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.protocols import Policy
-from rl_eval.records.episode import Lease, RunReport, without_place
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.records.trace import first_divergence
 from rl_eval.runners import EvalRunner
 
@@ -97,8 +97,8 @@ class Player(EvalRunner):
         """Look at the observation, and at what went wrong before."""
         self._inference.observations.forget_notes()  # Of many observations a runner looks at a few.
         self._reject_nan()
-        if self._faults:
-            fault = self._faults.pop()
+        if faults := self._pending.faults:
+            fault = faults.pop()
             raise EnvError(f"{fault.error_type}: {fault.message}")
 
     def _notice_info(self, step: Any, action: Any) -> Any:
@@ -106,11 +106,6 @@ class Player(EvalRunner):
         with suppress(TypeError, IndexError):  # Whether it is a step's result is for the runner to say.
             self.info_keys.update(result[4])
         return result
-
-    def _note(self, text: str) -> None:
-        """Keep the first of the notes that differ in their place alone."""
-        if without_place(text) not in map(without_place, self._notes):
-            super()._note(text)
 
 
 def for_player(settings: EvalSettings) -> EvalSettings:

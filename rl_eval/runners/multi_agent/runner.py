@@ -36,10 +36,11 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
         # Only the environment, which the base has just built, tells which agents there are.
-        self._info_keys = (*settings.evaluation.info_keys, *agent_columns(self._mapping.agents))
-        self._values = ValueReader(settings.evaluation.info_keys, self._note)
+        pending = self._pending
+        pending.info_keys = (*settings.evaluation.info_keys, *agent_columns(self._mapping.agents))
+        self._values = ValueReader(settings.evaluation.info_keys, pending.note)
         for lane in self._lanes:
-            lane.num_info_keys = len(self._info_keys)
+            lane.num_info_keys = len(pending.info_keys)
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
