@@ -1340,6 +1340,12 @@ def test_stop_closes_every_environment_once(kind: str, lanes: int) -> None:
 # ------------------------------------------------------------------------------ the class
 
 
+@pytest.mark.parametrize("kind", ["single_agent", "vector"])
+def test_a_runner_has_few_enough_attributes_to_be_fast(kind: str) -> None:
+    """CPython gives up its quick lookup for instances of more than 30."""
+    assert len(vars(make(kind=kind))) <= 30
+
+
 @layouts
 def test_a_runner_answers_about_itself(kind: str, lanes: int) -> None:
     """Spaces, health, ping and a function that is applied to it."""
