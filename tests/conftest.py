@@ -1,5 +1,6 @@
 """Settings that must hold before torch or Ray are imported by any test, and what every test starts from."""
 
+import faulthandler
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 import typer.testing
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from rl_eval.supervision.process_environment import reproducible_environment
 from tests.planted import leaking_files, leaks
@@ -140,7 +142,10 @@ def ray_cluster(_nodes: object) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Watch what a test starts."""
+    """Watch what a test starts; a crash prints its stacks, though ``ray.shutdown`` takes the handlers for that away."""
+    if faulthandler.is_enabled():
+        faulthandler.disable()
+        faulthandler.enable(file=item.config.stash[fault_handler_stderr_fd_key])
     with _WATCH.over(item):
         return (yield)
 
