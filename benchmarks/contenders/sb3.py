@@ -15,15 +15,19 @@ from benchmarks.worlds import Actor
 _LAYERS = {"mlp_extractor.policy_net.0": "body.0", "mlp_extractor.policy_net.2": "body.2", "action_net": "head"}
 
 
-def _model(scenario: str, params: base.Params) -> Any:
+def _envs(scenario: str, params: base.Params) -> Any:
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     torch.set_num_threads(1)
     vectorized = SubprocVecEnv if params.get("processes") else DummyVecEnv
-    envs = vectorized([env_factory(scenario, params)] * params["envs"])
-    return PPO("MlpPolicy", envs, policy_kwargs={"net_arch": [64, 64]}, device="cpu")
+    return vectorized([env_factory(scenario, params)] * params["envs"])
+
+
+def _model(scenario: str, params: base.Params) -> Any:
+    from stable_baselines3 import PPO
+
+    return PPO("MlpPolicy", _envs(scenario, params), policy_kwargs={"net_arch": [64, 64]}, device="cpu")
 
 
 def _load_cartpole(model: Any) -> None:
@@ -37,11 +41,11 @@ def _load_cartpole(model: Any) -> None:
                 own[f"{target}.{half}"].copy_(torch.from_numpy(arrays[f"{source}.{half}"]))
 
 
-def _evaluate(model: Any, episodes: int) -> tuple[list[float], list[int]]:
+def _evaluate(model: Any, envs: Any, episodes: int) -> tuple[list[float], list[int]]:
     from stable_baselines3.common.evaluation import evaluate_policy
 
     returns, lengths = evaluate_policy(
-        model, model.get_env(), n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, warn=False
+        model, envs, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, warn=False
     )
     return returns, lengths
 
@@ -50,27 +54,17 @@ def throughput(params: base.Params) -> dict[str, Any]:
     """Evaluate once to warm up and once for the row."""
     model = _model("throughput", params)
     _load_cartpole(model)
-    _evaluate(model, params["envs"])
-    (returns, lengths), seconds = base.timed(lambda: _evaluate(model, params["episodes"]))
-    model.get_env().close()
-    return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
+    return _timed(model, model.get_env(), params)
 
 
 def simulators(params: base.Params) -> dict[str, Any]:
     """The same with a network that is no model of SB3's: ``evaluate_policy`` asks for ``predict`` alone."""
-    import torch
-    from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+    return _timed(Actor(params["world"]), _envs("simulators", params), params)
 
-    torch.set_num_threads(1)
-    actor: Any = Actor(params["world"])
-    envs = (SubprocVecEnv if params["processes"] else DummyVecEnv)([env_factory("simulators", params)] * params["envs"])
-    evaluate_policy(actor, envs, n_eval_episodes=params["envs"], warn=False)
-    (returns, lengths), seconds = base.timed(
-        lambda: evaluate_policy(
-            actor, envs, n_eval_episodes=params["episodes"], return_episode_rewards=True, warn=False
-        )
-    )
+
+def _timed(model: Any, envs: Any, params: base.Params) -> dict[str, Any]:
+    _evaluate(model, envs, params["envs"])
+    (returns, lengths), seconds = base.timed(lambda: _evaluate(model, envs, params["episodes"]))
     envs.close()
     return base.steps_row(sum(lengths), seconds, len(lengths), sum(returns) / len(returns))
 
@@ -80,7 +74,7 @@ def correctness(params: base.Params) -> dict[str, Any]:
     model = _model("correctness", params)
     parts = []
     for _ in range(params["evaluations"]):
-        returns, _ = _evaluate(model, params["episodes"])
+        returns, _ = _evaluate(model, model.get_env(), params["episodes"])
         parts.append((sum(returns) / len(returns), len(returns)))
     return base.pooled(parts)
 
@@ -95,7 +89,7 @@ def faults(params: base.Params) -> dict[str, Any]:
     params["strike"]["spare"] = os.getpid()
     envs = SubprocVecEnv([env_factory("faults", params)] * params["envs"])
     envs.seed(0)
-    returns, _ = _evaluate(PPO("MlpPolicy", envs, device="cpu"), params["episodes"])
+    returns, _ = _evaluate(PPO("MlpPolicy", envs, device="cpu"), envs, params["episodes"])
     row = base.evaluated(len(returns), sum(returns) / len(returns))
     envs.close()
     return row

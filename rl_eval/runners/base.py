@@ -513,7 +513,7 @@ class EvalRunner(WorkerInterface):
         """Build an environment, and note how long that takes."""
         started = perf_counter()
         env = self.make_env(lane_index)
-        self._pending.construct_seconds = min(self._pending.construct_seconds, perf_counter() - started)
+        self._pending.constructed(perf_counter() - started)
         return env
 
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:

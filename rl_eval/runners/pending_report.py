@@ -71,6 +71,10 @@ class PendingReport:
         """Add a note; of those that differ in their place alone, the first stays."""
         self._notes.setdefault(without_place(text), text)
 
+    def constructed(self, seconds: float) -> None:
+        """Note how long an environment took to build, in seconds."""
+        self.construct_seconds = min(self.construct_seconds, seconds)
+
     def count(self, lane: Lane) -> None:
         """Count the steps of an attempt that has ended."""
         self.env_steps += lane.length

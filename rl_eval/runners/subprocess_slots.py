@@ -235,8 +235,7 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
-        seconds = self._slots[lane_index].build_seconds
-        self._pending.construct_seconds = min(self._pending.construct_seconds, seconds)
+        self._pending.constructed(self._slots[lane_index].build_seconds)
         return env
 
     def _numbered(self, lane_index: int) -> SlotEnv:
