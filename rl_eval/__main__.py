@@ -11,10 +11,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, after starting Python again if a variable that it reads at its start is missing."""
-    variables = reproducible_environment() | os.environ
-    if variables != os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)  # noqa: S606 -- This very command.
+    """Run the command line, after starting Python again if a variable that it reads at its start is missing or empty."""
+    missing = {name: value for name, value in reproducible_environment().items() if not os.environ.get(name)}
+    if missing:
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, os.environ | missing)  # noqa: S606 -- This very command.
     from rl_eval.cli import main as command_line
 
     command_line()

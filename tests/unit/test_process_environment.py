@@ -36,11 +36,11 @@ def test_a_policy_of_hashes_has_one_number(tmp_path: Path, monkeypatch: pytest.M
     for name in reproducible_environment():
         monkeypatch.delenv(name, raising=False)
 
-    def fingerprint(hash_seed: str = "") -> str:
-        if hash_seed:
+    def fingerprint(hash_seed: str | None = None) -> str:
+        if hash_seed is not None:
             monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
         done = call_alone("run", "toy.yaml", "--policy", "hash_toys:hashing", "--output", "out", "--force", "--json")
         assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["fingerprint"])
 
-    assert fingerprint() == fingerprint("0") != fingerprint("7")
+    assert fingerprint() == fingerprint("") == fingerprint("0") != fingerprint("7")
