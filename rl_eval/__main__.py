@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -11,14 +12,17 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, after starting Python again if a variable that it reads at its start is missing or empty."""
+    """Run the command line, starting Python again first if a variable that it reads at its start is missing."""
     missing = {name: value for name, value in reproducible_environment().items() if not os.environ.get(name)}
     if missing:
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, os.environ | missing)  # noqa: S606 -- This very command.
     from rl_eval.cli import main as command_line
 
-    command_line()
+    try:
+        command_line()
+    finally:
+        gc.freeze()  # Else Python ends by a search for cycles in all that torch and Ray brought: most of a second.
 
 
 if __name__ == "__main__":

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "Monitor", "View", "make_monitor", "progress_line"]
 
-_REFRESH_S: Final = 0.2
+_REFRESH_S: Final = 0.15
 _FIRST_LINE_S: Final = 0.3
 """When the first line is written at the latest."""
-_STARTING_S: Final = 0.5
-"""Between lines before and after the run: an import may keep the thread that writes them waiting for as long again."""
+_STARTING_S: Final = 0.4
+"""Between lines before and after the run: torch's import and Ray's start keep their thread waiting for up to 0.7 s."""
 _FREQUENT_UNTIL_S: Final = 30.0
 """Until then somebody may be looking on; later lines are for a log, which should not be flooded."""
-_FREQUENT_S: Final = 1.0
+_FREQUENT_S: Final = 0.9
+"""Less than a second, which a busy machine may add to."""
 _RARE_S: Final = 5.0
 
 
@@ -163,7 +164,7 @@ class Monitor:
 class LineDisplay:
     """Writes what is evaluated as soon as that is known, a line a second for half a minute, and then every five.
 
-    Before and after the run there are more: threads of imports and of Ray's end keep its own waiting.
+    Before and after the run there are more: imports, and Ray's start and end, keep its thread waiting.
     """
 
     def __init__(self, console: Console) -> None:
