@@ -15,6 +15,7 @@ import ray
 
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
+from rl_eval.supervision.crash_signals import crash_handlers_kept
 from rl_eval.supervision.process_environment import reproducible_environment
 
 __all__ = ["connect", "process_kept", "runtime_env_of", "summarize"]
@@ -87,12 +88,14 @@ def summarize(error: BaseException) -> str:
 def process_kept() -> Iterator[None]:
     """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
 
-    They draw from the generator of ``random``, set environment variables and replace the handler of SIGTERM. Where
-    there was none, theirs stays: without it, daemons of a local cluster would outlive a process that is asked to end.
+    They draw from the generator of ``random``, set environment variables and replace the handlers of SIGTERM and of
+    crashes. Where there was none of SIGTERM, theirs stays: without it, daemons of a local cluster would outlive a
+    process that is asked to end.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        with crash_handlers_kept():
+            yield
     finally:
         random.setstate(state)
         for name in os.environ.keys() - variables.keys():

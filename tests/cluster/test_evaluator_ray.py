@@ -105,7 +105,7 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 _ALONE = """
-import sys
+import faulthandler, os, sys
 sys.path[:0] = {path!r}
 import aiohttp.web, ray, torch  # Ray imports the first late, which adds a filter for warnings of its own.
 import signal
@@ -116,20 +116,25 @@ from rl_eval import Evaluator
 
 module = Scale(2.0)
 torch.manual_seed(1)
+faulthandler.enable()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A trainer's own; where there is none, Ray's ends the cluster.
 before = trainer_state.observe(module)
 with Evaluator(config(), module, backend="ray") as ev:
     trainer_state.compare(before, trainer_state.observe(module))
     assert ev.evaluate(module).mean_return == 2.0
     trainer_state.compare(before, trainer_state.observe(module))
+    if not (child := os.fork()):
+        os.abort()
+    os.waitpid(child, 0)
 trainer_state.compare(before, trainer_state.observe(module))
-print("untouched")
+print("untouched", flush=True)
+os.abort()
 """
 
 
 @pytest.mark.slow
 def test_a_trainer_without_a_cluster_is_untouched_by_the_one_that_is_started_for_it() -> None:
-    """In a fresh process, with a local cluster that begins and ends with the evaluator."""
+    """In a fresh process, with a local cluster that begins and ends with the evaluator; its crashes print stacks."""
     script = _ALONE.format(path=[str(HERE), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}"}
     environment.pop("RAY_ADDRESS", None)
@@ -137,3 +142,5 @@ def test_a_trainer_without_a_cluster_is_untouched_by_the_one_that_is_started_for
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=240, check=False
     )
     assert ran.stdout.strip().endswith("untouched"), ran.stderr[-3000:]
+    assert ran.returncode == -signal.SIGABRT
+    assert ran.stderr.count("Fatal Python error: Aborted") == 2, ran.stderr[-3000:]
