@@ -179,7 +179,7 @@ class EvalOutcome:
     @property
     def _phase(self) -> str:
         if self._pool is None:
-            return "waiting for its turn"
+            return "waiting to start"
         return "checking determinism" if self.checking else self._pool.phase
 
     # ------------------------------------------------------------------ inside

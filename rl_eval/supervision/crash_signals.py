@@ -1,4 +1,4 @@
-"""Handlers of the signals that a crash raises, such as those of :mod:`faulthandler`, kept over code that replaces them."""
+"""Handlers of the signals of a crash, such as those of :mod:`faulthandler`, kept over code that replaces them."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_progress_says_what_the_evaluation_is_busy_with() -> None:
     phases.append(world.handle.progress().phase)
     world.finish(1)
     phases.append(world.handle.progress().phase)
-    assert phases == ["waiting for its turn", "starting 2", "probing the policy", "running", "checking determinism"]
+    assert phases == ["waiting to start", "starting 2", "probing the policy", "running", "checking determinism"]
 
 
 def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
