@@ -1,13 +1,18 @@
 """Small environments for models of Stable-Baselines3, and what its own evaluation makes of the same seeds."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+DATA = Path(__file__).parent / "data"
+reads_data = pytest.mark.skipif(np.__version__ < "2", reason="models in data/ were saved with NumPy 2")
 
 
 class Rewards(gym.Env):

@@ -10,6 +10,7 @@ pytest.importorskip("stable_baselines3")
 
 import numpy as np
 from safetensors.torch import save_file
+from sb3_worlds import DATA, reads_data
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensordict.nn import TensorDictModule
@@ -18,7 +19,6 @@ from typer.testing import CliRunner
 from rl_eval import EvalConfig, evaluate, load
 from rl_eval.cli import app
 
-DATA = Path(__file__).parent / "data"
 CONFIG = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
 
 
@@ -32,6 +32,7 @@ def run(*arguments):
     return done.output, returns(load("out"))
 
 
+@reads_data
 def test_a_model_of_sb3(tmp_path, monkeypatch):
     """In a file beside it, and on the command line without its ending."""
     monkeypatch.chdir(tmp_path)

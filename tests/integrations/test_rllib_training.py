@@ -108,7 +108,10 @@ def test_rllibs_default_of_exploring_is_kept() -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_named(changes: Any, key: str) -> None:
-    config = ppo("CartPole-v1").evaluation(**changes)
+    config = ppo("CartPole-v1")
+    if not hasattr(config, key.partition(".")[0]):
+        pytest.skip(f"RLlib {ray.__version__} has no such key")
+    config.evaluation(**changes)
     with pytest.raises(ConfigError, match=f"^{key} "):
         eval_config_of(config)
     if key != "evaluation_duration":

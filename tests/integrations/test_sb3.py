@@ -14,7 +14,7 @@ pytest.importorskip("stable_baselines3")
 import gymnasium as gym
 import numpy as np
 import torch
-from sb3_worlds import ACTIONS, OBSERVATIONS, Rewards, their_returns
+from sb3_worlds import ACTIONS, DATA, OBSERVATIONS, Rewards, reads_data, their_returns
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -23,11 +23,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from rl_eval import EvalConfig, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.sb3 import as_policy, as_weights, load_policy, portable
+from rl_eval.integrations.sb3 import as_policy, as_weights, load_policy, loading, portable
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.weights import snapshot_weights
-
-DATA = Path(__file__).parent / "data"
 
 ALGORITHMS = {
     "PPO": lambda env, policy, **kwargs: PPO(policy, env, n_steps=64, batch_size=32, n_epochs=2, **kwargs),
@@ -100,6 +98,7 @@ def global_state():
 # ---------------------------------------------------------------------- the same numbers as SB3's own evaluation
 
 
+@reads_data
 @pytest.mark.parametrize(
     ("env_id", "name", "statistics"),
     [
@@ -419,6 +418,7 @@ def test_a_saved_model_is_the_live_one(tmp_path, algorithm, observation, action,
     )
 
 
+@reads_data
 def test_the_command_line_evaluates_a_zip_file(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
@@ -433,6 +433,16 @@ def test_the_command_line_evaluates_a_zip_file(tmp_path, monkeypatch):
     told = CliRunner().invoke(app, ["run", "config.yaml", "--output", "out"])
     assert told.exit_code == 0, told.output
     assert EvalResult.load("out").fingerprint == evaluate(config).fingerprint
+
+
+def test_a_model_that_needs_a_newer_numpy_says_so(tmp_path, monkeypatch):
+    def read(*args, **kwargs):
+        raise ModuleNotFoundError("No module named 'numpy._core'", name="numpy._core")
+
+    (tmp_path / "model.zip").touch()
+    monkeypatch.setattr(loading, "load_from_zip_file", read)
+    with pytest.raises(ConfigError, match="It was saved with NumPy 2: install numpy>=2"):
+        load_policy(tmp_path / "model.zip")
 
 
 def test_loading_touches_nothing_global(tmp_path):

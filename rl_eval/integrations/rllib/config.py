@@ -110,14 +110,15 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             "evaluation_parallel_to_training",
             "is True, which reads weights while they change: use evaluation_function(..., parallel=True) instead",
         )
-    if config.evaluation_error_after_n_consecutive_skips not in (None, 1):
+    # Versions of RLlib that lack a key cannot set it.
+    if getattr(config, "evaluation_error_after_n_consecutive_skips", None) not in (None, 1):
         yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval skips none: it raises at once"
     for key in (
         "evaluation_unhealthy_workers_timeout_s",
         "off_policy_estimation_methods",
         "offline_evaluation_interval",
     ):
-        if (value := getattr(config, key)) != getattr(_DEFAULTS, key):
+        if (value := getattr(config, key, None)) != getattr(_DEFAULTS, key, None):
             yield key, f"is {value!r}, which rl_eval has nothing for"
     yield from _refused_overrides(config)
     yield from _refused_callbacks(config)

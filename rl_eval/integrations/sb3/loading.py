@@ -58,9 +58,10 @@ def load_policy(
         policy = _build(data)
         policy.load_state_dict(parameters["policy"])
     except Exception as error:
+        newer = isinstance(error, ImportError) and error.name == "numpy._core"
         raise ConfigError(
             f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}"
         ) from error
     if vecnormalize is None and _was_normalized(data):
         raise ConfigError(
