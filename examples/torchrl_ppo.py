@@ -96,7 +96,6 @@ def train(policy: ProbabilisticActor, steps: int) -> Any:
         policy,
         frames_per_batch=FRAMES,
         total_frames=-(-steps // FRAMES) * FRAMES,
-        auto_register_policy_transforms=False,
     )
     done = 0
     for batch in collector:

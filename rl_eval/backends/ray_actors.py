@@ -107,14 +107,13 @@ class RayBackend:
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         """See :class:`Backend`."""
+        _check_connected()
         ref = ray.put(value)
         return ref, ray.get(ref)
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See :class:`Backend`."""
-        if not ray.is_initialized():
-            # Any call would start a cluster of its own.
-            raise ClusterError("Ray was shut down while this group was working: stop the group first")
+        _check_connected()
         pending = [*self._calls, *self._postmortems, *self._agents.refs]
         ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
         if ready and len(pending) > 1:
@@ -174,6 +173,14 @@ class RayBackend:
         if self._stopped:
             return
         self._stopped = True
+        if ray.is_initialized():  # Else the actors ended with the connection.
+            self._end_actors()
+        del self._payload
+        if self._owns_connection:
+            with process_kept():
+                ray.shutdown()
+
+    def _end_actors(self) -> None:
         # One whose process never came up has nothing to close, and would not answer.
         closing = [_sent(actor, Stop()) for runner, actor in self._actors.items() if self._agents.knows(runner)]
         if closing:
@@ -182,10 +189,6 @@ class RayBackend:
         for runner in list(self._actors):
             self.kill(runner)
         self._agents.stop(_AGENT_STOP_TIMEOUT_S)
-        del self._payload
-        if self._owns_connection:
-            with process_kept():
-                ray.shutdown()
 
     def _wanted(self) -> dict[str, float]:
         """Return what each runner asks for."""
@@ -247,6 +250,12 @@ class RayBackend:
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
+
+
+def _check_connected() -> None:
+    """Make sure that no call of Ray connects this process anew, to a cluster of its own or to somebody else's."""
+    if not ray.is_initialized():
+        raise ClusterError("Ray was shut down while this group was working: stop the group first")
 
 
 def _sent(actor: Any, request: RunnerRequest) -> Any:

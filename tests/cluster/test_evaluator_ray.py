@@ -112,9 +112,15 @@ import signal
 import trainer_state
 from evaluator_modules import Scale
 from evaluator_world import config
-from rl_eval import Evaluator
+from rl_eval import EvalRunnerGroup, Evaluator
 
 module = Scale(2.0)
+group = EvalRunnerGroup(config().runners(num_runners=1), module)
+group.evaluate()
+ray.shutdown()
+group.stop()  # Ray would start a cluster, or join somebody's, for whatever is asked of an actor now.
+assert not ray.is_initialized()
+
 torch.manual_seed(1)
 faulthandler.enable()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A trainer's own; where there is none, Ray's ends the cluster.

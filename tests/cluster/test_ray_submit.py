@@ -145,9 +145,9 @@ def test_ray_submit(loopback: Loopback) -> None:
     first = loopback.submit("--start", "--no-config-cache", words)
     assert first.returncode == 0, first.stdout
     assert (loopback.home / "rl_eval_project" / "my_envs.py").is_file()
-    here = loopback.caller.run("rl-eval", "run", "config.yaml", "--num-runners=0", cwd=loopback.project)
+    here = loopback.caller.run("rl-eval", "run", "config.yaml", "--num-runners=0", "-o", "here", cwd=loopback.project)
     assert here.returncode == 0, here.stdout
-    expected = json.loads((loopback.project / "out" / "config" / "result.json").read_text())
+    expected = json.loads((loopback.project / "here" / "result.json").read_text())
     log = loopback.home / "log"
     result = json.loads((log / "result.json").read_text())
     assert (result["status"], result["fingerprint"]) == ("complete", expected["fingerprint"])
