@@ -112,15 +112,9 @@ import signal
 import trainer_state
 from evaluator_modules import Scale
 from evaluator_world import config
-from rl_eval import EvalRunnerGroup, Evaluator
+from rl_eval import Evaluator
 
 module = Scale(2.0)
-group = EvalRunnerGroup(config().runners(num_runners=1), module)
-group.evaluate()
-ray.shutdown()
-group.stop()  # Ray would start a cluster, or join somebody's, for whatever is asked of an actor now.
-assert not ray.is_initialized()
-
 torch.manual_seed(1)
 faulthandler.enable()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A trainer's own; where there is none, Ray's ends the cluster.
@@ -138,15 +132,41 @@ os.abort()
 """
 
 
+def run_alone(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fresh process that knows of no cluster."""
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}"}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-c", script.format(path=[str(HERE), str(ROOT)])]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+
+
 @pytest.mark.slow
 def test_a_trainer_without_a_cluster_is_untouched_by_the_one_that_is_started_for_it() -> None:
     """In a fresh process, with a local cluster that begins and ends with the evaluator; its crashes print stacks."""
-    script = _ALONE.format(path=[str(HERE), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}"}
-    environment.pop("RAY_ADDRESS", None)
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=240, check=False
-    )
+    ran = run_alone(_ALONE)
     assert ran.stdout.strip().endswith("untouched"), ran.stderr[-3000:]
     assert ran.returncode == -signal.SIGABRT
     assert ran.stderr.count("Fatal Python error: Aborted") == 2, ran.stderr[-3000:]
+
+
+_SHUT_DOWN = """
+import sys
+sys.path[:0] = {path!r}
+import ray
+from evaluator_modules import Scale
+from evaluator_world import config
+from rl_eval import EvalRunnerGroup
+
+group = EvalRunnerGroup(config().runners(num_runners=1), Scale(2.0))
+assert group.evaluate().mean_return == 2.0
+ray.shutdown()
+group.stop()
+print(ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_a_group_that_is_stopped_after_ray_connects_to_no_cluster() -> None:
+    """Ray would start one, or join somebody's, for whatever is asked of an actor."""
+    ran = run_alone(_SHUT_DOWN)
+    assert ran.stdout.strip() == "False", ran.stderr[-3000:]
