@@ -1053,6 +1053,7 @@ with target.open("wb") as stream:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_files_that_are_written_slowly_are_evaluated_whole(folder):
     """Two writers beside a running watcher, one that pauses half way: one point each, of the end."""
     Path("done").mkdir()

@@ -23,6 +23,7 @@ import ray
 from rl_eval.errors import ClusterError, EvalError
 from rl_eval.execution.handle import EvalHandle, EvalProgress
 from rl_eval.execution.jobs import FollowUp
+from rl_eval.results.result import EvalResult
 from rl_eval.training.service.directory import ask, end_service
 from rl_eval.training.service.messages import FinishedEvaluation, Ticket, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
@@ -229,6 +230,7 @@ class ServiceEngine:
         if isinstance(outcome, BaseException):
             handle.set_error(outcome)
         else:
+            handle.release(_final_progress(outcome))
             handle.set_result(outcome)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -242,6 +244,14 @@ class ServiceEngine:
         """End a handle whose result the service has, or will have, for a later client of this name."""
         self._names.pop(handle, None)
         handle.set_error(error)
+
+
+def _final_progress(result: EvalResult) -> EvalProgress:
+    """Return how far an evaluation came, of which the service keeps nothing but the result."""
+    timing = result.timing
+    return EvalProgress.of_table(
+        result.table, env_steps=timing.env_steps, seconds=timing.wall_seconds, num_runners=timing.num_runners
+    )
 
 
 def _end_thread_of(engine: weakref.ref[ServiceEngine]) -> None:
