@@ -37,7 +37,8 @@ class DeterminismCheck(Phase):
     def _begin(self, now: float) -> None:
         outcome = self._outcome
         run_seconds = now - outcome.started if outcome.started else 0.0
-        choice = self._sample.choose(outcome.store.table, run_seconds, max(1, len(self.pool.ready())))
+        alone = outcome.store.numerics.get("reference") == "row"
+        choice = self._sample.choose(outcome.store.table, run_seconds, max(1, len(self.pool.ready())), alone=alone)
         if not choice.origins:
             self._finding = Determinism(remark=choice.remark)
             return

@@ -73,24 +73,32 @@ class DeterminismSample:
         """Note how long a runner took to build an environment, in seconds, at its quickest."""
         self._construct_seconds = min(self._construct_seconds, construct_seconds)
 
-    def choose(self, table: EpisodeTable, run_seconds: float, runners: int) -> Choice:
-        """Decide what runs again."""
+    def choose(self, table: EpisodeTable, run_seconds: float, runners: int, *, alone: bool = False) -> Choice:
+        """Decide what runs again.
+
+        Args:
+            table: Records of the whole plan.
+            run_seconds: Duration of the run.
+            runners: Number of runners that are up, at least 1.
+            alone: Whether the policy acts on each row alone, and not on those of all lanes at once.
+        """
         build_seconds = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
-        chosen, remark = self._affordable(table, run_seconds, build_seconds, runners)
+        lanes = 1 if alone else min(self._settings.runners.lanes, math.ceil(len(table.rows) / runners))
+        chosen, remark = self._affordable(table, run_seconds, build_seconds, runners, lanes)
         if not chosen and self._settings.environment.env_reuse == "lane" and build_seconds:
-            chosen, _ = self._affordable(table, run_seconds, 0.0, runners)
+            chosen, _ = self._affordable(table, run_seconds, 0.0, runners, lanes)
             if chosen:
                 remark = f"in used environments, since a new one takes {build_seconds:.1f} s"
         seconds = float(episode_seconds(table.rows)[chosen].sum()) + len(chosen) * build_seconds
         return Choice({index: self._origin(table, index) for index in chosen}, remark, seconds)
 
     def _affordable(
-        self, table: EpisodeTable, run_seconds: float, build_seconds: float, runners: int
+        self, table: EpisodeTable, run_seconds: float, build_seconds: float, runners: int, lanes: int
     ) -> tuple[list[int], str]:
         if not self._candidates:
             return [], "switched off by evaluation.determinism_check=0"
         if self._share == "auto":
-            return affordable(table, self._candidates, run_seconds, build_seconds, runners)
+            return affordable(table, self._candidates, run_seconds, build_seconds, runners, lanes)
         chosen = [index for index in self._candidates if table.completed[index]]
         return chosen, "" if chosen else "no episode completed"
 
@@ -123,10 +131,21 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
 
 def affordable(
-    table: EpisodeTable, chosen: Sequence[int], run_seconds: float, construct_seconds: float, runners: int
+    table: EpisodeTable, chosen: Sequence[int], run_seconds: float, construct_seconds: float, runners: int, lanes: int
 ) -> tuple[list[int], str]:
-    """Return which episodes ``auto`` runs again, or why none."""
-    seconds = episode_seconds(table.rows) + construct_seconds
+    """Return which episodes ``auto`` runs again, or why none.
+
+    Args:
+        table: Records of the whole plan.
+        chosen: Candidates.
+        run_seconds: Duration of the run.
+        construct_seconds: Time that an environment takes to build.
+        runners: Number of runners.
+        lanes: Number of episodes that shared a forward pass; one that runs again has it for itself.
+    """
+    policy = lanes * table.rows["inference_seconds"].astype(np.float64)
+    own = episode_seconds(table.rows) - policy / lanes + construct_seconds
+    seconds = own + policy
     completed = np.flatnonzero(table.completed)
     if not len(completed):
         return [], "no episode completed"
@@ -139,7 +158,8 @@ def affordable(
         )
     taken: list[int] = []
     for index in sorted((index for index in chosen if table.completed[index]), key=lambda index: seconds[index]):
-        costs = seconds[[*taken, index]]
-        if len(taken) < _EPISODES and max(costs.max(), costs.sum() / runners) <= budget:
-            taken.append(index)
+        more = [*taken, index]
+        passes = math.ceil(len(more) / (runners * lanes)) * policy[more].max()
+        if len(more) <= _EPISODES and max(seconds[more].max(), own[more].sum() / runners + passes) <= budget:
+            taken = more
     return taken or [cheapest], ""
