@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     speed = add_contest("throughput", "counted environment steps per second", repeat=3)
     speed.add_argument("--episode-steps", type=int, default=10, help="length of short episodes; 0: none (%(default)s)")
     add_contest("simulators", "the same in other environments: physics, images, steps that take 5 ms", repeat=3)
+    add_contest("scaling", "the same with 1 to 8 runners", repeat=3)
     right = add_contest("correctness", "mean return where the truth is known", repeat=1)
     right.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
     right.add_argument("--evaluations", type=_positive, default=20, help="evaluations per cell (%(default)s)")
@@ -139,6 +140,8 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
         cells = matrix.correctness(args.runners, args.episodes, 4 if args.quick else args.evaluations)
     elif args.name == "simulators":
         cells = matrix.simulators(args.runners, quick=args.quick)
+    elif args.name == "scaling":
+        cells = matrix.scaling(quick=args.quick)
     elif args.name == "multi_agent":
         cells = matrix.multi_agent(16 if args.quick else args.episodes)
     elif args.name == "sampling":

@@ -13,7 +13,7 @@ from typing import Any, Final
 from benchmarks.runner import Cell
 from benchmarks.worlds import WORLDS
 
-__all__ = ["Sizes", "broadcast", "correctness", "multi_agent", "simulators", "throughput"]
+__all__ = ["Sizes", "broadcast", "correctness", "multi_agent", "scaling", "simulators", "throughput"]
 
 _LANES: Final = (1, 8, 16, 32, 64, 128)
 _SHORT_LANES: Final = (16, 64, 128)
@@ -185,6 +185,22 @@ def _world(name: str, runners: int, rounds: int) -> list[Cell]:
             cell(f"gymnasium AsyncVectorEnv({envs})", "async_vector", envs, peers=True, processes=True),
         ]
     return cells
+
+
+def scaling(*, quick: bool) -> list[Cell]:
+    """rl_eval with more and more runners: one environment for each that waits for its simulator, or 64 that compute."""
+    rounds = 1 if quick else 8
+    return [
+        _runners(world, count, envs, WORLDS[world].envs * rounds // (2 if world == "slow" else 1))
+        for world, envs in (("slow", 1), ("hopper", None))
+        for count in (1, 2, 4, 8)
+    ]
+
+
+def _runners(world: str, count: int, envs: int | None, episodes: int) -> Cell:
+    envs = envs or WORLDS[world].envs // count
+    params = {"scenario": "simulators", "world": world, "runners": count, "envs": envs, "episodes": episodes}
+    return Cell(f"{count} x {envs}", "rl_eval_", params, WORLDS[world].title)
 
 
 def broadcast(runners: int, num_params: int, rounds: int, object_store_gb: float) -> list[Cell]:

@@ -114,6 +114,30 @@ def _throughput_cells(row: Row, bare: float | None, rllib: float | None) -> list
     ]
 
 
+def scaling(rows: Sequence[Row]) -> list[Table]:
+    """Counted steps per second by number of runners, and whether all had the same result."""
+    tables = []
+    for column in dict.fromkeys(row["column"] for row in rows):
+        here = [row for row in rows if row["column"] == column]
+        columns = ("runners x environments", "episodes", "counted steps/s", "least to most", "times one runner")
+        table = _table(f"scaling: {column}", *columns)
+        one = _best(here[:1], "rl_eval_")
+        for row in here:
+            table.add_row(row["label"], *_scaling_cells(row, one))
+        same = len({row["fingerprint"] for row in here if row["status"] == "ok"}) == 1
+        table.caption = f"the fingerprints are {'equal' if same else 'NOT equal'}"
+        tables.append(table)
+    return tables
+
+
+def _scaling_cells(row: Row, one: float | None) -> list[str]:
+    if row["status"] != "ok":
+        return ["", _failure(row), "", ""]
+    speed = row["steps_per_second"]
+    spread = _spread(row, "steps_per_second", "{:,.0f}")
+    return [str(row["episodes"]), f"{speed:,.0f}", spread, _ratio(speed, one, "{:.2f}")]
+
+
 def correctness(rows: Sequence[Row]) -> list[Table]:
     """Mean return and episodes per cell; bold with its distance where it is outside three standard errors."""
     columns = list(dict.fromkeys(row["column"] for row in rows))
@@ -421,6 +445,7 @@ def startup(rows: Sequence[Row]) -> list[Table]:
 TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "throughput": throughput,
     "simulators": partial(throughput, title="simulators: "),
+    "scaling": scaling,
     "correctness": correctness,
     "broadcast": broadcast,
     "slots": slots,
