@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, final
 
 import ray
 
@@ -18,7 +18,7 @@ from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.crash_signals import crash_handlers_kept
 from rl_eval.supervision.process_environment import reproducible_environment
 
-__all__ = ["connect", "process_kept", "runtime_env_of", "summarize"]
+__all__ = ["Connection", "runtime_env_of", "summarize"]
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
@@ -27,16 +27,46 @@ _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _HOOK: Final = "worker_process_setup_hook"
 
 
-def connect(section: RunnersSection) -> bool:
-    """Make sure that this process is connected; return whether this call did it, and its caller must undo it.
+@final
+class Connection:
+    """Connection of this process to a Ray cluster: one that it has already, or one that ends with this object.
+
+    Args:
+        section: Has the address, and what runners need besides.
 
     Raises:
         ConfigError: The process is connected elsewhere, or Ray does not take the ``runtime_env``.
         RunnerStartError: No cluster answers at the address.
     """
-    if ray.is_initialized():
-        _check_connection(section)
-        return False
+
+    def __init__(self, section: RunnersSection) -> None:
+        self.owned = not ray.is_initialized()
+        """Whether it ends with this object."""
+        if self.owned:
+            _connect(section)
+        else:
+            _check_connection(section)
+        self._identity = _identity()
+
+    @property
+    def lost(self) -> bool:
+        """Whether ``ray.shutdown()`` was called: whatever is asked of Ray now would connect anew, to any cluster."""
+        return not ray.is_initialized() or _identity() != self._identity
+
+    def close(self) -> None:
+        """Disconnect, if that was not done already; may be called again."""
+        if self.owned and not self.lost:
+            with _process_kept():
+                ray.shutdown()
+
+
+def _identity() -> tuple[str, str]:
+    """Return what no other connection of this process has had: a driver's id is unique in its cluster."""
+    context = ray.get_runtime_context()
+    return context.gcs_address, context.get_worker_id()
+
+
+def _connect(section: RunnersSection) -> None:
     # What is given here holds for all actors of this driver, and Ray uploads local folders.
     runtime_env = {key: value for key, value in section.runtime_env.items() if key != "env_vars"}
     address = section.address or os.environ.get("RAY_ADDRESS")
@@ -44,11 +74,11 @@ def connect(section: RunnersSection) -> bool:
         if address:
             _connect_once(address)
             _check_token(address)
-            with process_kept():
+            with _process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
             # Without "local", Ray would join a cluster that somebody else has started on this machine.
-            with process_kept():
+            with _process_kept():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -69,7 +99,6 @@ def connect(section: RunnersSection) -> bool:
             f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}. Start one with "
             "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
-    return True
 
 
 def runtime_env_of(section: RunnersSection, *, inherits: bool) -> dict[str, Any]:
@@ -85,7 +114,7 @@ def summarize(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def process_kept() -> Iterator[None]:
+def _process_kept() -> Iterator[None]:
     """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
 
     They draw from the generator of ``random``, set environment variables and replace the handlers of SIGTERM and of

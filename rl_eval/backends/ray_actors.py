@@ -22,7 +22,7 @@ from ray.exceptions import (
 
 from rl_eval.backends import Call, Reply, pickled
 from rl_eval.backends.agents import NodeAgents
-from rl_eval.backends.connection import connect, process_kept, runtime_env_of, summarize
+from rl_eval.backends.connection import Connection, runtime_env_of, summarize
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
@@ -70,15 +70,14 @@ class RayBackend:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
         payload = pickled((with_values(settings, runners={"init_fn": None}), policy))
-        self._owns_connection = connect(settings.runners)
+        self._connection = Connection(settings.runners)
         try:
             self._payload = ray.put(payload)
             self._init_fn = init_fn
-            runtime_env = runtime_env_of(settings.runners, inherits=self._owns_connection)
+            runtime_env = runtime_env_of(settings.runners, inherits=self._connection.owned)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
         except (TypeError, ValueError) as error:
-            if self._owns_connection:
-                ray.shutdown()
+            self._connection.close()
             raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
         self._group = uuid.uuid4().hex[:12]
@@ -107,13 +106,13 @@ class RayBackend:
 
     def publish(self, value: Any) -> tuple[Any, Any]:
         """See :class:`Backend`."""
-        _check_connected()
+        self._check_connection()
         ref = ray.put(value)
         return ref, ray.get(ref)
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See :class:`Backend`."""
-        _check_connected()
+        self._check_connection()
         pending = [*self._calls, *self._postmortems, *self._agents.refs]
         ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
         if ready and len(pending) > 1:
@@ -173,12 +172,10 @@ class RayBackend:
         if self._stopped:
             return
         self._stopped = True
-        if ray.is_initialized():  # Else the actors ended with the connection.
+        if not self._connection.lost:  # Else the actors ended with it.
             self._end_actors()
         del self._payload
-        if self._owns_connection:
-            with process_kept():
-                ray.shutdown()
+        self._connection.close()
 
     def _end_actors(self) -> None:
         # One whose process never came up has nothing to close, and would not answer.
@@ -189,6 +186,10 @@ class RayBackend:
         for runner in list(self._actors):
             self.kill(runner)
         self._agents.stop(_AGENT_STOP_TIMEOUT_S)
+
+    def _check_connection(self) -> None:
+        if self._connection.lost:
+            raise ClusterError("Ray was shut down while this group was working: stop the group first")
 
     def _wanted(self) -> dict[str, float]:
         """Return what each runner asks for."""
@@ -250,12 +251,6 @@ class RayBackend:
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
-
-
-def _check_connected() -> None:
-    """Make sure that no call of Ray connects this process anew, to a cluster of its own or to somebody else's."""
-    if not ray.is_initialized():
-        raise ClusterError("Ray was shut down while this group was working: stop the group first")
 
 
 def _sent(actor: Any, request: RunnerRequest) -> Any:

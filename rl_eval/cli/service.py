@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -79,16 +79,10 @@ def stop(
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    import ray
-
     from rl_eval.training.service.directory import reach
 
-    owns_connection = reach(address)
-    try:
+    with closing(reach(address)):
         yield
-    finally:
-        if owns_connection:
-            ray.shutdown()
 
 
 def _page(status: ServiceStatus) -> Page:

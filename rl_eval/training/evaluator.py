@@ -120,7 +120,7 @@ class Evaluator:
         from rl_eval.training.service.client import ServiceEngine
         from rl_eval.training.service.directory import start_service
 
-        actor, owns_connection = start_service(
+        service = start_service(
             settings,
             policy,
             videos,
@@ -131,7 +131,7 @@ class Evaluator:
             max_queue=max_queue,
             run_dir=run_dir,
         )
-        engine = ServiceEngine(actor, name, namespace, client, owner=not detached, owns_connection=owns_connection)
+        engine = ServiceEngine(*service, name, namespace, client, owner=not detached)
         self._join(engine, max_queue)
 
     @classmethod
@@ -175,14 +175,13 @@ class Evaluator:
             ClusterError: The cluster or the service does not answer.
         """
         from rl_eval.training.service.client import ServiceEngine
-        from rl_eval.training.service.directory import find_service, reach
+        from rl_eval.training.service.directory import reach_service
 
         evaluator = object.__new__(cls)
         delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
         evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
-        owns_connection = reach(address)
-        actor = find_service(name, namespace, owns_connection=owns_connection)
-        engine = ServiceEngine(actor, name, namespace, client, owner=False, owns_connection=owns_connection)
+        service = reach_service(name, namespace, address)
+        engine = ServiceEngine(*service, name, namespace, client, owner=False)
         evaluator._join(engine, max_queue)
         return evaluator
 

@@ -157,9 +157,9 @@ import sys
 started = []
 sys.addaudithook(lambda event, args: started.append(args[0]) if event == "subprocess.Popen" else None)
 import ray
-from rl_eval.backends.connection import connect
+from rl_eval.backends.connection import Connection
 from rl_eval.config.settings import RunnersSection
-connect(RunnersSection(num_runners=1, address="{address}"))
+Connection(RunnersSection(num_runners=1, address="{address}"))
 print(ray.is_initialized())
 print([program for program in started if program == sys.executable])
 ray.shutdown()

@@ -20,6 +20,7 @@ from typing import Any, Final, final
 
 import ray
 
+from rl_eval.backends.connection import Connection
 from rl_eval.errors import ClusterError, EvalError
 from rl_eval.execution.handle import EvalHandle, EvalProgress
 from rl_eval.execution.jobs import FollowUp
@@ -46,30 +47,30 @@ class ServiceEngine:
 
     Args:
         actor: The service.
-        name: Its name.
+        connection: Of this process to the service's cluster.
+        name: Of the service.
         namespace: Of its name.
         client: Who is asking; None makes up a name that nobody else has.
         owner: Whether the service ends with this.
-        owns_connection: Whether the process' connection to the cluster does.
 
     Raises:
         ClusterError: The service does not answer.
     """
 
     def __init__(
-        self, actor: Any, name: str, namespace: str, client: str | None, *, owner: bool, owns_connection: bool
+        self, actor: Any, connection: Connection, name: str, namespace: str, client: str | None, *, owner: bool
     ) -> None:
         self._actor = actor
         self._name = name
         self._namespace = namespace
         self._owner = owner
-        self._owns_connection = owns_connection
+        self._connection = connection
         self.client = client or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         """Who is asking."""
         try:
             self.welcome: Welcome = ask(actor.connect.remote(self.client), _CONNECT_S, name)
         except BaseException:
-            self._disconnect()
+            connection.close()
             raise
         self._lock = threading.Lock()
         """Guards the next three."""
@@ -135,7 +136,7 @@ class ServiceEngine:
             return
         self._done.set()
         self.end_thread()
-        if ray.is_initialized():
+        if not self._connection.lost:
             with suppress(EvalError):
                 self._leave()
         self._fail_all(
@@ -144,7 +145,7 @@ class ServiceEngine:
                 + ("" if self._owner else f"; evaluation service {self._name!r} goes on with it")
             )
         )
-        self._disconnect()
+        self._connection.close()
 
     def end_thread(self) -> None:
         """Wait for no more answers."""
@@ -186,13 +187,8 @@ class ServiceEngine:
 
     def _check_connection(self) -> None:
         """Raise where a call would make Ray start a cluster."""
-        if not ray.is_initialized():
+        if self._connection.lost:
             raise ClusterError(f"evaluation service {self._name!r} cannot be reached: ray.shutdown() was called")
-
-    def _disconnect(self) -> None:
-        if self._owns_connection:
-            self._owns_connection = False
-            ray.shutdown()
 
     # ------------------------------------------------------------------ answers
 

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rl_eval.backends import pickled
-from rl_eval.backends.connection import connect, runtime_env_of, summarize
+from rl_eval.backends.connection import Connection, runtime_env_of, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.execution.group import portable_policy
@@ -25,7 +25,7 @@ from rl_eval.training.service.sealed import new_key
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
 
-__all__ = ["ask", "end_service", "find_service", "list_services", "reach", "start_service"]
+__all__ = ["ask", "end_service", "find_service", "list_services", "reach", "reach_service", "start_service"]
 
 _PREFIX: Final = "rl_eval:"
 _HEAD: Final = "node:__internal_head__"
@@ -58,8 +58,8 @@ def ask(call: Any, timeout_s: float, name: str) -> Any:
         raise ClusterError(f"evaluation service {name!r} cannot be reached: {summarize(error)}") from error
 
 
-def reach(address: str | None) -> bool:
-    """Connect this process to the cluster where services live; return whether its caller must undo it.
+def reach(address: str | None) -> Connection:
+    """Connect this process to the cluster where services live.
 
     Args:
         address: Of the cluster; by default ``RAY_ADDRESS``, else the one that runs on this machine.
@@ -70,7 +70,7 @@ def reach(address: str | None) -> bool:
     """
     if not ray.is_initialized() and address is None:
         address = os.environ.get("RAY_ADDRESS", "auto")
-    return connect(RunnersSection(address=address))
+    return Connection(RunnersSection(address=address))
 
 
 def start_service(
@@ -84,8 +84,8 @@ def start_service(
     idle_timeout_s: float,
     max_queue: int,
     run_dir: str | os.PathLike[str] | None,
-) -> tuple[Any, bool]:
-    """Start a service; return its actor, and whether this call has connected the process to a cluster.
+) -> tuple[Any, Connection]:
+    """Start a service; return its actor, and the connection to its cluster.
 
     Raises:
         ConfigError: The configuration cannot work, or there is a service of this name.
@@ -100,9 +100,9 @@ def start_service(
             "RAY_ADDRESS, or call ray.init(address=...) first"
         )
     payload = pickled((_for_the_service(settings), portable_policy(policy), videos, max_queue))
-    owns_connection = connect(runners)
+    connection = Connection(runners)
     try:
-        environment = runtime_env_of(runners, inherits=owns_connection)
+        environment = runtime_env_of(runners, inherits=connection.owned)
         folder = str(Path(_session_folder(name) if run_dir is None else run_dir).absolute())
         actor = _create(name, namespace, environment, folder, detached, idle_timeout_s)
         try:
@@ -111,19 +111,23 @@ def start_service(
             ray.kill(actor)
             raise
     except BaseException:
-        if owns_connection:
-            ray.shutdown()
+        connection.close()
         raise
-    return actor, owns_connection
+    return actor, connection
 
 
-def find_service(name: str, namespace: str, *, owns_connection: bool = False) -> Any:
+def reach_service(name: str, namespace: str, address: str | None) -> tuple[Any, Connection]:
+    """Return the actor of a service, and the connection to its cluster; see :func:`reach` and :func:`find_service`."""
+    connection = reach(address)
+    try:
+        return find_service(name, namespace), connection
+    except UsageError:
+        connection.close()
+        raise
+
+
+def find_service(name: str, namespace: str) -> Any:
     """Return the actor of a service.
-
-    Args:
-        name: Of the service.
-        namespace: Of the name.
-        owns_connection: Whether to disconnect this process if there is none.
 
     Raises:
         UsageError: There is none of this name; the message lists those that there are.
@@ -132,8 +136,6 @@ def find_service(name: str, namespace: str, *, owns_connection: bool = False) ->
         return ray.get_actor(_PREFIX + name, namespace=namespace)
     except ValueError:
         known = [f"{one!r}" if space == namespace else f"{one!r} (namespace {space!r})" for space, one in _names()]
-        if owns_connection:
-            ray.shutdown()
         raise UsageError(
             f"there is no evaluation service {name!r} in namespace {namespace!r}; there "
             + (f"is: {', '.join(known)}" if known else "is none at all")
