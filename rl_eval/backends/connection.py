@@ -61,9 +61,9 @@ class Connection:
 
 
 def _identity() -> tuple[str, str]:
-    """Return what no other connection of this process has had: a driver's id is unique in its cluster."""
+    """Return what no other connection of this process has had: a job is one driver of a cluster."""
     context = ray.get_runtime_context()
-    return context.gcs_address, context.get_worker_id()
+    return context.gcs_address, context.get_job_id()
 
 
 def _connect(section: RunnersSection) -> None:
