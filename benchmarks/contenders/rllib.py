@@ -33,7 +33,7 @@ def _module_class() -> type:
 
         def setup(self) -> None:
             """Build the network with its weights; RLlib syncs the learner's copy, which is the same."""
-            world = self.model_config["world"]
+            world = self.model_config.get("world")
             self.net = worlds.make_policy(name=world) if world else _POLICIES[self.model_config["scenario"]]()
             self.discrete = not world or worlds.WORLDS[world].discrete
 
@@ -56,7 +56,7 @@ def _module_settings(scenario: str, params: base.Params) -> dict[str, Any]:
     if params.get("module") == "default":
         config = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
         return {"model_config": config}
-    chosen = {"scenario": scenario, "world": params.get("world", "")}
+    chosen = {"scenario": scenario, "world": params.get("world")}
     return {"rl_module_spec": RLModuleSpec(module_class=_module_class(), model_config=chosen)}
 
 
