@@ -160,7 +160,7 @@ def test_a_mistake_is_refused_with_its_field_and_the_fix(folder, monkeypatch, mi
     def forbidden(*args, **kwargs):
         raise AssertionError("Ray was asked for")
 
-    monkeypatch.setattr("rl_eval.backends.connection.connect", forbidden)
+    monkeypatch.setattr("rl_eval.backends.connection.Connection.__init__", forbidden)
     assignments, options, words = REFUSED[mistake]
     outcome = run(*assignments, **options)
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
