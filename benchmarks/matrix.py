@@ -189,16 +189,12 @@ def _world(name: str, runners: int, rounds: int) -> list[Cell]:
 
 def scaling(*, quick: bool) -> list[Cell]:
     """rl_eval with more and more runners: one environment for each that waits for its simulator, or 64 that compute."""
-    rounds = 1 if quick else 8
-    return [
-        _runners(world, count, envs, WORLDS[world].envs * rounds // (2 if world == "slow" else 1))
-        for world, envs in (("slow", 1), ("hopper", None))
-        for count in (1, 2, 4, 8)
-    ]
+    counts, rounds = (1, 2, 4, 8), 1 if quick else 8
+    waiting = [_runners("slow", count, 1, 8 * rounds) for count in counts]
+    return waiting + [_runners("hopper", count, 64 // count, 64 * rounds) for count in counts]
 
 
-def _runners(world: str, count: int, envs: int | None, episodes: int) -> Cell:
-    envs = envs or WORLDS[world].envs // count
+def _runners(world: str, count: int, envs: int, episodes: int) -> Cell:
     params = {"scenario": "simulators", "world": world, "runners": count, "envs": envs, "episodes": episodes}
     return Cell(f"{count} x {envs}", "rl_eval_", params, WORLDS[world].title)
 

@@ -143,8 +143,9 @@ def affordable(
         runners: Number of runners.
         lanes: Number of episodes that shared a forward pass; one that runs again has it for itself.
     """
-    policy = lanes * table.rows["inference_seconds"].astype(np.float64)
-    own = episode_seconds(table.rows) - policy / lanes + construct_seconds
+    shared = table.rows["inference_seconds"].astype(np.float64)
+    policy = lanes * shared
+    own = episode_seconds(table.rows) - shared + construct_seconds
     seconds = own + policy
     completed = np.flatnonzero(table.completed)
     if not len(completed):

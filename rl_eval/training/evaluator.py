@@ -120,7 +120,7 @@ class Evaluator:
         from rl_eval.training.service.client import ServiceEngine
         from rl_eval.training.service.directory import start_service
 
-        service = start_service(
+        actor, connection = start_service(
             settings,
             policy,
             videos,
@@ -131,7 +131,7 @@ class Evaluator:
             max_queue=max_queue,
             run_dir=run_dir,
         )
-        engine = ServiceEngine(*service, name, namespace, client, owner=not detached)
+        engine = ServiceEngine(actor, connection, name, namespace, client, owner=not detached)
         self._join(engine, max_queue)
 
     @classmethod
@@ -180,8 +180,8 @@ class Evaluator:
         evaluator = object.__new__(cls)
         delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
         evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
-        service = reach_service(name, namespace, address)
-        engine = ServiceEngine(*service, name, namespace, client, owner=False)
+        actor, connection = reach_service(name, namespace, address)
+        engine = ServiceEngine(actor, connection, name, namespace, client, owner=False)
         evaluator._join(engine, max_queue)
         return evaluator
 
