@@ -99,6 +99,16 @@ class SampleRequest:
 RunWave = Callable[[int, int, int, bool], "EvalHandle"]
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """An episode that failed on all attempts, and so left no trajectory."""
+
+    why: str
+    weights_version: int
+    told: bool = False
+    """Whether the caller knows: then batches go on without it."""
+
+
 @final
 class Sampler:
     """Takes batches from the plan of a group, from one index to the next.
@@ -127,8 +137,8 @@ class Sampler:
         self._seed, self._next, self._offset = seed, index, 0
         self._ready: dict[int, Trajectory] = {}
         """Episodes that wait, by index, in the order of arrival."""
-        self._failed: dict[int, str | None] = {}
-        """Why episodes left no trajectory; None once that was said."""
+        self._failed: dict[int, _Failure] = {}
+        """Episodes that left no trajectory."""
         self._ahead: tuple[int, int, EvalHandle] | None = None
         """The wave under way: its first index, how many episodes it has, and its handle."""
         self._episodes = self._frames = 0
@@ -260,11 +270,12 @@ class Sampler:
         return found
 
     def _tolerate(self, index: int, request: SampleRequest) -> None:
-        why, self._failed[index] = self._failed[index], None
-        if why is not None and not request.skip_failed:
+        failure = self._failed[index]
+        self._failed[index] = replace(failure, told=True)
+        if not (failure.told or request.skip_failed):
             raise EvalError(
-                f"episode {index} failed on all attempts and leaves no trajectory: {why}. Ask again to go on without "
-                "it, or leave such episodes out with skip_failed=True"
+                f"episode {index} failed on all attempts and leaves no trajectory: {failure.why}. Ask again to go on "
+                "without it, or leave such episodes out with skip_failed=True"
             )
 
     def _advance(self, fragments: list[Fragment]) -> None:
@@ -274,15 +285,18 @@ class Sampler:
         self._next = last.trajectory.index + whole
         self._offset = 0 if whole else last.stop
         self._ready = {index: one for index, one in self._ready.items() if index >= self._next}
-        self._failed = {index: why for index, why in self._failed.items() if index >= self._next}
+        self._failed = {index: one for index, one in self._failed.items() if index >= self._next}
 
     def _drop_other_weights(self) -> None:
         """Drop whole episodes that ran ahead with weights that have been replaced; they run again.
 
-        The rest of an episode that was cut stays, and says with which weights it ran.
+        The rest of an episode that was cut stays, and says with which weights it ran. So does a failure that was told.
         """
         version = self._version()
         begun = self._next if self._offset else -1
+        self._failed = {
+            index: one for index, one in self._failed.items() if one.told or one.weights_version == version
+        }
         self._ready = {
             index: one for index, one in self._ready.items() if one.weights_version == version or index == begun
         }
@@ -310,7 +324,8 @@ class Sampler:
                 self._frames += len(trajectory)
         for index in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
             faults = table.faults.get(index)
-            self._failed[first + index] = str(faults[-1]) if faults else "its runners did not live to say why"
+            why = str(faults[-1]) if faults else "its runners did not live to say why"
+            self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
 
     def _lacks(self, first: int, count: int) -> bool:
         return any(index not in self._ready and index not in self._failed for index in range(first, first + count))
@@ -338,7 +353,7 @@ class Sampler:
 
     def _run_ahead(self, request: SampleRequest) -> None:
         able = self._works_ahead and not self._renewed
-        idle = able and self._ahead is None and not any(self._failed.values())
+        idle = able and self._ahead is None and all(one.told for one in self._failed.values())
         if idle and self._fragments(request) is None:
             self._start_wave(request)
 

@@ -333,6 +333,37 @@ def test_an_episode_that_failed_is_named_or_left_out() -> None:
         assert list(dict.fromkeys(batch["collector.index"])) == good[: bad + 1]
 
 
+def test_a_failure_of_former_weights_says_nothing_about_the_new_ones() -> None:
+    """Episodes that ran ahead and failed run again once weights were sent, as those that completed do."""
+
+    class Fragile(Walk):
+        def step(self, action: Any) -> Any:
+            if action == 2 and self.length % 2 == 0:
+                raise RuntimeError("too fast")
+            return super().step(action)
+
+    class Always(nn.Module):
+        def __init__(self, action: int) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(torch.eye(3)[action])
+
+        def forward(self, seen: torch.Tensor) -> torch.Tensor:
+            return self.logits.expand(len(seen), -1)
+
+    made = config(8, env=lambda context: Fragile()).policy(Always(2))
+    made = made.fault_tolerance(max_attempts_per_episode=1, fail_fast=False)
+    lengths = [len(episode_of(int(seed))["reward"]) for seed in EpisodePlan(8, 5).seeds]
+    first_bad = next(index for index, length in enumerate(lengths) if length % 2 == 0)
+    assert 0 < first_bad < 7
+    with inline(made) as group:
+        # Eight episodes run at once; those after the first few wait, or have failed.
+        group.sample(num_env_steps=1, as_arrays=True)
+        group.sync_weights(Always(1))
+        batch = group.sample(7, as_arrays=True)
+    assert list(dict.fromkeys(batch["collector.index"])) == list(range(1, 8))
+    assert set(batch["collector.weights_version"]) == {1}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
