@@ -294,9 +294,7 @@ class Sampler:
         """
         version = self._version()
         begun = self._next if self._offset else -1
-        self._failed = {
-            index: one for index, one in self._failed.items() if one.told or one.weights_version == version
-        }
+        self._failed = {index: one for index, one in self._failed.items() if one.told or one.weights_version == version}
         self._ready = {
             index: one for index, one in self._ready.items() if one.weights_version == version or index == begun
         }

@@ -134,17 +134,8 @@ class EvalRunner(WorkerInterface):
 
     def make_inference(self) -> Any:
         """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
-        section = self.settings.policy
-        return Inference(
-            self._policy,
-            self._observation_space,
-            self._action_space,
-            len(self._lanes),
-            deterministic=section.deterministic,
-            actions=section.actions,
-            allow_nondeterministic=section.allow_nondeterministic,
-            mode=section.inference,
-        )
+        spaces = self._observation_space, self._action_space
+        return Inference(self._policy, *spaces, len(self._lanes), self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
         """Return the module that weights are for."""
@@ -251,7 +242,6 @@ class EvalRunner(WorkerInterface):
         if probing:
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
-            self._inference.numerics["device"] = self.settings.policy.device
             self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
         self._queue.extend(leases)
         if reclaim:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import tree
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyUnavailable
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Recurrent
@@ -45,10 +46,7 @@ class Inference:
         observation_space: Space of one observation.
         action_space: Space of one action.
         lanes: Number of lanes; rows beyond them pad the last block.
-        deterministic: Give the policy no noise.
-        actions: How Box actions are made to fit.
-        allow_nondeterministic: Note that the policy does not repeat itself, instead of refusing it.
-        mode: Whether a row must not depend on its neighbours, or one pass over the live rows will do.
+        section: How it acts: ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic``; and where.
     """
 
     def __init__(
@@ -57,16 +55,13 @@ class Inference:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         lanes: int,
-        *,
-        deterministic: bool,
-        actions: Literal["clip", "unsquash", "none"],
-        allow_nondeterministic: bool = False,
-        mode: Literal["exact", "batched"] = "exact",
+        section: PolicySection,
     ) -> None:
         self._policy = policy
-        self._allow_nondeterministic = allow_nondeterministic
-        self._deterministic = deterministic
-        self._reader = ActionReader(action_space, actions)
+        self._allow_nondeterministic = section.allow_nondeterministic
+        self._deterministic = section.deterministic
+        self._device = section.device
+        self._reader = ActionReader(action_space, section.actions)
         self._rows = -(-lanes // BLOCK) * BLOCK
         self.observations = ObservationBatch(observation_space, self._rows)
         self.live = np.zeros(self._rows, bool)
@@ -75,7 +70,7 @@ class Inference:
         self._fresh_state = self._initial_state()
         self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
-        self._batched = mode == "batched"
+        self._batched = section.inference == "batched"
         self._overwrites = False
         self.keeps_outputs = False
         """Whether :meth:`outputs` will be asked for what the policy computes."""
@@ -281,7 +276,7 @@ class Inference:
             if self._batched:
                 probe.check_shapes()
                 self._chunk, self.notes = 1, (_BATCHED,)
-                self.numerics = {"reference": "batched", "outputs": ""} | _machine(self._policy)
+                self.numerics = {"reference": "batched", "outputs": ""} | self._machine()
                 return
             found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
@@ -290,17 +285,17 @@ class Inference:
         self.numerics = {
             "reference": "row" if found.verdict == "row" else f"block of {BLOCK}",
             "outputs": found.outputs,
-        } | _machine(self._policy)
+        } | self._machine()
 
-
-def _machine(policy: Policy) -> dict[str, Any]:
-    """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(getattr(policy, "module", policy), torch.nn.Module):
-        return {"numpy": np.__version__}
-    return {
-        "torch": torch.__version__,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
-        "num_threads": torch.get_num_threads(),
-    }
+    def _machine(self) -> dict[str, Any]:
+        """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(getattr(self._policy, "module", self._policy), torch.nn.Module):
+            return {"numpy": np.__version__, "device": self._device}
+        return {
+            "torch": torch.__version__,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+            "num_threads": torch.get_num_threads(),
+            "device": self._device,
+        }

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.mlp import make_mlp
@@ -38,7 +39,8 @@ def infer(
     *,
     deterministic: bool = True,
 ) -> Inference:
-    inference = Inference(policy, observations, actions, lanes, deterministic=deterministic, actions="none")
+    section = PolicySection(deterministic=deterministic, actions="none")
+    inference = Inference(policy, observations, actions, lanes, section)
     inference.probe()
     return inference
 
@@ -273,10 +275,11 @@ def test_the_key_tells_other_weights_apart(name: str) -> None:
 
 def test_the_key_names_the_machine() -> None:
     """Instruction set, MKL mode, threads and torch's version are in the key; it is empty before the probe."""
-    inference = Inference(network(), OBSERVATIONS, ACTIONS, 2, deterministic=True, actions="none")
+    inference = Inference(network(), OBSERVATIONS, ACTIONS, 2, PolicySection(actions="none"))
     assert inference.numerics == {}
     inference.probe()
-    assert set(inference.numerics) == {"reference", "outputs", "torch", "cpu_capability", "mkl_cbwr", "num_threads"}
+    machine = {"torch", "cpu_capability", "mkl_cbwr", "num_threads", "device"}
+    assert set(inference.numerics) == {"reference", "outputs"} | machine
     first = dict(inference.numerics)
     inference.probe()
     assert inference.numerics == first
@@ -318,7 +321,7 @@ def test_the_probe_leaves_no_trace() -> None:
 )
 def test_a_wrong_shape_is_found_by_the_probe(returned: Any, message: str, lanes: int) -> None:
     """Before any episode runs, actions that fit no observation are a PolicyError."""
-    inference = Inference(CallablePolicy(returned), OBSERVATIONS, ACTIONS, lanes, deterministic=True, actions="clip")
+    inference = Inference(CallablePolicy(returned), OBSERVATIONS, ACTIONS, lanes, PolicySection())
     with pytest.raises(PolicyError) as caught:
         inference.probe()
     assert message in str(caught.value)
@@ -335,7 +338,7 @@ def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, determinis
             return logits
 
     policy = ModulePolicy(Sliced(), spaces.Discrete(2), deterministic)
-    inference = Inference(policy, OBSERVATIONS, spaces.Discrete(2), 3, deterministic=deterministic, actions="clip")
+    inference = Inference(policy, OBSERVATIONS, spaces.Discrete(2), 3, PolicySection(deterministic=deterministic))
     with pytest.raises(PolicyError, match=r"shape \("):
         inference.probe()
 
@@ -599,7 +602,7 @@ class Sized(nn.Module):
 
 
 def batched(policy: Any, lanes: int) -> Inference:
-    inference = Inference(policy, OBSERVATIONS, ACTIONS, lanes, deterministic=True, actions="none", mode="batched")
+    inference = Inference(policy, OBSERVATIONS, ACTIONS, lanes, PolicySection(actions="none", inference="batched"))
     inference.probe()
     return inference
 

@@ -343,6 +343,19 @@ def test_batched_inference_of_one_policy_is_labelled() -> None:
     assert result.provenance["numerics"]["hawk/reference"] == "block of 16"
 
 
+def test_each_policy_is_on_its_own_device_and_the_numerics_say_on_which() -> None:
+    def devices(runner: Any) -> dict[str, set[str]]:
+        return {
+            name: {one.device.type for one in policy.module.parameters()} for name, policy in runner.policies.items()
+        }
+
+    given = {"hawk": {"policy": peaked(1), "device": "meta"}, "dove": {"policy": peaked(2)}}
+    with EvalRunnerGroup(crowd_config().policy(policies=given), threaded=False) as group:
+        assert group.foreach_runner(devices) == [{"hawk": {"meta"}, "dove": {"cpu"}}]
+    numerics = evaluate(modules_config(peaked(3), peaked(1))).provenance["numerics"]
+    assert numerics["hawk/device"] == numerics["dove/device"] == "cpu"
+
+
 # ---------------------------------------------------------------------- results
 
 

@@ -42,9 +42,8 @@ def probed(
 ) -> Inference:
     """Probe a policy, a function among them."""
     policy = policy if hasattr(policy, "act") else CallablePolicy(policy)
-    inference = Inference(
-        policy, observations, ACTIONS, lanes, deterministic=True, actions="none", allow_nondeterministic=allow
-    )
+    section = PolicySection(actions="none", allow_nondeterministic=allow)
+    inference = Inference(policy, observations, ACTIONS, lanes, section)
     inference.probe()
     return inference
 
@@ -52,16 +51,13 @@ def probed(
 def of_kind(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
     """Probe a policy of the benchmark, in Pendulum-v1."""
     observations, actions = PENDULUM.observation_space, PENDULUM.action_space
-    section = PolicySection(policy="benchmarks.policy_kinds:build", policy_kwargs={"name": name})
-    inference = Inference(
-        adapt_policy(section, observations, actions),
-        observations,
-        actions,
-        lanes,
+    section = PolicySection(
+        policy="benchmarks.policy_kinds:build",
+        policy_kwargs={"name": name},
         deterministic=name != "declared_noise",
-        actions="clip",
         allow_nondeterministic=allow,
     )
+    inference = Inference(adapt_policy(section, observations, actions), observations, actions, lanes, section)
     inference.probe()
     return inference
 
@@ -268,14 +264,8 @@ def test_statistics_are_afterwards_what_they_were(name: str) -> None:
     module = policy.net if isinstance(policy, Acting) else policy
     before = {key: value.clone() for key, value in module.state_dict().items()}
     section = PolicySection(policy=policy)
-    inference = Inference(
-        adapt_policy(section, PENDULUM.observation_space, PENDULUM.action_space),
-        PENDULUM.observation_space,
-        PENDULUM.action_space,
-        3,
-        deterministic=True,
-        actions="clip",
-    )
+    spaces = PENDULUM.observation_space, PENDULUM.action_space
+    inference = Inference(adapt_policy(section, *spaces), *spaces, 3, section)
     with pytest.raises(ConfigError):
         inference.probe()
     assert {key: value.tolist() for key, value in module.state_dict().items()} == {
@@ -370,7 +360,7 @@ class Counted:
 def test_the_probe_of_large_observations_is_bounded() -> None:
     """In rows that it computes and in bytes that it holds, whatever the number of lanes."""
     policy = Counted(total)
-    inference = Inference(policy, LARGE, ACTIONS, 40, deterministic=True, actions="none")
+    inference = Inference(policy, LARGE, ACTIONS, 40, PolicySection(actions="none"))
     tracemalloc.start()
     inference.probe()
     _, peak = tracemalloc.get_traced_memory()

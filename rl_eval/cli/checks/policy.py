@@ -134,7 +134,7 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     spaces = runner.spaces
     try:
         policy = adapt_policy(section, *spaces)
-        inference = Inference(policy, *spaces, 1, deterministic=deterministic, actions=section.actions)
+        inference = Inference(policy, *spaces, 1, section)
         inference.live[0] = True
         errors = inference.act()[1]
     except Exception as error:

@@ -48,15 +48,7 @@ class PolicyInference(Inference):
     def __init__(
         self, policy: Policy, spaces: tuple[gym.Space[Any], gym.Space[Any]], rows: int, section: PolicySection
     ) -> None:
-        super().__init__(
-            policy,
-            *spaces,
-            rows,
-            deterministic=section.deterministic,
-            actions=section.actions,
-            allow_nondeterministic=section.allow_nondeterministic,
-            mode=section.inference,
-        )
+        super().__init__(policy, *spaces, rows, section)
         self.free = list(range(rows))[::-1]
         """Rows without an agent, the last one to be taken first."""
         self.holders: dict[int, tuple[int, Any]] = {}
