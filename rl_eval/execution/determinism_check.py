@@ -44,7 +44,8 @@ class DeterminismCheck(Phase):
             return
         settings = outcome.settings
         reused = settings.environment.env_reuse == "lane"
-        self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark)
+        keys = outcome.store.table.info_keys
+        self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark, keys)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
         outcome.checking = True

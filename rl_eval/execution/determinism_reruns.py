@@ -9,7 +9,7 @@ to see whether fresh environments agree with each other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, final
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.determinism import Determinism, FirstDifference
-from rl_eval.records.episode import Lease, RunReport, different_columns
+from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.trace import first_divergence
 
 __all__ = ["Origin", "Reruns"]
@@ -30,6 +30,8 @@ class Origin(NamedTuple):
 
     row: npt.NDArray[np.void]
     """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
+    outcome: npt.NDArray[np.void]
+    """What is compared of it: :func:`rl_eval.records.episode.outcomes_of` it, shape (1,)."""
     position: int
     """Position of the runner; -1 for another process than all runners there are."""
     trace: npt.NDArray[np.void] | None
@@ -74,12 +76,21 @@ class Reruns:
         num_runners: Runners that were asked for.
         in_used: Why the episodes run again in environments that have served others; empty to build fresh ones. Those
             have another history than the first time, so a difference shows as well.
+        info_keys: Names of the info scalars of a row.
     """
 
-    def __init__(self, origins: Mapping[int, Origin], try_env_reuse: bool, num_runners: int, in_used: str = "") -> None:
+    def __init__(
+        self,
+        origins: Mapping[int, Origin],
+        try_env_reuse: bool,
+        num_runners: int,
+        in_used: str = "",
+        info_keys: Sequence[str] = (),
+    ) -> None:
         self._try_env_reuse = try_env_reuse and not in_used
         self._num_runners = num_runners
         self._in_used = in_used
+        self._info_keys = info_keys
         self._cut = ""
         self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
 
@@ -124,7 +135,9 @@ class Reruns:
         for place, index in enumerate(report.rows["index"].tolist()):
             if index in held:
                 held.remove(index)
-                now.again[index] = Origin(report.rows[place : place + 1], position, report.traces.get(index))
+                row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
+                outcome = outcomes_of(row, infos, self._info_keys)
+                now.again[index] = Origin(row, outcome, position, report.traces.get(index))
         for fault in report.faults:
             if fault.index in held:
                 held.remove(fault.index)
@@ -183,17 +196,18 @@ class Reruns:
 
     def _difference(self, index: int) -> FirstDifference:
         one, other = self._first.origins[index], self._first.again[index]
+        cause: Literal["policy", "environment", ""] = ""
         if one.trace is not None and other.trace is not None:
             parted = first_divergence(one.trace, other.trace)
+            cause = "policy" if parted is not None and parted.what == "action" else "environment"
             if parted is not None:
-                cause: Literal["policy", "environment"] = "policy" if parted.what == "action" else "environment"
                 return FirstDifference(index, parted.step, parted.what, cause)
-        names = different_columns(one.row, other.row)
-        return FirstDifference(index, -1, names[0] if names else "trace", "")
+        names = different_columns(one.outcome, other.outcome)
+        return FirstDifference(index, -1, names[0] if names else "trace", cause)
 
 
 def _equal(one: Origin, other: Origin) -> bool:
     """Compare outcomes, and traces where there are two: equal returns may hide that an episode took another course."""
-    if different_columns(one.row, other.row):
+    if different_columns(one.outcome, other.outcome):
         return False
     return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()

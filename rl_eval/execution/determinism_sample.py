@@ -103,8 +103,8 @@ class DeterminismSample:
         return chosen, "" if chosen else "no episode completed"
 
     def _origin(self, table: EpisodeTable, index: int) -> Origin:
-        row = table.rows[index : index + 1]
-        return Origin(row, -1 if self._former[index] else int(row["runner"][0]), self.traces.get(index))
+        row, outcome = table.rows[index : index + 1], table.outcomes(slice(index, index + 1))
+        return Origin(row, outcome, -1 if self._former[index] else int(row["runner"][0]), self.traces.get(index))
 
 
 def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:

@@ -45,7 +45,7 @@ class RecordStore:
         self.code: dict[str, Any] = {}
         """What the log says of the code of its sessions, for the provenance."""
         self._log = log
-        self._late: list[npt.NDArray[np.void]] = []
+        self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()
         self._charged: dict[tuple[int, int, int], Fault] = {}
         """Failed attempts that runners reported, by index, attempt and position."""
@@ -130,9 +130,9 @@ class RecordStore:
             self._log.append(Batch(*nothing, notes=tuple(self._unwritten_notes), determinism=found.to_dict()))
             self._unwritten_notes.clear()
 
-    def audit(self, rows: npt.NDArray[np.void]) -> None:
+    def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
         """Take rows that do not count, to compare them with those that do."""
-        self._late.append(rows)
+        self._late.append((rows, infos))
 
     def settle(self) -> None:
         """Take note of what has been committed.
@@ -187,8 +187,9 @@ class RecordStore:
     def mismatches(self) -> tuple[int, ...]:
         """Return the indices of episodes that ran twice with different outcomes; may be called from any thread."""
         found = set(self._mismatches)
-        for rows in self._late:
-            found.update(self.table.mismatches(rows[self.table.filled[rows["index"]]]))
+        for rows, infos in self._late:
+            known = self.table.filled[rows["index"]]
+            found.update(self.table.mismatches(rows[known], infos[known]))
         return tuple(sorted(found))
 
     def uncharge_all(self, runner: int) -> None:

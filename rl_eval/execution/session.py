@@ -151,7 +151,7 @@ class EpisodeSession(Phase):
                     self._abort(runner, now)
                 case events.Audit(positions):
                     assert report is not None
-                    self._outcome.store.audit(report.rows[list(positions)])
+                    self._outcome.store.audit(report.rows[list(positions)], report.infos[list(positions)])
                 case events.GiveUp(index, seed, attempts):
                     self._outcome.store.add_row(failed_row(index, seed, attempts, self._outcome.weights_version))
                     self.pool.progressed()

@@ -24,7 +24,7 @@ from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.retries import Retry, counts, read_retries, retried_since
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage
-from rl_eval.records.episode import ROW, Fault, fingerprint_rows
+from rl_eval.records.episode import ROW, Fault, outcomes_of
 
 __all__ = ["LogContents", "Scan", "read_log", "read_manifest", "scan", "set_aside"]
 
@@ -181,7 +181,7 @@ def fold(
     _, first, place = np.unique(rows["index"], return_index=True, return_inverse=True)
     mismatches: tuple[int, ...] = ()
     if len(first) < len(rows):
-        mismatches = _mismatches(rows, first[place])
+        mismatches = _mismatches(rows, infos, manifest.info_keys, first[place])
         kept = np.sort(first)
         rows, infos = rows[kept], infos[kept]
     written = (note for _, segment in found.segments for note in segment.header.notes)
@@ -251,10 +251,11 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
         seen.add(same)
 
 
-def _mismatches(rows: npt.NDArray[np.void], first: npt.NDArray[np.intp]) -> tuple[int, ...]:
-    """Return the indices of rows that differ from the first row of their index."""
+def _mismatches(
+    rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], keys: Sequence[str], first: npt.NDArray[np.intp]
+) -> tuple[int, ...]:
+    """Return the indices of rows that differ from the first row of their index, whose place ``first`` has."""
     again = np.flatnonzero(first != np.arange(len(rows)))
-    ours, theirs = fingerprint_rows(rows[first[again]]), fingerprint_rows(rows[again])
-    indices = rows["index"][again]
-    different = {int(i) for i, a, b in zip(indices, ours, theirs, strict=True) if a.tobytes() != b.tobytes()}
+    ours, theirs = (outcomes_of(rows[places], infos[places], keys) for places in (first[again], again))
+    different = {int(a["index"]) for a, b in zip(ours, theirs, strict=True) if a.tobytes() != b.tobytes()}
     return tuple(sorted(different))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 
-__all__ = ["COLUMNS", "LoggedEpisodes"]
+__all__ = ["COLUMNS", "MISSING", "LoggedEpisodes"]
 
 Array = npt.NDArray[Any]
 
@@ -27,10 +27,11 @@ _BEHAVIOURS: Final = ("behaviour", "weights_version")
 _ROUNDING: Final = 1e-5
 """How far the log-probability of a certain action may be above 0, in float32."""
 
-_MISSING: Final = (
+MISSING: Final = (
     "ratios need the log-probability that the policy which acted gave to each of its actions, stored when it acted; "
     "it cannot be made up afterwards. Record episodes of a policy that has log_prob"
 )
+"""What is to be done where log-probabilities are missing."""
 
 
 @final
@@ -114,7 +115,7 @@ def _frozen(array: Array) -> Array:
 def _same_length(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
     """Return the columns as arrays, after checking that all are there and of one length."""
     if "action_log_prob" not in columns:
-        raise UsageError(f"the data have no column action_log_prob: {_MISSING}")
+        raise UsageError(f"the data have no column action_log_prob: {MISSING}")
     if missing := [name for name in COLUMNS if name not in columns]:
         raise UsageError(f"the data have no column {missing[0]}: give {', '.join(COLUMNS)}, one entry per step")
     steps = {name: np.asarray(columns[name]) for name in (*COLUMNS, *_BEHAVIOURS) if name in columns}
@@ -210,7 +211,7 @@ def _check_log_probs(steps: Mapping[str, Array]) -> None:
         steps,
         np.isnan(value),
         lambda row: (
-            f"step {step[row]} has no log-probability (NaN): {_MISSING}. The logarithm of a negative "
+            f"step {step[row]} has no log-probability (NaN): {MISSING}. The logarithm of a negative "
             "probability is NaN, too"
         ),
     )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import UsageError
-from rl_eval.ope.data import LoggedEpisodes
+from rl_eval.ope.data import MISSING, LoggedEpisodes
 
 __all__ = ["load_episodes"]
 
@@ -24,6 +24,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "episode": ("episode", "collector.traj_ids", "traj_ids"),
     "step": ("step", "collector.step"),
     "observation": ("observation",),
+    "next_observation": ("next.observation", "next_observation"),
     "action": ("action",),
     "reward": ("next.reward", "reward"),
     "terminated": ("next.terminated", "terminated"),
@@ -100,16 +101,30 @@ def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
     if (mask := columns.pop("mask", None)) is not None:
         kept = mask.astype(bool).reshape(mask.shape[: columns.get("episode", mask).ndim])
         columns = {name: column[kept] for name, column in columns.items()}
-    if "step" not in columns and "episode" in columns:
-        columns["step"] = _positions(columns["episode"])
+    following = columns.pop("next_observation", None)
+    if "step" not in columns and following is not None and {"episode", "observation"} <= columns.keys():
+        columns["step"] = _positions(columns["episode"], columns["observation"], following)
     return columns
 
 
-def _positions(episode: Array) -> Array:
-    """Number the steps of each episode in the order in which they stand."""
+def _positions(episode: Array, observation: Array, following: Array) -> Array:
+    """Number the steps of each episode in the order in which they stand.
+
+    Raises:
+        UsageError: One does not begin with the observation that the one before it led to.
+    """
+    episode = episode.reshape(len(episode), -1)[:, 0]
     begins = np.append(True, episode[1:] != episode[:-1])
     rows = np.arange(len(episode))
-    return np.asarray(rows - np.maximum.accumulate(np.where(begins, rows, 0)))
+    positions = np.asarray(rows - np.maximum.accumulate(np.where(begins, rows, 0)))
+    apart = (observation[1:] != following[:-1]).reshape(len(rows) - 1, -1).any(1) & ~begins[1:]
+    if apart.any():
+        row = int(apart.argmax()) + 1
+        raise UsageError(
+            f"episode {episode[row]}: its step in place {positions[row]} does not begin with the observation that the "
+            "one before it led to. Steps are shuffled or missing: sort them, or give them numbers in a column step"
+        )
+    return positions
 
 
 def _minari_dataset(name: str) -> Any:
@@ -125,12 +140,35 @@ def _minari_dataset(name: str) -> Any:
 
 def _minari_columns(dataset: Any) -> dict[str, Array]:
     parts = [dict(_minari_episode(episode)) for episode in dataset.iterate_episodes()]
+    if (storage := getattr(dataset, "storage", None)) is not None:
+        _add_versions(parts, storage)
     return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
 
+def _add_versions(parts: list[dict[str, Array]], storage: Any) -> None:
+    """Add the versions of the weights that acted, where the metadata of all episodes have them."""
+    found = storage.get_episode_metadata([int(part["episode"][0]) for part in parts])
+    versions = [metadata.get("weights_version") for metadata in found]
+    if None not in versions:
+        for part, version in zip(parts, versions, strict=True):
+            part["weights_version"] = np.full(len(part["episode"]), int(version))
+
+
 def _minari_episode(episode: Any) -> Iterator[tuple[str, Array]]:
-    """Yield the columns of an episode; its infos have an entry for the reset, which is no step."""
+    """Yield the columns of an episode; its infos have an entry for the reset, which is no step.
+
+    Raises:
+        UsageError: It has no log-probabilities, or observations or actions of several parts.
+    """
     length = len(episode.rewards)
+    for name in ("observations", "actions"):
+        if isinstance(parts := getattr(episode, name), (dict, tuple)):
+            raise UsageError(
+                f"episode {episode.id}: its {name} have {len(parts)} parts, and off-policy evaluation takes one array: "
+                "record episodes of an environment that flattens them"
+            )
+    if (log_probs := (episode.infos or {}).get("action_log_prob")) is None:
+        raise UsageError(f"episode {episode.id} has no action_log_prob in its infos: {MISSING}")
     yield "episode", np.full(length, episode.id)
     yield "step", np.arange(length)
     yield "observation", np.asarray(episode.observations)[:length]
@@ -138,5 +176,4 @@ def _minari_episode(episode: Any) -> Iterator[tuple[str, Array]]:
     yield "reward", np.asarray(episode.rewards)
     yield "terminated", np.asarray(episode.terminations)
     yield "truncated", np.asarray(episode.truncations)
-    if (log_probs := (episode.infos or {}).get("action_log_prob")) is not None:
-        yield "action_log_prob", np.asarray(log_probs)[-length:]
+    yield "action_log_prob", np.asarray(log_probs)[-length:]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.protocols import NoiseSource, Policy, Probeable, Recurrent
+from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.weights import TensorEntry, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
 
@@ -214,6 +214,8 @@ class FilteredPolicy:
             self.initial_state = policy.initial_state
         if isinstance(policy, Probeable):
             self.probe_outputs = self._probe_outputs
+        if isinstance(policy, ActionLogProb):
+            self.log_prob = self._log_prob
 
     @property
     def outputs(self) -> Any:
@@ -229,6 +231,10 @@ class FilteredPolicy:
     def _probe_outputs(self, observations: Any) -> list[Any]:
         assert isinstance(self.policy, Probeable)
         return self.policy.probe_outputs(self.filter(observations))
+
+    def _log_prob(self, observations: Any, actions: Any) -> Any:
+        assert isinstance(self.policy, ActionLogProb)
+        return self.policy.log_prob(self.filter(observations), actions)
 
 
 @final

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import message_of
+from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.redaction import redact_text, redacted_traceback
 
 __all__ = [
@@ -227,7 +228,6 @@ _MEANINGS: Final = {
     if column.codes is not None
 }
 _OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
-_FINGERPRINT_ROW: Final = np.dtype([(name, ROW[name]) for name in _OUTCOME_COLUMNS])
 _FAILED: Final = {name: column.failed for name, column in COLUMNS.items()}
 
 
@@ -359,10 +359,13 @@ class EpisodeTable:
         else:
             faults.append(fault)
 
-    def mismatches(self, rows: npt.NDArray[np.void]) -> list[int]:
+    def outcomes(self, chosen: slice | npt.NDArray[Any]) -> npt.NDArray[np.void]:
+        """Return :func:`outcomes_of` chosen rows."""
+        return outcomes_of(self.rows[chosen], self.infos[chosen], self.info_keys)
+
+    def mismatches(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> list[int]:
         """Return the indices of rows whose outcome differs from the recorded one."""
-        recorded = fingerprint_rows(self.rows[rows["index"]])
-        offered = fingerprint_rows(rows)
+        recorded, offered = self.outcomes(rows["index"]), outcomes_of(rows, infos, self.info_keys)
         return [
             int(index)
             for index, ours, theirs in zip(rows["index"], recorded, offered, strict=True)
@@ -375,12 +378,13 @@ class EpisodeTable:
         return len(filled) if filled.all() else int(np.argmin(filled))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the outcome columns of the filled rows, in index order.
+        """SHA-256 of the outcomes of the filled rows, in index order.
 
-        Per row: index, seed, return, length, terminated, truncated, success once, success at end,
-        as little-endian fixed-width fields. Attempts, faults, timings, info and runners stay out.
+        Per row: index, seed, return, length, terminated, truncated, success once, success at end, as little-endian
+        fixed-width fields; of several agents also the columns of each. Attempts, faults, timings, other info and
+        runners stay out.
         """
-        return hashlib.sha256(fingerprint_rows(self.rows[self.filled]).tobytes()).hexdigest()
+        return hashlib.sha256(self.outcomes(self.filled).tobytes()).hexdigest()
 
     def record(self, index: int) -> EpisodeRecord:
         """Build the record of one filled row.
@@ -412,18 +416,29 @@ def record_of_values(row: tuple[Any, ...], info: dict[str, float]) -> EpisodeRec
     return EpisodeRecord(**values, faults=(), info=info)
 
 
-def fingerprint_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Return the outcome columns of rows, packed: what must not depend on the layout."""
-    packed = np.empty(len(rows), _FINGERPRINT_ROW)
+def outcomes_of(
+    rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], info_keys: Sequence[str]
+) -> npt.NDArray[np.void]:
+    """Return what must not depend on the layout, packed: the outcome columns of rows, and the columns of their agents.
+
+    Args:
+        rows: Array of :data:`ROW`, shape (n,).
+        infos: Their info scalars, shape (n, len(info_keys)).
+        info_keys: Names of these, those of agents among them.
+    """
+    agents = agent_columns(agents_in(info_keys))
+    packed = np.empty(len(rows), [(name, ROW[name]) for name in _OUTCOME_COLUMNS] + [(name, "<f8") for name in agents])
     for name in _OUTCOME_COLUMNS:
         packed[name] = rows[name]
+    for name in agents:
+        column = infos[:, info_keys.index(name)]
+        packed[name] = np.where(np.isnan(column), np.nan, column)  # One NaN for all that there are.
     return packed
 
 
 def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
-    """Return the names of the outcome columns in which two rows, arrays of ``ROW`` of shape (1,), differ."""
-    ours, theirs = fingerprint_rows(recorded), fingerprint_rows(again)
-    return [name for name in ours.dtype.names or () if ours[name].tobytes() != theirs[name].tobytes()]
+    """Return the names of the columns in which two rows differ, as :func:`outcomes_of` returns them, shape (1,)."""
+    return [name for name in recorded.dtype.names or () if recorded[name].tobytes() != again[name].tobytes()]
 
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:

@@ -122,5 +122,5 @@ def _check_copy(
         check_fingerprint("evaluation log", data["fingerprint"], table.fingerprint())
     shared = saved.filled & table.filled
     shared[list(retried)] &= saved.completed[list(retried)]
-    if different := table.mismatches(saved.rows[shared]):
+    if different := table.mismatches(saved.rows[shared], saved.infos[shared]):
         raise UsageError(f"the evaluation log has another record of episode {different[0]} than the result")

@@ -180,11 +180,11 @@ def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
     table.fill(report.rows, report.infos, report.faults)
     recorded, again = result.table.record(index), table.record(index)
     ours, theirs = plain(report.numerics), result.provenance["numerics"]
-    different = different_columns(*(found.rows[index : index + 1] for found in (result.table, table)))
+    was, now = (found.outcomes(slice(index, index + 1)) for found in (result.table, table))
     return Replay(
         recorded=recorded,
         again=again,
-        differences={name: (getattr(recorded, name), getattr(again, name)) for name in different},
+        differences={name: (was[name][0].item(), now[name][0].item()) for name in different_columns(was, now)},
         numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
     )
 

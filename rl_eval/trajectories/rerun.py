@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rl_eval.errors import ConfigError, EvalError, UsageError
-from rl_eval.records.episode import Lease, Outcome, RunReport, different_columns
+from rl_eval.records.episode import Lease, Outcome, RunReport, different_columns, outcomes_of
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
@@ -75,7 +75,11 @@ def _run_wave(result: EvalResult, runner: Runner, wave: Sequence[int]) -> dict[i
 
 def _proved(result: EvalResult, report: RunReport, index: int) -> Trajectory:
     """Return the trajectory of an episode that came out as it was recorded."""
-    recorded, again = result.table.rows[index : index + 1], report.rows[report.rows["index"] == index]
+    mine, keys = report.rows["index"] == index, result.table.info_keys
+    recorded, again = (
+        result.table.outcomes(slice(index, index + 1)),
+        outcomes_of(report.rows[mine], report.infos[mine], keys),
+    )
     if different := different_columns(recorded, again):
         shown = ", ".join(f"{name} was {recorded[name][0]!r} and is {again[name][0]!r}" for name in different)
         raise EvalError(
@@ -84,7 +88,7 @@ def _proved(result: EvalResult, report: RunReport, index: int) -> Trajectory:
     artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
     if artifact is None:
         raise EvalError(f"episode {index} left no trajectory: {'; '.join(report.notes)}")
-    kept: Trajectory = replace(artifact, weights_version=int(recorded["weights_version"][0]))
+    kept: Trajectory = replace(artifact, weights_version=int(result.table.rows["weights_version"][index]))
     return kept
 
 

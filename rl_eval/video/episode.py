@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
-from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns
+from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of
 from rl_eval.results.replay import run_lease
 from rl_eval.results.videos import video_name
 from rl_eval.runners import EvalRunner, Runner
@@ -141,7 +141,7 @@ def _video(
         completed=bool(row["outcome"] == Outcome.COMPLETED),
         episode_return=float(row["episode_return"]),
         length=int(row["length"]),
-        differences=tuple(different_columns(recorded, again)),
+        differences=tuple(different_columns(*(outcomes_of(one, np.zeros((1, 0)), ()) for one in (recorded, again)))),
         frames=encoder.frames,
         cut=cut,
         fps=fps,

@@ -39,8 +39,13 @@ def table(episodes: int = 100, runners: int = 2, failed: tuple[int, ...] = (), s
 
 
 def origins(records: EpisodeTable, *indices: int, position: int | None = None) -> dict[int, Origin]:
-    rows = records.rows
-    return {i: Origin(rows[i : i + 1], int(rows["runner"][i]) if position is None else position, None) for i in indices}
+    return {i: origin(records, i, position, None) for i in indices}
+
+
+def origin(records: EpisodeTable, index: int, position: int | None, trace) -> Origin:
+    row = records.rows[index : index + 1]
+    position = int(row["runner"][0]) if position is None else position
+    return Origin(row, records.outcomes(slice(index, index + 1)), position, trace)
 
 
 def check_of(records: EpisodeTable, *indices: int, reuse: bool = False, runners: int = 2) -> Reruns:
@@ -304,7 +309,7 @@ def test_the_first_difference_tells_the_cause(other, place, cause) -> None:
     records = table()
     first = steps(RESET, (5, 2.0, False, False, 9))
     again = steps(other) if other[0] == 0 else steps(RESET, other)
-    check = Reruns({3: Origin(records.rows[3:4], 1, first)}, False, 2)
+    check = Reruns({3: origin(records, 3, 1, first)}, False, 2)
     assert check.take(1, 0, 1, [0])[0].traced
     check.reported(1, 0, report(records.rows[[3]], traces={3: again}))
     found = check.result

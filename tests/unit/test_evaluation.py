@@ -237,7 +237,7 @@ def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
     """A row that came before the one that counts is compared with it later, however often it is looked at."""
     store, late = RecordStore(len(PLAN), (), None), row(1, 0)
     late["episode_return"] = 5.0
-    store.audit(late)
+    store.audit(late, np.zeros((len(late), 0)))
     assert store.mismatches() == ()
     store.add_row(row(1, 1))
     assert store.mismatches() == (1,)

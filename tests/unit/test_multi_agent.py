@@ -114,6 +114,45 @@ def test_the_determinism_check_sees_several_agents() -> None:
     assert any("numbers depend on the layout" in note for note in result.notes)
 
 
+class ZeroSum(Crowd):
+    """What the doves win, the hawks lose; a bit of it comes from a generator of the process, if there is one."""
+
+    luck: np.random.Generator | None = None
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        won = 1.0 if self.luck is None else float(self.luck.integers(10))
+        shares = dict.fromkeys(rewards, 0.0)
+        if len(shares) > 1:
+            first, second, *_ = shares
+            shares |= {first: won, second: -won}
+        return observations, shares, *rest
+
+
+def test_the_fingerprint_and_the_check_are_about_every_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gains and losses cancel, the team's return is the same whoever wins."""
+    config = crowd_config().environment(ZeroSum).evaluation(determinism_check=0.1)
+    result = evaluate(config)
+    assert result.determinism.passed
+    assert set(result.table.rows["episode_return"]) == {0.0}
+
+    tampered = evaluate(config)
+    index = next(index for index, row in enumerate(tampered.table.infos) if np.nansum(np.abs(row)))
+    returns = [key for key in tampered.table.info_keys if key.startswith("return/")]
+    places = [tampered.table.info_keys.index(key) for key in returns]
+    tampered.table.infos[index, places] *= -1
+    assert tampered.fingerprint != result.fingerprint
+    assert replay(result, index, config=config).identical
+    found = replay(tampered, index, config=config)
+    assert not found.identical
+    assert set(found.differences) <= set(returns)
+
+    monkeypatch.setattr(ZeroSum, "luck", np.random.default_rng(0))
+    lucky = evaluate(config)
+    assert set(lucky.table.rows["episode_return"]) == {0.0}
+    assert re.search("first in the return/.*: environment", str(lucky.determinism))
+
+
 # ---------------------------------------------------------------------- truth
 
 

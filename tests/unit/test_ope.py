@@ -20,6 +20,8 @@ from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
+from rl_eval.policies.filters import FilteredPolicy
+from rl_eval.policies.function import CallablePolicy
 from tests.unit.cli_world import call, make_folder, printed
 
 WORLDS = 200
@@ -101,13 +103,23 @@ def test_sampled_episodes_give_unbiased_estimates():
 
 def test_equal_policies_give_the_mean_return():
     """All weights are 1; with values that do not depend on the action the doubly robust ones too."""
-    for seed in range(8):
+    for seed in range(WORLDS):
+        world = random_world(seed)
+        policy, episodes = TabularPolicy(world.behaviour), world.sample(40, np.random.default_rng(seed))
+        values = np.random.default_rng(seed).normal(size=len(episodes.rewards))
+        inputs = inputs_of(world, episodes, policy, ActionValues(values, values))
+        mean = episodes.padded(episodes.rewards) @ GAMMA ** np.arange(episodes.lengths.max())
+        for name, estimator in ESTIMATORS.items():
+            assert estimator(inputs).value() == pytest.approx(mean.mean(), abs=1e-12), name
+
+
+def test_of_equal_policies_intervals_and_sample_sizes_are_those_of_the_returns():
+    for seed in range(4):
         world = random_world(seed)
         episodes = world.sample(40, np.random.default_rng(seed))
         values = np.random.default_rng(seed).normal(size=len(episodes.rewards))
         found = estimate(episodes, TabularPolicy(world.behaviour), gamma=GAMMA, values=ActionValues(values, values))
         for one in found:
-            assert one.name == "fitted_q" or one.value == pytest.approx(found["behaviour"].value, abs=1e-12)
             assert one.weights is None or one.weights.effective_sample_size == pytest.approx(40)
         for name in ESTIMATORS:
             assert found[name].interval.low == pytest.approx(found["behaviour"].interval.low, abs=1e-9)
@@ -334,6 +346,7 @@ def tensordict_of(columns, torch, TensorDict):
         tensor = torch.from_numpy(np.asarray(column))
         data[names.get(name, name)] = tensor.unsqueeze(-1) if isinstance(names.get(name), tuple) else tensor
     data["terminated"] = torch.zeros(len(columns["step"]), 1, dtype=torch.bool)  # Of the step before.
+    data["next", "observation"] = data["observation"].roll(-1, 0)
     return data
 
 
@@ -359,6 +372,25 @@ def test_a_tensordict_reads_as_the_columns_do(tmp_path, padded):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
+def test_steps_without_numbers_have_to_lead_to_one_another():
+    """Else shuffled ones could not be told from others."""
+    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
+    columns = two_lengths(6)
+    columns["observation"] = np.arange(9.0)
+    data = tensordict_of(columns, torch, tensordict.TensorDict)
+    del data["collector", "step"]
+    assert load_episodes(data).step_numbers().tolist() == columns["step"].tolist()
+    longer = next(row for row in range(8) if columns["step"][row + 1])
+    order = torch.arange(9)
+    order[[longer, longer + 1]] = order[[longer + 1, longer]]
+    episode = columns["episode"][longer]
+    with pytest.raises(UsageError, match=f"episode {episode}: its step in place 1 does not begin with"):
+        load_episodes(data[order])
+    del data["next", "observation"]
+    with pytest.raises(UsageError, match="no column step"):
+        load_episodes(data)
+
+
 def test_a_minari_dataset_reads_as_the_columns_do():
     """One observation more than actions; infos have an entry for the reset."""
     columns = two_lengths(6)
@@ -366,17 +398,30 @@ def test_a_minari_dataset_reads_as_the_columns_do():
     names |= {"terminations": "terminated", "truncations": "truncated"}
 
     class Dataset:
+        def __init__(self, versions=(1,) * 6, **of_the_fourth):
+            self.storage, self.versions, self.of_the_fourth = self, versions, of_the_fourth
+
+        def get_episode_metadata(self, indices):
+            return ({"weights_version": self.versions[index]} for index in indices)
+
         def iterate_episodes(self):
             for number in range(6):
                 rows = columns["episode"] == number
                 parts = {theirs: columns[ours][rows] for theirs, ours in names.items()}
                 parts["observations"] = np.append(parts["observations"], 99)
-                infos = {"action_log_prob": np.append(np.nan, columns["action_log_prob"][rows])}
-                yield SimpleNamespace(id=number, infos=infos, **parts)
+                parts["infos"] = {"action_log_prob": np.append(np.nan, columns["action_log_prob"][rows])}
+                yield SimpleNamespace(id=number, **parts | (self.of_the_fourth if number == 3 else {}))
 
     found, expected = load_episodes(Dataset()), load_episodes(columns)
     assert np.array_equal(found.observations, expected.observations)
     assert np.array_equal(found.log_probs, expected.log_probs)
+    for dataset, message in (
+        (Dataset(infos={}), "episode 3 has no action_log_prob in its infos"),
+        (Dataset(observations={"a": 1, "b": 2}), "episode 3: its observations have 2 parts"),
+        (Dataset(versions=(1, 1, 2, 2, 2, 2)), "episode 2: weights_version 2 acted, but weights_version 1 before it"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_episodes(dataset)
 
 
 def test_a_file_that_is_none_is_said(tmp_path):
@@ -453,6 +498,15 @@ def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
     if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         with torch.no_grad(), pytest.raises(PolicyError, match="action 9 is not in"):
             fixed.log_prob(observations, np.full_like(actions, 9))
+
+
+def test_a_filter_before_the_target_policy_is_part_of_it():
+    """Its log-probabilities are those that the policy gives to filtered observations."""
+    policy = TabularPolicy(np.array([[0.9, 0.1], [0.2, 0.8]]))
+    turned = FilteredPolicy(policy, lambda observations: 1 - observations)
+    observations, actions = np.array([0, 1, 1]), np.array([0, 0, 1])
+    assert np.array_equal(turned.log_prob(observations, actions), policy.log_prob(1 - observations, actions))
+    assert not hasattr(FilteredPolicy(CallablePolicy(abs), abs), "log_prob")
 
 
 def test_a_policy_without_log_probabilities_is_refused():

@@ -123,7 +123,7 @@ class RunnerSuite:
 
     def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
         """Assert that rows are those of the reference loop."""
-        wrong = self.reference.mismatches(rows)
+        wrong = self.reference.mismatches(rows, np.zeros((len(rows), 0)))
         if wrong:
             row = rows[rows["index"] == wrong[0]][0]
             raise AssertionError(
