@@ -112,6 +112,8 @@ class CrossPlay:
     num_seeds: int
     num_missing: int
     """Games of the plan that do not count: they failed or did not run, or another game of their seed did."""
+    absent: tuple[str, ...]
+    """Policies that have no game that counts, and so no number."""
     confidence: float
     cells: tuple[Cell, ...]
     """Of all policies that met, row by row."""
@@ -156,7 +158,10 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
         UsageError: There are fewer than two policies, or no games.
     """
     if len(games.policies) < 2:
-        raise UsageError(f"cross-play is between policies, and there is only {', '.join(games.policies)}: give two")
+        lost = f"; of {', '.join(games.absent)} no game counts" if games.absent else ""
+        raise UsageError(
+            f"cross-play is between policies, and there is only {', '.join(games.policies)}{lost}: give two"
+        )
     if not len(games):
         raise UsageError("no game was completed, so there is nothing to compare")
     games = games.sorted()
@@ -165,6 +170,7 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
         num_games=len(games),
         num_seeds=len(np.unique(games.seeds)),
         num_missing=games.num_missing,
+        absent=games.absent,
         confidence=confidence,
         cells=tuple(_cells(games, confidence)),
         seats=tuple(_seats(games, confidence)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Games:
     """Undiscounted return of each seat, in the unit of the environment's rewards, shape (games, seats)."""
     num_missing: int = 0
     """Games of the plan that are not here: they failed or did not run, or another game of their seed did."""
+    absent: tuple[str, ...] = ()
+    """Policies that have none of the games that are here."""
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -38,9 +40,7 @@ class Games:
     def sorted(self) -> Games:
         """Return the games in an order that depends on none: by seed, then by seating, then by returns."""
         order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
-        return Games(
-            self.policies, self.seats, self.seeds[order], self.seatings[order], self.returns[order], self.num_missing
-        )
+        return replace(self, seeds=self.seeds[order], seatings=self.seatings[order], returns=self.returns[order])
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield every seat with every other one."""
@@ -70,6 +70,7 @@ def games_of(result: EvalResult) -> Games:
         seatings=np.asarray(seatings.reshape(players.shape), np.int64),
         returns=returns,
         num_missing=len(result.plan) - len(whole),
+        absent=tuple(name for number, name in enumerate(names) if number not in present),
     )
 
 

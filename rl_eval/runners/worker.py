@@ -138,9 +138,11 @@ class WorkerInterface(abc.ABC):
         """Go on from what :meth:`save` returned: an episode that was live begins again, and gives the same row.
 
         Raises:
-            EvalError: An episode is live.
+            EvalError: It has episodes that are not done.
             WeightsError: The weights do not fit, or it is no saved state.
         """
+        if self._queue or any(lane.lease is not None for lane in self._lanes):
+            raise EvalError("a runner's state cannot be restored while it has episodes: abort or finish them first")
         snapshot, leases = unpack_state(state)
         if snapshot.entries:
             self.set_weights(snapshot)

@@ -74,9 +74,9 @@ class NpzWriter:
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
         arrays = as_arrays(_whole(trajectories))
-        for key, array in arrays.items():
+        for number, (key, array) in enumerate(arrays.items()):
             self._headers[key] = array.dtype, array.shape[1:]
-            with (self._folder / key).open("ab") as file:
+            with self._raw(number).open("ab") as file:
                 file.write(array.tobytes())
         self._frames += sum(map(len, trajectories))
 
@@ -84,13 +84,18 @@ class NpzWriter:
         """See :class:`Writer`."""
         path = self._folder / "data.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for key, (dtype, shape) in self._headers.items():
-                self._pack(archive, key, dtype, (self._frames, *shape))
+            for number, (key, (dtype, shape)) in enumerate(self._headers.items()):
+                self._pack(archive, self._raw(number), key, dtype, (self._frames, *shape))
         return path
 
-    def _pack(self, archive: zipfile.ZipFile, key: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def _raw(self, number: int) -> Path:
+        """Return the file of one array: what its key is called is up to the environment's spaces."""
+        return self._folder / str(number)
+
+    def _pack(
+        self, archive: zipfile.ZipFile, raw: Path, key: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        raw = self._folder / key
         with ExitStack() as stack:
             packed = stack.enter_context(archive.open(f"{key}.npy", "w", force_zip64=True))
             np.lib.format.write_array_header_1_0(packed, header)

@@ -202,6 +202,21 @@ def test_its_state_is_taken_up_by_another() -> None:
     assert torch.equal(again["next", "observation"], expected["next", "observation"])
 
 
+def test_a_state_after_the_random_frames_keeps_the_episode_that_was_cut() -> None:
+    """The weights that waited for the end of the random frames were sent before it was saved."""
+    options: dict[str, Any] = {"init_random_frames": 10, "frames_per_batch": 13, "num_workers_per_collector": 1}
+    with collector(lambda: Steps(length=9), constant(1.0), **options) as frames:
+        for _ in range(2):
+            frames.next()
+        state = frames.state_dict()
+        expected = frames.next()
+    assert state["sampler"]["step"]
+    with collector(lambda: Steps(length=9), constant(1.0), **options) as frames:
+        frames.load_state_dict(state)
+        again = frames.next()
+    assert torch.equal(again["collector", "step"], expected["collector", "step"])
+
+
 def test_another_seed_is_another_plan() -> None:
     with collector(policy=leaning(), seed=3) as frames:
         first = frames.next()

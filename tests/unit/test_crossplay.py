@@ -285,6 +285,25 @@ def test_a_failed_game_takes_the_games_of_its_seed_along() -> None:
     assert crossplay(played).num_missing == 2
 
 
+class NeverFor(Duel):
+    """Breaks wherever the policy of the highest level plays."""
+
+    def step(self, actions: Any) -> Any:
+        if max(actions.values()) == max(DUELS.values()):
+            raise RuntimeError("planted")
+        return super().step(actions)
+
+
+def test_a_policy_without_a_whole_game_is_named() -> None:
+    config = duel_config(DUELS, "round_robin", 30, symmetric=True).environment(NeverFor)
+    result = evaluate(config.fault_tolerance(max_attempts_per_episode=1, fail_fast=False))
+    played = crossplay(games_of(result))
+    best = max(DUELS, key=DUELS.__getitem__)
+    assert played.absent == (best,)
+    assert best not in played.policies
+    assert f"no game of {best} counts" in shown(played)
+
+
 # ------------------------------------------------------------------------------ errors
 
 

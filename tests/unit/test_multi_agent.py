@@ -519,6 +519,19 @@ def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, messa
     assert len(result.agents) == sum(len(agents_of(result, record.index)) for record in completed)
 
 
+class Staying(Auction):
+    """Agents that have ended stay among the agents, against PettingZoo's contract."""
+
+    def step(self, action: Any) -> Any:
+        return None if action is None else super().step(action)
+
+
+def test_an_agent_that_does_not_leave_is_a_fault_and_not_an_endless_loop() -> None:
+    result = evaluate(auction_config().environment(Staying).evaluation(num_episodes=2))
+    assert result.status == "failed"
+    assert re.search(r"agent '\w+' has ended and was stepped with None, but it is still", result.faults[0].message)
+
+
 class Cheat:
     """Bids 0 whether or not it may."""
 

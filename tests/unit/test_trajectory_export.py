@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -103,6 +104,28 @@ def test_images_and_nested_observations_survive_minari() -> None:
     }.items():
         np.testing.assert_array_equal(np.concatenate([part[:-1] for part in parts]), expected[key], err_msg=key)
         assert parts[0].dtype == expected[key].dtype
+
+
+class Named(gym.Env[Any, Any]):
+    """Its observations have a name that no file can have."""
+
+    observation_space = gym.spaces.Dict({"camera/left": gym.spaces.Box(-1, 1, (2,), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"camera/left": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        return {"camera/left": np.ones(2, np.float32)}, 1.0, True, False, {}
+
+
+def test_keys_are_no_paths(tmp_path: Path) -> None:
+    made = EvalConfig().environment(Named).policy(lambda seen: np.zeros(len(seen["camera/left"]), np.int64))
+    result = evaluate(made.evaluation(num_episodes=2))
+    export_trajectories(result, "npz", tmp_path / "steps.npz", config=made)
+    with np.load(tmp_path / "steps.npz") as data:
+        assert data["next.camera/left"].tolist() == [[1.0, 1.0]] * 2
+    assert leftovers(tmp_path) == ["steps.npz"]
 
 
 def test_the_attempt_that_counted_runs_again(tmp_path: Path) -> None:

@@ -99,6 +99,10 @@ def test_a_runner_goes_on_where_another_was_saved(cls: Any) -> None:
     assert got == due
     with pytest.raises(WeightsError, match="no state that save"):
         second.restore(b"12345678{}")
+    saved = whole.save()
+    whole.run(leases(2), 0.0)
+    with pytest.raises(EvalError, match="while it has episodes"):
+        whole.restore(saved)
     for runner in (first, second, whole):
         runner.stop()
 

@@ -307,6 +307,7 @@ class RayCollector:
         """Go on where another one was; weights go to ``policy`` and to all workers."""
         self._group.sampler.load_state_dict(state_dict["sampler"])
         self._frames, self._batches = state_dict["frames"], state_dict["iter"]
+        self._was_random = self._random
         if isinstance(self._policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self._policy.load_state_dict(state_dict["policy_state_dict"])
             self.update_policy_weights_()

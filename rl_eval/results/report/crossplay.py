@@ -88,10 +88,11 @@ def _line_ups(played: CrossPlay) -> Table:
 
 
 def _notes(played: CrossPlay) -> Iterable[str]:
-    """Return what is special about the intervals, each thing once."""
+    """Return who is missing, and what is special about the intervals, each thing once."""
     intervals = [standing.rating.interval for standing in played.standings]
     intervals += [cell.score.interval for cell in played.cells] + [seat.mean_return.interval for seat in played.seats]
-    return dict.fromkeys(interval.note for interval in intervals if interval.note not in ("", "all equal"))
+    absent = [f"no game of {name} counts, so it is in no table" for name in played.absent]
+    return [*absent, *dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})]
 
 
 def _ranked(played: CrossPlay) -> list[str]:

@@ -89,6 +89,11 @@ class AECAgents(_PettingZooAgents):
             if not (terminated[agent] or truncated[agent]):
                 return Turn({agent: observation}, (agent,), rewards, terminated, truncated, infos, over=False)
             self.env.step(None)
+            if agent in self.env.agents:
+                raise EnvError(
+                    f"agent {agent!r} has ended and was stepped with None, but it is still among the agents: "
+                    "step(None) has to remove it, as PettingZoo's _was_dead_step does"
+                )
         return Turn({}, (), rewards, terminated, truncated, infos, over=True)
 
 
