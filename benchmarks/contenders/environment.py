@@ -190,7 +190,7 @@ def _row(layout: list[int], result: Any, truth: Any) -> dict[str, Any]:
         "fingerprint": result.fingerprint,
         "status": result.status,
         "reason": result.reason,
-        "differ": len(truth.table.mismatches(result.table.rows)),
+        "differ": len(truth.table.mismatches(result.table.rows, result.table.infos)),
         "steps": int(result.table.rows["length"].sum()),
         "passed": result.determinism.passed,
         "determinism": str(result.determinism),

@@ -9,12 +9,14 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ConfigError
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners.sweep_log import Steps
 from rl_eval.trajectories.block import TrajectoryBlock
 from rl_eval.trajectories.trajectory import CompressedArray, Key, Leaf, Trajectory, action_leaves, observation_leaves
 
-__all__ = ["TrajectoryRecorder"]
+__all__ = ["TrajectoryRecorder", "check_one_agent"]
 
 Array = npt.NDArray[Any]
 
@@ -22,6 +24,19 @@ _ROWS: Final = 256
 """Steps that there is room for at first."""
 _BLOCK: Final = 32
 """Images that are compressed together."""
+
+
+def check_one_agent(settings: EvalSettings) -> None:
+    """Refuse to record what several agents do, who act at different times.
+
+    Raises:
+        ConfigError: The configuration has several agents.
+    """
+    if settings.runners.runner == "multi_agent":
+        raise ConfigError(
+            'runners.runner is "multi_agent", and trajectories are recorded of one agent: to keep what several agents '
+            "do, write an observer and name it in evaluation.observers"
+        )
 
 
 @final

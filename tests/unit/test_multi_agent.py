@@ -29,6 +29,7 @@ from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds
+from rl_eval.trajectories.export import export_trajectories
 from rl_eval.weights import save_weights_file, snapshot_weights
 
 
@@ -517,6 +518,20 @@ def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, messa
     completed = [record for record in result.episodes if record.outcome == "completed"]
     assert len(completed) < 3
     assert len(result.agents) == sum(len(agents_of(result, record.index)) for record in completed)
+
+
+def test_trajectories_are_recorded_of_one_agent(tmp_path: Path) -> None:
+    """It is said before anything runs, and nothing is written."""
+    config = auction_config()
+    with (
+        EvalRunnerGroup(config, threaded=False) as group,
+        pytest.raises(ConfigError, match=r"trajectories .* one agent"),
+    ):
+        group.sample(2)
+    result = evaluate(config.evaluation(num_episodes=2))
+    with pytest.raises(ConfigError, match=r"trajectories .* one agent"):
+        export_trajectories(result, "npz", tmp_path / "steps.npz", config=config)
+    assert not any(tmp_path.iterdir())
 
 
 class Staying(Auction):
