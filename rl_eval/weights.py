@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -82,6 +82,8 @@ class WeightsSnapshot:
     """Pickled ``{name: get_extra_state()}``."""
     extra_digest: bytes = b""
     """Canonical digest of what is pickled; empty if that is nothing."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Of several policies, the version in which the weights of each came last; 0 for one that is not here."""
 
     @cached_property
     def digest(self) -> str:
@@ -465,11 +467,16 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
     return set(owners.values())
 
 
-def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot, names: Iterable[str]) -> WeightsSnapshot:
-    """Return a snapshot of several policies with the former weights of those that it has none of."""
-    given = tuple(f"{owner}." for owner in policies_of(snapshot, names))
-    kept = {name: value for name, value in _contents_of(former).items() if not name.startswith(given)}
-    return snapshot_weights({**kept, **_contents_of(snapshot)}, snapshot.version)
+def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
+    """Return a snapshot of several policies with the former weights, and versions, of those that it has none of."""
+    given = policies_of(snapshot, names)
+    versions = dict.fromkeys(given, snapshot.version)
+    if former is None:
+        return replace(snapshot, versions=versions)
+    prefixes = tuple(f"{owner}." for owner in given)
+    kept = {name: value for name, value in _contents_of(former).items() if not name.startswith(prefixes)}
+    whole = snapshot_weights({**kept, **_contents_of(snapshot)}, snapshot.version)
+    return replace(whole, versions={**former.versions, **versions})
 
 
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:

@@ -286,10 +286,12 @@ class EvalRunnerGroup(WorkerCalls):
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
         if self._filters and not filters_of(snapshot):
             snapshot = with_filters(snapshot, self._filters, version)
-        if self.settings.policy.policies and self._posted is not None:
+        snapshot = replace(snapshot, version=version)
+        if self.settings.policy.policies:
             # A runner that starts later gets these alone, so those of the other policies must be among them.
-            snapshot = add_missing(snapshot, self._posted.snapshot, self.settings.policy.policies)
-        return PublishedWeights(*self._backend.publish(replace(snapshot, version=version)))
+            former = None if self._posted is None else self._posted.snapshot
+            snapshot = add_missing(snapshot, former, self.settings.policy.policies)
+        return PublishedWeights(*self._backend.publish(snapshot))
 
     @property
     def published_weights(self) -> PublishedWeights | None:

@@ -26,7 +26,11 @@ def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def agent_rows(
-    indices: npt.NDArray[np.int64], infos: npt.NDArray[np.float64], columns: Sequence[str], policies: Sequence[str]
+    indices: npt.NDArray[np.int64],
+    infos: npt.NDArray[np.float64],
+    columns: Sequence[str],
+    policies: Sequence[str],
+    versions: Sequence[int],
 ) -> npt.NDArray[np.void]:
     """Return one row per episode and agent that appeared, by index and seat.
 
@@ -35,11 +39,12 @@ def agent_rows(
         infos: Their columns, shape (n, len(columns)).
         columns: Names of the columns.
         policies: Ids that the numbers in the columns ``policy/<agent>`` stand for.
+        versions: Versions of these policies' weights.
 
     Returns:
-        Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``return``, ``length``,
-        ``terminated`` and ``truncated``, and ``outcome``: 1 for the greatest return of the episode, -1 for a lesser one
-        than that, and 0 where several agents have the greatest, or no other agent appeared.
+        Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
+        ``length``, ``terminated`` and ``truncated``, and ``outcome``: 1 for the greatest return of the episode, -1 for
+        a lesser one than that, and 0 where several agents have the greatest, or no other agent appeared.
     """
     agents = agents_in(columns)
     places = [columns.index(name) for name in agent_columns(agents)]
@@ -51,13 +56,15 @@ def agent_rows(
     known = len(policies) > max(numbers, default=0)
     names = np.array([*(policies if known else map(str, range(max(numbers) + 1)))] or [""])
     text = [f"U{max([1, *map(len, given)])}" for given in (agents, names)]
-    kinds = [("index", "<i8"), ("seat", "<i4"), ("agent", text[0]), ("policy", text[1]), ("return", "<f8")]
+    kinds = [("index", "<i8"), ("seat", "<i4"), ("agent", text[0]), ("policy", text[1])]
+    kinds += [("weights_version", "<i8"), ("return", "<f8")]
     kinds += [("length", "<i8"), ("terminated", "?"), ("truncated", "?"), ("outcome", "i1")]
     rows = np.zeros(len(seat), np.dtype(kinds))
     rows["index"], rows["seat"], rows["agent"] = indices[episode], seat, np.array(agents or [""])[seat]
     for number, name in enumerate(AGENT_COLUMNS[:-1]):
         rows[name] = values[episode, seat, number]
     rows["policy"] = names[numbers]
+    rows["weights_version"] = np.array(versions)[numbers] if known else 0
     rows["outcome"] = _outcomes(returns, present)[episode, seat]
     return rows
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rl_eval.records.agents import agents_in
 from rl_eval.results.stats.aggregate import exact_mean
 
-__all__ = ["agent_metrics", "policy_names"]
+__all__ = ["agent_metrics", "policy_names", "policy_versions"]
 
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 
@@ -22,6 +22,16 @@ def policy_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     for key in ("config", "policy", "policies"):
         found = found.get(key) if isinstance(found, Mapping) else None
     return tuple(sorted(map(str, found))) if found and isinstance(found, Mapping) else ("default_policy",)
+
+
+def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the version of the weights of each policy of an evaluation, in the order of :func:`policy_names`."""
+    found: Any = provenance
+    for key in ("weights", "versions"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    versions = found if isinstance(found, Mapping) else {}
+    numbers = (versions.get(name, 0) for name in policy_names(provenance))
+    return tuple(number if isinstance(number, int) else 0 for number in numbers)
 
 
 def agent_metrics(rows: npt.NDArray[np.void], columns: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
@@ -53,6 +63,9 @@ def _policy_numbers(policy: str, own: npt.NDArray[np.void]) -> dict[str, float]:
         f"policy_reward_mean/{policy}": mean,
         f"policy_team_return_mean/{policy}": exact_mean(sums),
         f"policy_per_capita_return_mean/{policy}": exact_mean(sums / counts),
+        f"policy_episode_len_mean/{policy}": exact_mean(own["length"]),
+        f"policy_terminated_rate/{policy}": exact_mean(own["terminated"]),
+        f"policy_truncated_rate/{policy}": exact_mean(own["truncated"]),
     }
     rates = {f"{name}_rate/{policy}": exact_mean(own["outcome"] == value) for name, value in _OUTCOMES.items()}
     return numbers | rates

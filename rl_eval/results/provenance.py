@@ -28,10 +28,7 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
     described = {
         "config": settings.described(),
         "identity": settings.identity(),
-        "weights": {
-            "version": 0 if weights is None else weights.version,
-            "digest": None if weights is None else weights.digest,
-        },
+        "weights": _described_weights(weights),
         "numerics": dict(numerics),
         "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "python": platform.python_version(),
@@ -42,6 +39,13 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     return {**described, "folder": working_folder(), "signature": sign(described["config"])}
+
+
+def _described_weights(weights: WeightsSnapshot | None) -> dict[str, Any]:
+    if weights is None:
+        return {"version": 0, "digest": None}
+    described = {"version": weights.version, "digest": weights.digest}
+    return {**described, "versions": dict(weights.versions)} if weights.versions else described
 
 
 def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:

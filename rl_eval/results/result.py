@@ -27,7 +27,7 @@ from rl_eval.records.agents import agent_rows
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.records.plain import plain
-from rl_eval.results.agents import policy_names
+from rl_eval.results.agents import policy_names, policy_versions
 from rl_eval.results.report.files import (
     EPISODES_FILE,
     RESULT_FILE,
@@ -247,12 +247,13 @@ class EvalResult:
     def agents(self) -> npt.NDArray[np.void]:
         """One row per completed episode and agent that appeared in it; empty where episodes have a single agent.
 
-        A structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``return``, ``length`` (actions
-        of the agent), ``terminated``, ``truncated`` and ``outcome``: 1 for a win, 0 for a draw, -1 for a loss, as the
-        returns of the episode say.
+        A structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``
+        (of that policy), ``return``, ``length`` (actions of the agent), ``terminated``, ``truncated`` and ``outcome``:
+        1 for a win, 0 for a draw, -1 for a loss, as the returns of the episode say.
         """
         table, names = self.table, policy_names(self.provenance)
-        return agent_rows(table.rows["index"][table.completed], table.infos[table.completed], table.info_keys, names)
+        rows, infos = table.rows["index"][table.completed], table.infos[table.completed]
+        return agent_rows(rows, infos, table.info_keys, names, policy_versions(self.provenance))
 
     # Numbers
 

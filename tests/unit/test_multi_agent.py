@@ -359,6 +359,23 @@ def test_weights_for_nobody_are_refused() -> None:
         assert group.evaluate().fingerprint == before
 
 
+def test_each_agent_says_which_version_of_its_policys_weights_it_had(tmp_path: Path) -> None:
+    """Of two that were sent at different times, and of one that never was; also from the log."""
+
+    def versions(result: EvalResult) -> dict[str, set[int]]:
+        rows = result.agents
+        return {name: set(rows["weights_version"][rows["policy"] == name].tolist()) for name in ("hawk", "dove")}
+
+    with EvalRunnerGroup(modules_config(peaked(3), peaked(1)), threaded=False) as group:
+        assert versions(group.evaluate()) == {"hawk": {0}, "dove": {0}}
+        group.sync_weights({"hawk": peaked(2)})
+        assert versions(group.evaluate()) == {"hawk": {1}, "dove": {0}}
+        group.sync_weights({"dove": peaked(2)}, version=7)
+        result = group.evaluate(run_dir=tmp_path)
+        assert versions(result) == versions(load(tmp_path)) == {"hawk": {1}, "dove": {7}}
+        assert {record.weights_version for record in result.episodes} == {7}
+
+
 def test_weights_files_and_live_policies_stand_side_by_side(tmp_path: Path) -> None:
     """A file for one policy, a live module for another; the caller's modules are left alone."""
     save_weights_file(snapshot_weights(peaked(3), 0), tmp_path / "hawk.safetensors")
@@ -406,7 +423,17 @@ def test_the_agents_of_a_result_are_read_by_seat(tmp_path: Path) -> None:
     for one in (result, EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
         np.testing.assert_array_equal(one.agents, result.agents)
     rows = result.agents
-    assert rows.dtype.names[:8] == ("index", "seat", "agent", "policy", "return", "length", "terminated", "truncated")
+    assert rows.dtype.names[:9] == (
+        "index",
+        "seat",
+        "agent",
+        "policy",
+        "weights_version",
+        "return",
+        "length",
+        "terminated",
+        "truncated",
+    )
     for row in rows[:50]:
         assert Crowd.possible_agents[row["seat"]] == row["agent"]
         assert row["policy"] == by_index(row["agent"], EpisodeSpec(int(row["index"]), 0))
@@ -419,6 +446,9 @@ def test_the_agents_of_a_result_are_read_by_seat(tmp_path: Path) -> None:
     assert result.metrics["agent_episode_returns_mean/dove_1"] == pytest.approx(own["return"].mean())
     capita = [hawks["return"][hawks["index"] == index].mean() for index in np.unique(hawks["index"])]
     assert result.metrics["policy_per_capita_return_mean/hawk"] == pytest.approx(np.mean(capita))
+    assert result.metrics["policy_episode_len_mean/hawk"] == pytest.approx(hawks["length"].mean())
+    for ending in ("terminated", "truncated"):
+        assert result.metrics[f"policy_{ending}_rate/hawk"] == pytest.approx(hawks[ending].mean())
 
 
 def test_wins_draws_and_losses_are_counted_by_episode() -> None:
@@ -426,9 +456,10 @@ def test_wins_draws_and_losses_are_counted_by_episode() -> None:
     columns = agent_columns(["a", "b"])
     infos = np.array([[r, 1, 1, 0, 0, s, 1, 1, 0, 1] for r, s in ((1.0, -1.0), (0.0, 0.0), (-2.0, 3.0))])
     infos = np.vstack([infos, [5.0, 1, 1, 0, 0, *[np.nan] * 5]])
-    rows = agent_rows(np.arange(4), infos, columns, ["p", "q"])
+    rows = agent_rows(np.arange(4), infos, columns, ["p", "q"], [0, 3])
     assert rows["outcome"].tolist() == [1, -1, 0, 0, -1, 1, 0]
     assert rows["index"].tolist() == [0, 0, 1, 1, 2, 2, 3]
+    assert rows["weights_version"].tolist() == [0, 3, 0, 3, 0, 3, 0]
 
 
 def test_an_evaluation_of_one_agent_has_no_agents() -> None:
@@ -730,7 +761,7 @@ def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
     assert names["swapped"].status == names["after"].status == "complete"
     assert names["before"].fingerprint != names["after"].fingerprint
     printed = capsys.readouterr().out
-    assert "('index', 'seat', 'agent', 'policy', 'return', 'length', 'terminated', 'truncated', 'outcome')" in printed
+    assert "('index', 'seat', 'agent', 'policy', 'weights_version', 'return', 'length'," in printed
     assert "per agent" in str(names["swapped"])
 
 
