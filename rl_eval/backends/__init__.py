@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import cloudpickle
 
 from rl_eval.backends.requests import Request, RunnerRequest
+from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError, RunnerLost
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["Backend", "Call", "Reply", "pickled"]
+__all__ = ["Backend", "Call", "Reply", "pickled", "pickled_settings"]
 
 
-def pickled(value: Any, what: str = "the environment or the policy") -> bytes:
+def pickled(value: Any, what: str) -> bytes:
     """Pickle what is sent to a runner.
 
     Raises:
@@ -32,6 +33,22 @@ def pickled(value: Any, what: str = "the environment or the policy") -> bytes:
             f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
             '"module:attr", or keep open files, locks and generators out of it'
         ) from error
+
+
+def pickled_settings(settings: EvalSettings, policy: Any, *more: Any) -> bytes:
+    """Pickle settings, a live policy, and what else goes with them.
+
+    Raises:
+        ConfigError: They cannot be pickled; the message names the key, if it is one.
+    """
+    try:
+        return pickled((settings, policy, *more), "the configuration")
+    except ConfigError:
+        for section in SECTIONS:
+            for key, value in dict(getattr(settings, section)).items():
+                pickled(value, f"{section}.{key}")
+        pickled(policy, "the policy")
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class InlineBackend:
 
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._settings = settings
-        self._policy = pickled(policy)
+        self._policy = pickled(policy, "the policy")
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
 

@@ -20,7 +20,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from rl_eval.backends import Call, Reply, pickled
+from rl_eval.backends import Call, Reply, pickled, pickled_settings
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, runtime_env_of, summarize
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
@@ -69,7 +69,7 @@ class RayBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
-        payload = pickled((with_values(settings, runners={"init_fn": None}), policy))
+        payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy)
         self._connection = Connection(settings.runners)
         try:
             self._payload = ray.put(payload)

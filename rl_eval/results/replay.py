@@ -141,7 +141,7 @@ def rebuilt_runner(
     settings, live = _with_live(settings, policy)
     weights = _weights(result.provenance["weights"], settings, live)
     try:
-        copied = cloudpickle.loads(pickled(live))  # The caller's keeps its state.
+        copied = cloudpickle.loads(pickled(live, "the policy"))  # The caller's keeps its state.
         runner = runner_class(settings.runners.runner)(settings, 0, copied)
     except ConfigError as error:
         if config is not None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import rl_eval
 from rl_eval import EvalConfig, evaluate
-from rl_eval.backends import pickled
+from rl_eval.backends import pickled_settings
 from rl_eval.cli import app
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError
@@ -111,7 +111,7 @@ def test_the_messages_about_objects_are_word_for_word() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     lock = threading.Lock()
     with pytest.raises(ConfigError) as unpicklable:
-        pickled(lambda: lock)
+        pickled_settings(EvalConfig().environment(lambda: lock).build(), None)
     with pytest.raises(ConfigError) as live:
         EvalConfig().environment(gym.make("CartPole-v1")).runners(num_runners=2).build()
     assert f"error: {unpicklable.value}\n" in page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from agents_world import (
 )
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
+from rl_eval.backends import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
@@ -632,6 +635,20 @@ def no_answer(agent: str, spec: Any) -> str:
     raise LookupError(agent)
 
 
+def any_of_both(agent: str, spec: Any) -> str:
+    return random.choice(["hawk", "dove"])
+
+
+def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
+    """Of all that travels to runners; before any cluster is looked for."""
+    lock = threading.Lock()
+    settings = crowd_config().policy(policy_mapping_fn=lambda agent, spec: lock and agent).build()
+    with pytest.raises(ConfigError, match=r"^policy\.policy_mapping_fn cannot be sent to a runner"):
+        pickled_settings(settings, None)
+    with pytest.raises(ConfigError, match=r"^the policy cannot be sent"):
+        pickled_settings(crowd_config().build(), lock)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -646,6 +663,10 @@ def no_answer(agent: str, spec: Any) -> str:
         ),
         ({"policy_mapping_fn": unnamed}, "returned 'eagle' for agent 'hawk_0' of episode 0"),
         ({"policy_mapping_fn": no_answer}, "policy_mapping_fn raised for agent 'hawk_0' of episode 0: LookupError"),
+        (
+            {"policy_mapping_fn": any_of_both},
+            "it is asked wherever the episode runs, so it must depend on agent and spec",
+        ),
         ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: give a callable"),
         ({"policy": still}, "policy.policy is set beside policy.policies"),
         ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy is missing"),

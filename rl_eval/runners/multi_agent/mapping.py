@@ -18,6 +18,8 @@ __all__ = ["PolicyMapping", "sections_of"]
 
 _SCANNED: Final = 1000
 """Episodes that are looked at to see which agents a policy plays."""
+_ASKED_TWICE: Final = 32
+"""Times that the function is asked twice about an episode, to see that it says the same."""
 _SPACES: Final = ("observation spaces", "action spaces")
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
@@ -74,6 +76,8 @@ class PolicyMapping:
     def _scan(self) -> None:
         """Look at the first episodes of the plan: who plays whom, and whether each policy plays at all."""
         count = min(len(self._plan), _SCANNED)
+        for turn in range(_ASKED_TWICE):
+            self._check_repeats(self._plan[turn % count])
         for index in range(count):
             seats = self.seats(self._plan[index])
             for agent, name in zip(self.agents, seats, strict=True):
@@ -85,6 +89,16 @@ class PolicyMapping:
                 f"{', '.join(map(str, self.agents))} in the first {count} episodes: remove it, or have "
                 "policy.policy_mapping_fn name it"
             )
+
+    def _check_repeats(self, spec: EpisodeSpec) -> None:
+        """Check that an episode is seated the same way when it is asked about again."""
+        for agent, first, again in zip(self.agents, self.seats(spec), self.seats(spec), strict=True):
+            if first != again:
+                raise ConfigError(
+                    f"policy.policy_mapping_fn returned {first!r} for agent {agent!r} of episode {spec.index}, then "
+                    f"{again!r}: it is asked wherever the episode runs, so it must depend on agent and spec alone. "
+                    "Draw from numpy.random.default_rng(spec.seed)"
+                )
 
     def _admit(self, agent: Any, name: str) -> None:
         """Check that an agent's spaces are those of the policy that plays it."""

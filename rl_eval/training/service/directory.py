@@ -13,7 +13,7 @@ from urllib.parse import quote
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from rl_eval.backends import pickled
+from rl_eval.backends import pickled_settings
 from rl_eval.backends.connection import Connection, runtime_env_of, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError
@@ -99,7 +99,7 @@ def start_service(
             "detached=True, but there is no cluster that would outlive this process: give runners.address, or set "
             "RAY_ADDRESS, or call ray.init(address=...) first"
         )
-    payload = pickled((_for_the_service(settings), portable_policy(policy), videos, max_queue))
+    payload = pickled_settings(_for_the_service(settings), portable_policy(policy), videos, max_queue)
     connection = Connection(runners)
     try:
         environment = runtime_env_of(runners, inherits=connection.owned)
