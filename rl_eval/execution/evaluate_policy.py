@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
+import gymnasium as gym
 import numpy as np
 
 from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import evaluate
+from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "evaluate_policy"]
 
-_MONITORS: Final = ("stable_baselines3.common.monitor:",)
+_MONITORS: Final = (
+    "stable_baselines3.common.monitor:",
+    "stable_baselines3.common.vec_env.vec_check_nan:",
+    "stable_baselines3.common.vec_env.vec_monitor:",
+    "stable_baselines3.common.vec_env.vec_video_recorder:",
+    "gymnasium.wrappers.common:RecordEpisodeStatistics",
+    "gymnasium.wrappers.rendering:",
+    "gymnasium.wrappers.vector.common:RecordEpisodeStatistics",
+    "gymnasium.wrappers.vector.dict_info_to_list:",
+    "gymnasium.wrappers.vector.rendering:",
+)
 """Wrappers that change nothing that an episode is made of."""
 
+_OF_THE_MODEL: Final = (
+    "stable_baselines3.common.vec_env.vec_frame_stack:",
+    "stable_baselines3.common.vec_env.vec_normalize:",
+    "stable_baselines3.common.vec_env.vec_transpose:",
+)
+"""Wrappers whose work the integration of a model does to the observations."""
+
+_ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments of ``gymnasium.make`` and ``make_vec`` that are about watching and layout."""
 
@@ -46,8 +67,12 @@ def evaluate_policy(
     env: Any,
     n_eval_episodes: int = 10,
     deterministic: bool = True,
-    *,
+    render: bool = False,
+    callback: Any = None,
+    reward_threshold: float | None = None,
     return_episode_rewards: bool = False,
+    warn: bool = True,
+    *,
     seed: int = 0,
 ) -> PolicyEvaluation:
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
@@ -62,7 +87,11 @@ def evaluate_policy(
             vectorized one, that was made by ``gymnasium.make``.
         n_eval_episodes: Episodes to run.
         deterministic: Take the most likely actions, instead of sampling.
+        render: Refused: ``rl-eval replay --render human`` and ``rl-eval video`` show episodes of a run.
+        callback: Refused: an observer in ``evaluation.observers`` sees every step.
+        reward_threshold: Mean return that must be exceeded.
         return_episode_rewards: Return the lists of returns and lengths, instead of mean and standard deviation.
+        warn: Not used: episodes are those of the environment, whether or not it has a ``Monitor``.
         seed: Root seed of the plan.
 
     Returns:
@@ -72,33 +101,71 @@ def evaluate_policy(
     Raises:
         ConfigError: The environment cannot be built again, or the policy cannot act.
         EvalError: An episode failed on all attempts.
+        AssertionError: The mean return does not exceed ``reward_threshold``.
 
     Example:
         >>> mean, std = evaluate_policy(lambda observations: [0] * len(observations), "CartPole-v1")
         >>> 8 < mean < 11
         True
     """
+    if render or callback is not None:
+        raise ConfigError(
+            "evaluate_policy neither renders nor calls back: look at episodes with rl-eval replay or rl-eval video, "
+            "and see every step with an observer in evaluation.observers"
+        )
+    adapt = integration_for(model, "for_environment")
     config = (
         EvalConfig()
-        .environment(**_environment(env))
+        .environment(**_environment(env, _MONITORS if adapt is None else _MONITORS + _OF_THE_MODEL))
         .policy(deterministic=deterministic)
         .evaluation(num_episodes=n_eval_episodes, seed=seed)
     )
-    adapt = integration_for(model, "for_environment")
     result = evaluate(config, model if adapt is None else adapt(model, env))
     if result.status != "complete":
         raise EvalError(f"{result.reason}. evaluate(config, model) returns a result in such a case, too")
+    if reward_threshold is not None and not result.mean_return > reward_threshold:
+        raise AssertionError(f"the mean return {result.mean_return:.2f} does not exceed {reward_threshold:.2f}")
     rows = result.counted_rows
     if return_episode_rewards:
         return PolicyEvaluation(rows["episode_return"].tolist(), rows["length"].tolist(), result)
     return PolicyEvaluation(result.mean_return, float(np.std(rows["episode_return"])), result)
 
 
-def _environment(env: Any) -> dict[str, Any]:
-    """Return the config of an environment."""
+def _environment(env: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
+    """Return the config of an environment.
+
+    Args:
+        env: As it was given.
+        harmless: Beginnings of the names of wrappers that may be left out.
+    """
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
-    if (spec := _spec_of(env)) is None:
+    described = [_described(env, spec, harmless) for spec in _specs_of(_without_wrappers(env, harmless))]
+    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Functions may be made for each environment.
+    for number, text in enumerate(texts):
+        if text != texts[0]:
+            raise ConfigError(
+                f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
+                "a time"
+            )
+    return described[0]
+
+
+def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
+    """Return the vectorized environment inside of the wrappers that are put around several environments at once."""
+    while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
+        wrapper = type(env)
+        if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
+            raise ConfigError(
+                f"env has a {wrapper.__name__} around several environments at once, and an episode here has one: give "
+                "a function that builds one environment with a wrapper for one"
+            )
+        env = inner
+    return env
+
+
+def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
+    if spec is None:
         raise ConfigError(
             f"env is a live {type(env).__name__} that gymnasium.make has not made: give a function that builds one, "
             "such as lambda: MyEnv()"
@@ -106,20 +173,17 @@ def _environment(env: Any) -> dict[str, Any]:
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    return {"env": spec.id, "env_kwargs": kwargs, "wrappers": tuple(_wrappers(spec))}
+    return {"env": spec.id, "env_kwargs": kwargs, "wrappers": tuple(_wrappers(spec, harmless))}
 
 
-def _spec_of(env: Any) -> Any:
-    """Return the spec of an environment, or of the first one of several."""
+def _specs_of(env: Any) -> list[Any]:
+    """Return the spec of an environment, or those of several."""
     of_each: Callable[[str], Any] | None = getattr(env, "get_attr", None)
-    if of_each is None:
-        return getattr(env, "spec", None)
-    found = list(of_each("spec"))
-    return found[0] if found else None
+    return [getattr(env, "spec", None)] if of_each is None else list(of_each("spec"))
 
 
-def _wrappers(spec: Any) -> list[Mapping[str, Any]]:
-    wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(_MONITORS)]
+def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(harmless)]
     for one in wrappers:
         if one.kwargs is None:
             raise ConfigError(

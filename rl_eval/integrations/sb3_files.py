@@ -17,6 +17,10 @@ __all__ = ["NORMALIZERS", "SCHEMES"]
 NORMALIZERS: Final = "*vec*normalize*.pkl"
 """``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
 _UNKNOWN: Final = object()
+_REPLAY_BUFFER: Final = "buffer_size"
+"""Setting of the algorithms that have one."""
+_ZOO: Final = ("args.yml", "config.yml")
+"""What the zoo puts beside the normalizer of a run."""
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 """Module of the class of a masked policy."""
 
@@ -34,6 +38,11 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
     if normalized and (normalizer := _normalizer_of(path)) is not None:
         kwargs["vecnormalize"] = absolute(normalizer)
         said += f", with {normalizer}"
+    elif normalized and _REPLAY_BUFFER in facts:
+        said += (
+            "; its file does not tell whether it was trained with a VecNormalize: if it was, give "
+            "--set policy.policy_kwargs.vecnormalize=FILE"
+        )
     masked = _MASKABLE in str(facts.get("policy_class"))
     return PolicySource(
         "rl_eval.integrations.sb3:load_policy",
@@ -66,14 +75,21 @@ def _facts_of(model: Path) -> Mapping[str, Any]:
 def _normalizer_of(model: Path) -> Path | None:
     """Return the normalizer that SB3's callbacks or its zoo saved with a model; None if there is none.
 
-    The zoo's is in the folder of the environment's name, beside all models of the run.
+    The zoo's is in the folder of the environment's name, beside all models of the run. A normalizer in any other folder
+    is somebody else's.
     """
     folder = model.parent
     found = sorted([*folder.glob(NORMALIZERS), *model.with_suffix("").glob(NORMALIZERS)])
-    found = found or sorted(folder.glob(f"*/{NORMALIZERS}"))
+    found = found or [path for path in sorted(folder.glob(f"*/{NORMALIZERS}")) if _is_of_the_zoo(path.parent)]
     own = [path for path in found if re.sub("_?vec_?normalize", "", path.stem) == model.stem]
     remedy = "choose it, with policy.policy_kwargs.vecnormalize"
     return _only(folder, own or found, "one normalizer", remedy) if found else None
+
+
+def _is_of_the_zoo(folder: Path) -> bool:
+    """Return whether a folder is that of its run's environment: named in the run's name, or with the zoo's files."""
+    run = re.sub(r"_\d+$", "", folder.parent.name)
+    return run == folder.name or any((folder / name).is_file() for name in _ZOO)
 
 
 def _only(folder: Path, found: list[Path], what: str, remedy: str) -> Path:

@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import vector
 
 from rl_eval import EvalConfig, evaluate, evaluate_policy
 from rl_eval.errors import ConfigError, EvalError
@@ -85,6 +86,38 @@ def test_settings_and_wrappers_of_a_live_environment_count():
     assert evaluate_policy(zeros, env)[0] == 5.0
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: vector.TransformReward(gym.make_vec("CartPole-v1", 2), abs), "has a TransformReward around several"),
+        (
+            lambda: vector.RecordEpisodeStatistics(
+                vector.TransformObservation(gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"), np.negative)
+            ),
+            "has a TransformObservation around several",
+        ),
+        (
+            lambda: gym.vector.SyncVectorEnv(
+                [lambda: gym.make("CartPole-v1", max_episode_steps=5), lambda: gym.make("CartPole-v1")]
+            ),
+            "unlike environments: number 0 is .*'max_episode_steps': 5.*, and number 1 is",
+        ),
+    ],
+)
+def test_what_one_environment_cannot_stand_for_is_refused(make, expected):
+    """Else the numbers would be those of another environment."""
+    with pytest.raises(ConfigError, match=expected):
+        evaluate_policy(zeros, make())
+
+
+def test_wrappers_that_only_watch_are_left_out():
+    watched = vector.RecordEpisodeStatistics(gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+    alone = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+    plain = evaluate_policy(zeros, gym.make("CartPole-v1")).result
+    for env in (watched, alone):
+        assert evaluate_policy(zeros, env).result.provenance["identity"] == plain.provenance["identity"]
+
+
 def test_a_live_environment_is_left_alone():
     """It is neither reset nor closed: others are built."""
     env = gym.make("CartPole-v1")
@@ -97,6 +130,17 @@ def test_a_live_environment_is_left_alone():
         evaluate_policy(zeros, Mine())
     assert Mine.closed == 0
     assert evaluate_policy(zeros, Mine)[0] == evaluate_policy(zeros, lambda context: Mine())[0]
+
+
+def test_arguments_have_the_places_of_stable_baselines3():
+    """What cannot be honoured is refused, and the threshold is an assertion, as there."""
+    returns, _ = evaluate_policy(zeros, "CartPole-v1", 4, True, False, None, 5.0, True, False)
+    assert len(returns) == 4
+    with pytest.raises(AssertionError, match=r"the mean return \d\.\d\d does not exceed 400\.00"):
+        evaluate_policy(zeros, "CartPole-v1", 4, reward_threshold=400.0)
+    for refused in ({"render": True}, {"callback": print}):
+        with pytest.raises(ConfigError, match="neither renders nor calls back"):
+            evaluate_policy(zeros, "CartPole-v1", 4, **refused)
 
 
 def test_failed_episodes_are_no_number():

@@ -83,6 +83,21 @@ def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
         policy_source(str(run))
 
 
+def test_a_normalizer_in_a_folder_of_somebody_else_is_not_taken(tmp_path):
+    """Unless the zoo's files say that it is of the same run; a model that may need one says so."""
+    path = model(tmp_path / "plain.zip", _last_original_obs={}, buffer_size=100)
+    (tmp_path / "other").mkdir()
+    statistics = tmp_path / "other" / "vecnormalize.pkl"
+    statistics.touch()
+    source = policy_source(str(path))
+    assert source.kwargs == {"path": str(path)}
+    assert "does not tell whether it was trained with a VecNormalize" in source.said
+    (tmp_path / "other" / "args.yml").touch()
+    source = policy_source(str(path))
+    assert source.kwargs["vecnormalize"] == str(statistics)
+    assert "does not tell" not in source.said
+
+
 def test_a_masked_policy_is_given_masks(tmp_path):
     masked = {":serialized:": "gAWV", "__module__": "sb3_contrib.common.maskable.policies"}
     source = policy_source(str(model(tmp_path / "model.zip", policy_class=masked)))
