@@ -24,12 +24,16 @@ def compare(
         option(
             "'b >= a - 5'",
             "Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
-            "does not, and with 2 if it shows neither.",
+            "does not, and with 2 if it shows neither, or pairs are missing because a side failed.",
         ),
     ] = None,
     fail_on: Annotated[
         Literal["regression"] | None,
-        typer.Option(show_default=False, help="Exit with 1 if b is shown to return less than a."),
+        typer.Option(
+            show_default=False,
+            help="Exit with 1 if b is shown to return less than a, and with 2 if pairs are missing because a side "
+            "failed, or are too few to show anything.",
+        ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -46,10 +50,14 @@ def compare(
             print_json(comparison.to_dict())
         else:
             print_report(comparison)
+        why = comparison.unanswerable
         if fail_on and comparison.regressed:
             typer.echo("b is shown to return less than a", err=True)
             raise typer.Exit(1)
+        if fail_on and why:
+            typer.echo(f"whether b returns less than a {Answer.OPEN.value}: {why}", err=True)
+            raise typer.Exit(2)
         if requirement is not None:
-            answer = requirement.judge(comparison.difference.interval)
-            typer.echo(f"{requirement}: {answer.value}", err=True)
+            answer = Answer.OPEN if why else requirement.judge(comparison.difference.interval)
+            typer.echo(f"{requirement}: {answer.value}{why and f': {why}'}", err=True)
             raise typer.Exit({Answer.HOLDS: 0, Answer.FAILS: 1, Answer.OPEN: 2}[answer])

@@ -154,7 +154,8 @@ COMPARE_CODES: Final = """\
 Exit codes:
 0    compared; --require: it holds; --fail-on: no regression is shown
 1    --require: it does not hold; --fail-on: b is shown to return less
-2    the results cannot be compared or read; --require: no answer
+2    the results cannot be compared or read; --require and --fail-on: no
+     answer, as pairs are too few or lack a side that failed
 4    an evaluation log is damaged or cannot be read
 """
 

@@ -99,6 +99,20 @@ class Comparison:
         """Whether b is shown to return less than a: interval and test agree on it."""
         return is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
+    @property
+    def unanswerable(self) -> str:
+        """Why the pairs cannot show that a requirement holds; empty if they can.
+
+        Pairs that are missing since a side failed are not a random part of all: a policy that crashes its environment
+        where it does badly would pass.
+        """
+        if self.num_dropped:
+            return (
+                f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
+                f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs failed episodes again"
+            )
+        return "" if self.difference.interval.exists else self.difference.interval.note
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}

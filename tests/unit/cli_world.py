@@ -64,6 +64,10 @@ def alternate():
     return lambda observations: (observations[:, 0] % 2).astype(np.int64)
 
 
+def clumsy():
+    return lambda observations: np.where(observations[:, 0] > 14, 7, 1)
+
+
 def broken():
     raise RuntimeError("a bug of the factory")
 '''

@@ -138,6 +138,21 @@ def test_a_comparison_answers_with_its_exit_code(two_results, options, code):
         assert call("compare", "alternate", "ones", *options).exit_code == 0
 
 
+@pytest.mark.parametrize("asked", [("--fail-on", "regression"), ("--require", "b >= a - 5")])
+def test_what_too_few_pairs_or_failed_episodes_leave_open_is_no_pass(folder, asked):
+    """The pairs that a policy survives are not a random part of all; one pair has no interval."""
+    for name, policy, episodes in (("whole", "ones", 30), ("half", "clumsy", 30), ("one", "ones", 1)):
+        more = ["--set", f"policy.policy=cli_toys:{policy}", "--set", f"evaluation.num_episodes={episodes}"]
+        call("run", "toy.yaml", "-q", *more, "--output", name)
+    done = call("compare", "whole", "half", *asked)
+    assert done.exit_code == 2
+    assert re.search(r"cannot be answered: \d+ of 30 pairs lack a side that failed \(in a 0, in b \d+\)", done.output)
+    assert "rl-eval retry" in done.output
+    done = call("compare", "one", "one", *asked)
+    assert done.exit_code == 2
+    assert "cannot be answered: " in done.output
+
+
 def test_a_requirement_on_a_result(folder):
     done = call("run", "toy.yaml", "--require", "episode_return_mean >= 1000")
     assert done.exit_code == ExitCode.REQUIREMENT
