@@ -147,6 +147,7 @@ def test_first_ready_order_has_the_same_episodes_and_says_so() -> None:
         ready = group.sample(9, as_arrays=True, order="first_ready")
     assert "collector.arrival" not in planned
     assert (np.diff(ready["collector.arrival"]) >= 0).all()
+    assert (np.diff(ready["collector.index"]) < 0).any()  # Short episodes end before longer ones of lower indices.
     sort = np.argsort(ready["collector.index"], kind="stable")
     np.testing.assert_array_equal(ready["next.reward"][sort], planned["next.reward"])
 
