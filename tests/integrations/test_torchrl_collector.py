@@ -217,6 +217,19 @@ def test_a_state_after_the_random_frames_keeps_the_episode_that_was_cut() -> Non
     assert torch.equal(again["collector", "step"], expected["collector", "step"])
 
 
+def test_members_of_torchrl_are_there_or_say_why_not() -> None:
+    """Those that end it end it, and starting it changes nothing."""
+    with collector(frames_per_batch=5) as frames:
+        frames.start()
+        for name, why in {"add_collectors": r"group\.add_runners", "remote_collectors": "no inner collector"}.items():
+            with pytest.raises(AttributeError, match=f"has no {name}: .*{why}"):
+                getattr(frames, name)
+        with pytest.raises(AttributeError, match="no attribute 'colour'"):
+            frames.colour  # noqa: B018
+        frames.async_shutdown()
+        frames.stop_remote_collectors()
+
+
 def test_another_seed_is_another_plan() -> None:
     with collector(policy=leaning(), seed=3) as frames:
         first = frames.next()

@@ -29,6 +29,14 @@ __all__ = ["RayCollector"]
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
 _NO_INNER: Final = "there is no inner collector; runners step the environments"
+_ABSENT: Final = {
+    "add_collectors": "group.add_runners(n) adds runners",
+    **dict.fromkeys(
+        ("cascade_execute", "get_distant_attr", "local_policy", "map_fn", "remote_collectors", "worker_idx"), _NO_INNER
+    ),
+    **dict.fromkeys(("init_updater", "receive_weights", "register_scheme_receiver", "weight_updater"), _ONE_WAY),
+}
+"""Members of TorchRL's collector that have no meaning here, and why."""
 
 
 @final
@@ -333,6 +341,22 @@ class RayCollector:
         refuse("call ray.shutdown() yourself", shutdown_ray=shutdown_ray or None)
         self._group.stop()
         forget_scope(self._token)
+
+    def async_shutdown(self, shutdown_ray: bool = False) -> None:
+        """End all workers, as :meth:`shutdown` does."""
+        self.shutdown(shutdown_ray=shutdown_ray)
+
+    def stop_remote_collectors(self) -> None:
+        """End all workers, as :meth:`shutdown` does."""
+        self.shutdown()
+
+    def start(self) -> None:
+        """Do nothing: a batch is collected when it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if (why := _ABSENT.get(name)) is not None:
+            raise AttributeError(f"RayCollector of rl_eval has no {name}: {why}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> RayCollector:
         return self
