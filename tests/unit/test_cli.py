@@ -207,12 +207,6 @@ def test_a_run_leaves_result_and_episodes(folder):
     assert described["provenance"]["config"]["evaluation"]["num_episodes"] == 12
 
 
-def test_the_layout_does_not_change_the_fingerprint(folder):
-    for lanes in (1, 7):
-        assert call("run", "toy.yaml", "--num-envs-per-runner", lanes, "--output", f"lanes{lanes}").exit_code == 0
-    assert EvalResult.load("lanes1").fingerprint == EvalResult.load("lanes7").fingerprint
-
-
 def test_an_earlier_result_stays(folder):
     """By default every run has a folder of its own, with a log, and the link leads to the newest."""
     for episodes in (3, 4, 5):
@@ -607,15 +601,6 @@ def test_the_time_left_goes_by_what_this_session_has_finished():
 # Exit codes
 
 
-def test_partial_is_1(folder):
-    assignments = ["environment.env=rl_eval.testing:faulty", "environment.env_kwargs.attempt_rates=[0.5]"]
-    assignments += ["environment.env_kwargs.env=two_length", "fault_tolerance.max_attempts_per_episode=1"]
-    outcome = call("run", "toy.yaml", *[part for text in assignments for part in ("--set", text)])
-    assert outcome.exit_code == ExitCode.PARTIAL
-    assert "InjectedFault" in outcome.stdout
-    assert EvalResult.load("runs/latest").status == "partial"
-
-
 def test_failed_is_3_and_is_saved(folder):
     outcome = call("run", "toy.yaml", "--set", "environment.env_kwargs.fail=true", "-q")
     assert outcome.exit_code == ExitCode.FAILED
@@ -708,13 +693,6 @@ def test_compare_as_json(two_results):
     compared = json.loads(outcome.stdout)
     assert compared["num_pairs"] == 30
     assert compared["difference"]["mean"] < 0
-
-
-def test_compare_refuses_other_episodes(two_results):
-    call("run", "toy.yaml", "-q", "--seed", 1, "--output", "other")
-    outcome = call("compare", "ones", "other")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "not about the same episodes" in outcome.stderr
 
 
 def test_compare_refuses_what_is_no_result(two_results):
