@@ -578,18 +578,6 @@ def test_an_index_outside_an_embedding_costs_its_lane_alone() -> None:
     assert [int(chosen[0]), int(chosen[2])] == [int(expected[4]), int(expected[0])]
 
 
-def test_an_action_outside_the_space_costs_its_lane_alone() -> None:
-    """A checked action is checked row by row."""
-    inference = infer(CallablePolicy(lambda x: x[:, 0].astype(int)), 5, actions=spaces.Discrete(3))
-    for lane in range(5):
-        inference.begin(lane, lane)
-        inference.observations.write(lane, np.full(4, lane))
-    actions, errors = inference.act()
-    assert sorted(errors) == [3, 4]
-    assert "action 4, which is outside Discrete(3)" in str(errors[4])
-    assert [int(actions[lane]) for lane in range(3)] == [0, 1, 2]
-
-
 class Sized(nn.Module):
     """Writes down the size of every batch, and lets rows leak into each other as a matrix product may."""
 

@@ -27,7 +27,6 @@ from rl_eval.integrations.torchrl.uniform import UNIFORM
 __all__ = ["RayCollector"]
 
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
-_ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
 _NO_INNER: Final = "there is no inner collector; runners step the environments"
 
 
