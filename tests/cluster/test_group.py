@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import ray
 import torch
-from machines import eventually
 from numpy_world import config
 from workloads import MLP
 
@@ -22,6 +21,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import ray
-from machines import add_node, eventually, many_nodes
+from machines import add_node, many_nodes
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

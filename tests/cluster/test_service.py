@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from machines import eventually
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
 
@@ -23,6 +22,7 @@ from rl_eval.training.service.directory import end_service, list_services
 from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import pytest
-from machines import eventually
 from numpy_world import config as lean
 from workloads import hopper
 
 from rl_eval import EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
 from rl_eval.video import VideoSettings, record_with_group
+from tests.waiting import eventually
 
 EGL = {"MUJOCO_GL": "egl"}
 

@@ -7,12 +7,12 @@ import signal
 
 import pytest
 import ray
-from machines import eventually
 from numpy_world import config
 
 from rl_eval import EvalRunnerGroup, VectorEvalRunner
 from rl_eval.execution.worker_calls import GroupCallbacks
 from rl_eval.records.episode import Lease
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
-from machines import eventually
 from torch import nn
 
 from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
@@ -23,6 +22,7 @@ from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, 
 from rl_eval.execution.jobs import WeightsSync
 from rl_eval.loggers import Logger
 from rl_eval.weights import load_weights_file
+from tests.waiting import eventually
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
 HERE = ("inline", "thread")

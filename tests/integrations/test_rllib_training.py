@@ -15,7 +15,6 @@ pytest.importorskip("ormsgpack")  # ray.rllib comes with ray; this comes with ra
 import gymnasium as gym
 import numpy as np
 import ray
-from machines import eventually
 from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -28,6 +27,7 @@ from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

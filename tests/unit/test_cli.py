@@ -42,6 +42,7 @@ from rl_eval.execution.handle import EvalProgress
 from rl_eval.log import read_log
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
+from tests.waiting import eventually
 
 COMMANDS = (
     *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),
@@ -449,10 +450,7 @@ class Drawn:
         self.closed += 1
 
     def until(self, condition):
-        end = time.monotonic() + 60
-        while not any(condition(view) for view in list(self.views)):
-            assert time.monotonic() < end, self.views[-3:]
-            time.sleep(0.01)
+        assert eventually(lambda: any(condition(view) for view in list(self.views))), self.views[-3:]
 
 
 def test_a_monitor_draws_of_itself_while_its_maker_is_busy():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import pytest
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
 from rl_eval.policies.mlp import MLPActor
+from tests.waiting import eventually
 
 
 def cartpole() -> EvalConfig:
@@ -66,9 +66,7 @@ def test_stop_does_not_wait_for_ever_nor_close_under_a_step(monkeypatch: pytest.
         handle.result(timeout=30)
     assert _Hangs.closed_by == []
     _Hangs.go.set()
-    deadline = time.monotonic() + 30
-    while not _Hangs.closed_by and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: _Hangs.closed_by)
     assert _Hangs.closed_by == ["rl_eval driver"]
 
 
@@ -155,7 +153,5 @@ def test_a_continued_evaluation_counts_the_steps_and_episodes_of_this_session(tm
 
 
 def _cancel_when(handle: Any, condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(condition)
     handle.cancel()
