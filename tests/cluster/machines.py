@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import ray
 from ray.cluster_utils import Cluster
-
-from tests.waiting import eventually
+from waiting import eventually
 
 _TESTS = Path(__file__).parents[1]
 SYSTEM = {"metrics_report_interval_ms": 1000}

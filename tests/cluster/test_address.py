@@ -13,10 +13,10 @@ import pytest
 import ray
 from launched import Machine, free_ports, machine, start_options
 from numpy_world import lean
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import RunnerStartError
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from machines import add_node, many_nodes
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.supervision.proc import process_status
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

@@ -1,9 +1,9 @@
 """The determinism check on real runners: episodes are compared across processes."""
 
 import pytest
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup
-from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("depends", [pytest.param(False, marks=pytest.mark.slow), True])

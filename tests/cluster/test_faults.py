@@ -10,12 +10,12 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.protocols import EnvContext
 from rl_eval.supervision.proc import process_born
 from rl_eval.testing import FaultyEnv
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -15,13 +15,13 @@ import pytest
 import ray
 import torch
 from numpy_world import config
+from waiting import eventually
 from workloads import MLP
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import ray
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalProgress, evaluate
 from rl_eval.loggers import RayMetrics
 from rl_eval.results.point import EvalPoint
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

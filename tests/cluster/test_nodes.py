@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import ray
 from machines import add_node, many_nodes
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

@@ -14,13 +14,13 @@ import gymnasium as gym
 import numpy as np
 import pyarrow.parquet  # noqa: F401  # Before the forks, which then have it.
 import pytest
+from waiting import gone
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.records.episode import ROW, Fault
 from rl_eval.testing import faulty
-from tests.waiting import gone
 
 pytestmark = pytest.mark.process
 

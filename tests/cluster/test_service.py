@@ -14,6 +14,7 @@ import pytest
 import torch
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
@@ -22,7 +23,6 @@ from rl_eval.training.service.directory import end_service, list_services
 from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

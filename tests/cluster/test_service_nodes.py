@@ -7,10 +7,10 @@ import pytest
 import ray
 from machines import many_nodes
 from service_world import echo
+from waiting import eventually
 
 from rl_eval import Evaluator
 from rl_eval.training.service.directory import end_service
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import imageio_ffmpeg
 import pytest
 from numpy_world import config as lean
+from waiting import eventually
 from workloads import hopper
 
 from rl_eval import EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
 from rl_eval.video import VideoSettings, record_with_group
-from tests.waiting import eventually
 
 EGL = {"MUJOCO_GL": "egl"}
 

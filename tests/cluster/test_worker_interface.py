@@ -8,11 +8,11 @@ import signal
 import pytest
 import ray
 from numpy_world import config
+from waiting import eventually
 
 from rl_eval import EvalRunnerGroup, VectorEvalRunner
 from rl_eval.execution.worker_calls import GroupCallbacks
 from rl_eval.records.episode import Lease
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

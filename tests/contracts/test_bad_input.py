@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EnvError, PolicyError, RunnerStartError, WeightsError
 from rl_eval.policies.mlp import MLPActor
-from tests.waiting import eventually
 
 inline = pytest.mark.parametrize("config", ["inline"], indirect=True)
 

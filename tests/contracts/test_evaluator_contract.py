@@ -16,13 +16,13 @@ import torch
 from evaluator_modules import Normalized, Parts, Scale
 from evaluator_world import LIMIT_S, config, wait_for
 from torch import nn
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.execution.jobs import WeightsSync
 from rl_eval.loggers import Logger
 from rl_eval.weights import load_weights_file
-from tests.waiting import eventually
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
 HERE = ("inline", "thread")

@@ -19,6 +19,7 @@ from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_worlds import Gated, mean_std, ppo
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
@@ -27,7 +28,6 @@ from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
-from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

@@ -17,6 +17,7 @@ import pyte
 import pytest
 import yaml
 from rich.console import Console
+from waiting import eventually
 
 import rl_eval
 from rl_eval.cli.exits import ExitCode, code_of, reported
@@ -42,7 +43,6 @@ from rl_eval.execution.handle import EvalProgress
 from rl_eval.log import read_log
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
-from tests.waiting import eventually
 
 COMMANDS = (
     *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),

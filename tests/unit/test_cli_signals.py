@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from waiting import eventually
 
 import rl_eval
 from rl_eval.cli import signals
@@ -19,7 +20,6 @@ from rl_eval.cli.signals import Interrupted, Interruption
 from rl_eval.errors import LogError
 from rl_eval.log import read_log
 from tests.unit.cli_world import environment, make_folder, start
-from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
 from rl_eval.policies.mlp import MLPActor
-from tests.waiting import eventually
 
 
 def cartpole() -> EvalConfig:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually, gone
 
 from rl_eval.supervision.flight_recorder import LaneEntry, Moment, ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.proc import process_status
-from tests.waiting import eventually, gone
 
 LIMIT_S = 60.0
 

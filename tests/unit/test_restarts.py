@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from waiting import eventually
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.restarts import Child, Progress, delay_s, is_final, repeated, without_option
@@ -18,7 +19,6 @@ from rl_eval.errors import LogError
 from rl_eval.log import read_log
 from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder, start
-from tests.waiting import eventually
 
 
 def test_the_pause_doubles_up_to_a_minute() -> None:

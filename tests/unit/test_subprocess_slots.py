@@ -17,13 +17,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from waiting import eventually, gone
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners import SubprocessEvalRunner
 from rl_eval.testing import EvalRunnerContract
-from tests.waiting import eventually, gone
 
 pytestmark = pytest.mark.process
 

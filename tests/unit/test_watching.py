@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
@@ -39,7 +40,6 @@ from tests.unit.watch_world import (
     watch_once,
     weights_of_step,
 )
-from tests.waiting import eventually
 
 
 @pytest.fixture
