@@ -112,14 +112,3 @@ class RunnerStates(dict[int, RunnerState]):
     def _is_broken(self, state: RunnerState) -> bool:
         completed, failed = self._completed - state.since[0], max(0, self._failed - state.since[1])
         return chance_of_streak(state.streak, state.live, completed, failed) < ACCIDENT
-
-    def check(self) -> None:
-        """Assert that the sets agree with the states.
-
-        Raises:
-            AssertionError: They do not.
-        """
-        for runner, state in self.items():
-            assert state.reclaiming <= state.held.keys(), "reclaims what is not held"
-            assert (runner in self.dry) == (not state.held), "the set of dry runners is off"
-            assert (runner in self.backlogged) == (state.queued > 0), "the set of backlogged runners is off"

@@ -115,11 +115,6 @@ class Schedule:
         return self._unfinished == 0
 
     @property
-    def outstanding(self) -> int:
-        """Leases that are held."""
-        return len(self._holder)
-
-    @property
     def unfinished(self) -> int:
         """Episodes that have no record and were not given up."""
         return self._unfinished
@@ -421,29 +416,3 @@ class Schedule:
             self._num_isolated += len(indices)
             commands.append(self._lease(idle.pop(0), indices))
         return commands
-
-    # ---------------------------------------------------------------- invariants
-
-    def check(self) -> None:
-        """Assert what must hold between any two events.
-
-        Raises:
-            AssertionError: The state is inconsistent.
-        """
-        held = [index for state in self._runners.values() for index in state.held]
-        assert len(held) == len(set(held)) == len(self._holder), "an episode is held twice"
-        assert all(self._holder[i] == r for r, s in self._runners.items() for i in s.held), "holder and held disagree"
-        self._runners.check()
-        queued = [*self._requeued, *self._retries, *self._isolation.waiting]
-        assert len({*queued, *held}) == len(queued) + len(held), "an episode is queued twice, or queued and held"
-        assert not any(self._done[index] for index in [*queued, *held]), "a finished episode is held or queued"
-        assert self._unfinished == self._done.count(0), "the count of unfinished episodes is off"
-        fresh = self._done.count(0, self._next) if self._next < len(self._done) else 0
-        assert self._waiting == fresh + len(self._requeued) + len(self._retries), "an episode is in no queue"
-        assert all((i in self._isolation) == s.isolating for s in self._runners.values() for i in s.held), (
-            "an isolated episode runs beside others"
-        )
-        isolated = sum(len(state.held) for state in self._runners.values() if state.isolating)
-        assert isolated == self._num_isolated, "the count of isolated episodes is off"
-        if self._unfinished and self._runners and not self._cancelled and not self.awaits_runners:
-            assert self._holder, "nothing is under way, and not everything is done"

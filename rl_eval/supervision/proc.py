@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ProcessStatus", "process_born", "process_state", "process_status"]
+__all__ = ["ProcessStatus", "process_born", "process_status"]
 
 
 class ProcessStatus(NamedTuple):
@@ -42,9 +42,3 @@ def process_born(pid: int) -> int | None:
     """Return when a process started; None if there is none."""
     status = process_status(pid)
     return None if status is None else status.born
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of a process; empty if there is none."""
-    status = process_status(pid)
-    return "" if status is None else status.state

@@ -1,8 +1,7 @@
-"""Ray clusters of this machine, and waiting for what happens in them."""
+"""Ray clusters of this machine."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from unittest.mock import patch
 
 import ray
 from ray.cluster_utils import Cluster
+from waiting import eventually
 
 _TESTS = Path(__file__).parents[1]
 SYSTEM = {"metrics_report_interval_ms": 1000}
@@ -100,13 +100,3 @@ def many_nodes(workers: int) -> Iterator[Any]:
 def add_node(cluster: Any, num_cpus: int = 1) -> Any:
     """Start another node."""
     return cluster.add_node(num_cpus=num_cpus, object_store_memory=80 * 1024**2)
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 120.0) -> bool:
-    """Wait for a condition; the limit is far beyond what it takes."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

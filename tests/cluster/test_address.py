@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import ray
 from launched import Machine, free_ports, machine, start_options
-from machines import eventually
 from numpy_world import lean
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import RunnerStartError

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import add_node, eventually, many_nodes
+from machines import add_node, many_nodes
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.supervision.proc import process_state
+from rl_eval.supervision.proc import process_status
 
 pytestmark = pytest.mark.ray
 
@@ -163,4 +164,4 @@ def test_chaos(cluster: Any) -> None:
     eventually(lambda: not (processes("RunnerActor") or processes("NodeAgent")), limit_s=30.0)
     assert not processes("RunnerActor")
     assert not processes("NodeAgent")
-    assert not [pid for pid in chaos.victims if process_state(pid) == "T"]
+    assert not [pid for pid in chaos.victims if (status := process_status(pid)) and status.stopped]

@@ -1,7 +1,7 @@
 """The determinism check on real runners: episodes are compared across processes."""
 
 import pytest
-from machines import eventually
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import ray
 import torch
-from machines import eventually
 from numpy_world import config
+from waiting import eventually
 from workloads import MLP
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate

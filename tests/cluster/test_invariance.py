@@ -83,24 +83,6 @@ def test_the_workloads_can_tell() -> None:
         assert len({record.episode_return for record in result.episodes}) > len(result.episodes) // 4
 
 
-def test_an_impure_environment_breaks_the_fingerprint() -> None:
-    """State that leaks across resets is not a function of the seed: the fingerprint depends on the layout."""
-
-    def fingerprint(lanes: int, reuse: str) -> str:
-        config = EvalConfig.from_dict(
-            {
-                "environment": {"env": "rl_eval.testing:impure", "env_reuse": reuse},
-                "policy": {"policy": "rl_eval.testing:make_gru", "deterministic": False},
-                "runners": {"num_envs_per_runner": lanes},
-                "evaluation": {"num_episodes": 30},
-            }
-        )
-        return evaluate(config).fingerprint
-
-    assert fingerprint(1, "lane") != fingerprint(8, "lane")
-    assert fingerprint(1, "episode") == fingerprint(8, "episode")
-
-
 @pytest.mark.parametrize(
     ("runners", "lanes", "step_rate"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from machines import eventually
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalProgress, evaluate

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import ray
-from machines import add_node, eventually, many_nodes
+from machines import add_node, many_nodes
+from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate

@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pyarrow.parquet  # noqa: F401  # Before the forks, which then have it.
 import pytest
+from waiting import gone
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.records.episode import ROW, Fault
-from rl_eval.supervision.proc import process_state
 from rl_eval.testing import faulty
 
 pytestmark = pytest.mark.process
@@ -117,7 +117,7 @@ def test_what_is_in_the_log_is_not_run_again(tmp_path: Path) -> None:
     for _ in range(2):
         committed = finished(tmp_path / "log")
         child = driven(watched, tmp_path / "log")
-        while finished(tmp_path / "log") <= committed and process_state(child) != "Z":
+        while finished(tmp_path / "log") <= committed and not gone(child):
             time.sleep(0.05)
         time.sleep(rng.uniform(0.0, 0.3))
         os.kill(child, signal.SIGKILL)  # A child that has ended is a zombie until it is waited for.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from machines import eventually
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import ray
-from machines import eventually, many_nodes
+from machines import many_nodes
 from service_world import echo
+from waiting import eventually
 
 from rl_eval import Evaluator
 from rl_eval.training.service.directory import end_service

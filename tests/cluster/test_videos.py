@@ -11,8 +11,8 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import pytest
-from machines import eventually
 from numpy_world import config as lean
+from waiting import eventually
 from workloads import hopper
 
 from rl_eval import EvalRunnerGroup, evaluate

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 import pytest
 import ray
-from machines import eventually
 from numpy_world import config
+from waiting import eventually
 
 from rl_eval import EvalRunnerGroup, VectorEvalRunner
 from rl_eval.execution.worker_calls import GroupCallbacks
@@ -24,10 +23,6 @@ class Diary(GroupCallbacks):
 
     def on_runner_restart(self, runner_index: int) -> None:
         self.restarts.append(runner_index)
-
-
-def pid_of(runner: Any) -> int:
-    return os.getpid()
 
 
 def test_filters_are_the_same_for_any_number_of_runners_and_reach_a_replaced_one(ray_cluster: None) -> None:

@@ -1,15 +1,13 @@
 """Bad input gets an error that names the value and the fix, in this process and, where errors cross it, on Ray."""
 
-import pickle
 import re
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from machines import eventually
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EnvError, PolicyError, RunnerStartError, WeightsError
@@ -18,28 +16,9 @@ from rl_eval.policies.mlp import MLPActor
 inline = pytest.mark.parametrize("config", ["inline"], indirect=True)
 
 
-def on_ray(test: Any) -> Any:
-    """Run a test on Ray actors only."""
-    return pytest.mark.ray(pytest.mark.parametrize("config", ["ray"], indirect=True)(test))
-
-
 def contains(*parts: str) -> str:
     """Pattern of a message that has these parts, in this order."""
     return "(?s)" + ".*".join(map(re.escape, parts))
-
-
-@inline
-def test_unknown_environment(config: EvalConfig) -> None:
-    """An unknown id is named, with gymnasium's own suggestion."""
-    with pytest.raises(ConfigError, match=contains("environment.env", "CartPool-v1", "CartPole")):
-        evaluate(config.environment("CartPool-v1"))
-
-
-@inline
-def test_environment_path_without_attribute(config: EvalConfig) -> None:
-    """A module without the attribute is named."""
-    with pytest.raises(ConfigError, match=contains("environment.env", "rl_eval.testing:nothing")):
-        evaluate(config.environment("rl_eval.testing:nothing"))
 
 
 @inline
@@ -51,12 +30,6 @@ def test_no_episodes(config: EvalConfig, num_episodes: int) -> None:
         evaluate(config.copy().evaluation(num_episodes=num_episodes))
     with EvalRunnerGroup(config) as group, pytest.raises(ConfigError, match=message):
         group.evaluate(num_episodes=num_episodes)
-
-
-def test_unknown_key() -> None:
-    """An unknown key suggests the nearest."""
-    with pytest.raises(ConfigError, match=contains("runners.num_runner", "num_runners")):
-        EvalConfig.from_dict({"runners": {"num_runner": 2}})
 
 
 def _actor() -> MLPActor:
@@ -88,51 +61,6 @@ def test_weights_that_do_not_fit(config: EvalConfig, change: Any, parts: tuple[s
         after = group.evaluate()
     assert after.fingerprint == before.fingerprint
     assert {record.weights_version for record in after.episodes} == {7}
-
-
-@inline
-def test_weights_file_that_does_not_fit(config: EvalConfig, tmp_path: Path) -> None:
-    """A weights file of another network fails at once, naming the tensor."""
-    path = tmp_path / "other.pt"
-    torch.save(MLPActor(4, 3).state_dict(), path)
-    with pytest.raises(WeightsError, match=contains("'head.weight'", "(3, 64)", "(2, 64)")):
-        evaluate(config.policy(weights=path))
-
-
-@inline
-def test_pickle_where_weights_are_expected(config: EvalConfig, tmp_path: Path) -> None:
-    """A pickle is not loaded, and what it would have run is not run."""
-    path, trace = tmp_path / "weights.pt", tmp_path / "trace"
-
-    class Payload:
-        def __reduce__(self) -> Any:
-            return Path.touch, (trace,)
-
-    path.write_bytes(pickle.dumps({"head.bias": Payload()}, protocol=2))
-    with pytest.raises(ConfigError, match=contains("policy.weights", "weights.pt", "safetensors")):
-        evaluate(config.policy(weights=path))
-    assert not trace.exists()
-
-
-@inline
-def test_missing_policy(config: EvalConfig) -> None:
-    """Without a policy there is nothing to evaluate."""
-    with pytest.raises(ConfigError, match=contains("policy.policy is missing")):
-        evaluate(config.policy(None))
-
-
-@inline
-def test_policy_of_wrong_shape(config: EvalConfig) -> None:
-    """Actions that no lane could take are refused before any episode is charged."""
-    with pytest.raises(PolicyError, match=contains("shape (16, 2)", "batch of 16", "Discrete(2)", "(16,)")):
-        evaluate(config, policy=lambda observations: np.zeros((len(observations), 2), int))
-
-
-@inline
-def test_module_of_wrong_shape(config: EvalConfig) -> None:
-    """A module with the wrong number of logits is refused."""
-    with pytest.raises(PolicyError, match=contains("logits", "(16, 3)", "Discrete(2)", "(16, 2)")):
-        evaluate(config, policy=torch.nn.Linear(4, 3))
 
 
 class _DivergesLater(torch.nn.Module):
@@ -184,19 +112,6 @@ def _no_env(context: Any) -> Any:
     raise RuntimeError("no licence for the simulator")
 
 
-@inline
-def test_environment_whose_constructor_raises(config: EvalConfig) -> None:
-    """What the constructor said is what the caller reads."""
-    with pytest.raises(EnvError, match=contains("cannot be constructed", "RuntimeError: no licence for the simulator")):
-        evaluate(config.environment(_no_env))
-
-
-def test_step_timeout_in_this_process() -> None:
-    """Nothing can interrupt a step in this process, so the setting is refused."""
-    with pytest.raises(ConfigError, match=contains("fault_tolerance.step_timeout_s", "num_runners=0")):
-        evaluate(EvalConfig().environment("CartPole-v1").fault_tolerance(step_timeout_s=1.0), policy=len)
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize("config", ["ray"], indirect=True)
 def test_impossible_resources(config: EvalConfig) -> None:
@@ -228,7 +143,6 @@ def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
         evaluate(config, policy=lambda observations: lock and np.zeros(len(observations), int))
 
 
-@on_ray
 @pytest.mark.parametrize(
     ("change", "error", "parts"),
     [
@@ -238,10 +152,10 @@ def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
     ],
     ids=["no such environment", "constructor", "policy"],
 )
-def test_an_error_crosses_processes(
+def test_an_error_is_the_same_on_every_backend(
     config: EvalConfig, change: dict[str, dict[str, Any]], error: type[Exception], parts: tuple[str, ...]
 ) -> None:
-    """Its type and its words are those of the same mistake in this process."""
+    """Its type and its words cross processes."""
     config.policy(lambda batch: np.zeros(len(batch), int))
     for section, values in change.items():
         getattr(config, section)(**values)

@@ -15,11 +15,11 @@ pytest.importorskip("ormsgpack")  # ray.rllib comes with ray; this comes with ra
 import gymnasium as gym
 import numpy as np
 import ray
-from machines import eventually
 from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_worlds import Gated, mean_std, ppo
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError

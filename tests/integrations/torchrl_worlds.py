@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -67,7 +66,6 @@ class Steps(EnvBase):
         self._fails_at, self._seconds = fails_at, seconds
         self._rng = np.random.default_rng(0)
         self.taken = 0
-        self.past_done = 0
 
     def _set_seed(self, seed: int | None) -> None:
         self._rng = np.random.default_rng(seed)
@@ -128,7 +126,3 @@ def cartpole() -> EnvBase:
 
 def weights_of(value: float) -> TensorDict:
     return TensorDict.from_module(constant(value)).data.clone()
-
-
-def threads_named(part: str) -> list[str]:
-    return [thread.name for thread in threading.enumerate() if part in thread.name]

@@ -120,14 +120,6 @@ def test_show_of_a_uri(plain, folder):
 
 
 @pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--episodes", "0"]])
-def test_nothing_to_read_is_a_usage_error(folder, command):
-    """The message names it."""
-    outcome = call(command[0], "nowhere", *command[1:])
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "nowhere" in outcome.stderr
-
-
-@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"], ["replay", "--episodes", "0"]])
 def test_a_damaged_log_is_4_and_no_number(plain, command):
     """The message names the segment, and what repairs the log."""
     segment = min(Path("runs/segments").iterdir())
@@ -233,14 +225,6 @@ def test_a_file_that_cannot_be_written_is_named(plain):
 # replay
 
 
-def test_an_identical_episode_is_0(plain):
-    """With its return in full."""
-    outcome = call("replay", "runs", "--episodes", 7)
-    assert outcome.exit_code == 0, outcome.output
-    assert outcome.stdout.startswith(f"episode 7, seed {plain.plan[7].seed}")
-    assert "identical" in outcome.stdout
-
-
 def test_a_different_episode_is_1(plain):
     """The environment has changed since; the recorded value and the new one are shown."""
     source = Path("cli_toys.py").read_text()
@@ -264,10 +248,3 @@ def test_a_fault_of_a_replay_is_shown(flaky):
     outcome = call("replay", "runs", "--episodes", failed.index)
     assert outcome.exit_code == 0, outcome.output
     assert failed.faults[-1].message in " ".join(outcome.stdout.split())
-
-
-def test_an_episode_that_is_not_there_is_2(plain):
-    """The plan has 30."""
-    outcome = call("replay", "runs", "--episodes", 30)
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "there is no episode 30" in outcome.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from waiting import eventually
 
 import rl_eval
 from rl_eval.cli import signals
@@ -34,13 +35,6 @@ def quick(monkeypatch):
     return []
 
 
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_signal_before_the_evaluation_ends_the_command_and_its_process(quick, capfd):
     """At once, without the end of libraries that are half started; and should that not be the end, after a while."""
     with pytest.raises(typer.Exit) as caught, Interruption(quick.append), reported(debug=False):
@@ -48,7 +42,7 @@ def test_a_signal_before_the_evaluation_ends_the_command_and_its_process(quick, 
     assert caught.value.exit_code == 143
     assert quick[0] == 143
     assert "interrupted before there was a result" in capfd.readouterr().err
-    wait_for(lambda: quick == [143, 143])
+    assert eventually(lambda: quick == [143, 143])
 
 
 def test_during_the_evaluation_the_first_signal_is_noted_and_the_second_ends_it(quick):
@@ -79,7 +73,7 @@ def test_after_sigterm_the_log_is_flushed_and_the_process_ends(quick, capfd):
     with Interruption(quick.append) as interruption:
         interruption.defer(flushed.append)
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [143]
     assert len(flushed) == 1
     assert "what had finished is in the log" in capfd.readouterr().err
@@ -94,7 +88,7 @@ def test_a_log_that_cannot_be_flushed_is_said(quick, capfd):
     with Interruption(quick.append) as interruption:
         interruption.defer(full)
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [143]
     assert "no space left" in capfd.readouterr().err
 
@@ -105,7 +99,7 @@ def test_after_the_result_is_out_the_process_ends_with_its_code_and_in_silence(q
         interruption.defer()
         signal.raise_signal(signal.SIGTERM)
         interruption.conclude(3)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [3]
     assert capfd.readouterr().err == ""
 
@@ -118,7 +112,7 @@ def test_the_evaluation_is_asked_to_stop_and_the_terminal_given_back(quick):
         signal.raise_signal(signal.SIGINT)
         assert events == ["cancel"]
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert events.count("hide") == 1
     assert quick == [143]
 
@@ -132,7 +126,7 @@ def test_sigterm_after_ctrl_c_gives_nothing_up(quick):
         assert interruption.number == signal.SIGTERM
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
 
 
 def test_what_has_finished_is_saved_by_another_thread_if_the_main_one_does_not_come(quick, capfd):
@@ -146,7 +140,7 @@ def test_what_has_finished_is_saved_by_another_thread_if_the_main_one_does_not_c
     with Interruption(quick.append) as interruption:
         interruption.defer(rescue=rescue)
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [143]
     assert len(rescuers) == 1
     assert rescuers[0] is not threading.main_thread()
@@ -165,7 +159,7 @@ def test_who_saves_is_not_interrupted_by_the_end_of_the_time(quick):
     with Interruption(events.append) as interruption:
         interruption.defer(rescue=rescue)
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: 143 in events)
+        assert eventually(lambda: 143 in events)
     assert events == ["rescued", 143]
 
     events.clear()
@@ -176,7 +170,7 @@ def test_who_saves_is_not_interrupted_by_the_end_of_the_time(quick):
         time.sleep(0.5)
         events.append("saved")
         interruption.conclude(1)
-        wait_for(lambda: 1 in events)
+        assert eventually(lambda: 1 in events)
     assert events == ["saved", 1]
 
 
@@ -186,7 +180,7 @@ def test_who_comes_too_late_to_save_waits_for_the_end(quick, monkeypatch):
     with Interruption(quick.append) as interruption:
         interruption.defer(rescue=lambda: "")
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
         with pytest.raises(Interrupted):
             interruption.claim()
 
@@ -200,7 +194,7 @@ def test_what_cannot_be_saved_is_said(quick, capfd):
     with Interruption(quick.append) as interruption:
         interruption.defer(rescue=rescue)
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [143]
     assert "no space left" in capfd.readouterr().err
 
@@ -211,7 +205,7 @@ def test_a_flush_that_hangs_does_not_hold_up_the_end_for_ever(quick, monkeypatch
     with Interruption(quick.append) as interruption:
         interruption.defer(lambda timeout_s: time.sleep(60))
         signal.raise_signal(signal.SIGTERM)
-        wait_for(lambda: quick)
+        assert eventually(lambda: quick)
     assert quick == [143]
 
 
@@ -286,12 +280,6 @@ ENDLESS = ("run", "toy.yaml", "--set", "evaluation.num_episodes=1000000", "--set
 PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def wait_until_there(flag, process):
-    while not Path(flag).exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-
-
 @pytest.mark.process
 def test_a_signal_saves_what_has_finished(folder):
     """As a partial result over the finished prefix; who has a log is told how to continue, and nobody else."""
@@ -304,7 +292,7 @@ def test_a_signal_saves_what_has_finished(folder):
         for _, place, args in cases
     ]
     for process, (number, place, _) in zip(started, cases, strict=True):
-        wait_until_there(f"{place.name}.third", process)
+        assert eventually(Path(f"{place.name}.third").exists, process=process)
         process.send_signal(number)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 128 + number, err
@@ -333,9 +321,9 @@ def test_a_step_that_hangs_does_not_keep_sigterm_from_keeping_what_has_finished(
     )
     os.close(theirs)
     plain = start("run", config, "--set", hangs, "--output", "out/toy", **PIPED, cwd="plain")
-    wait_until_there("logged/hanging", logged)
+    assert eventually(Path("logged/hanging").exists, process=logged)
     logged.send_signal(signal.SIGTERM)
-    wait_until_there("plain/hanging", plain)
+    assert eventually(Path("plain/hanging").exists, process=plain)
     plain.send_signal(signal.SIGTERM)
     shown = b""
     with suppress(OSError):

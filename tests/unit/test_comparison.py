@@ -161,7 +161,7 @@ def test_another_plan_is_refused_by_name() -> None:
             "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b. Evaluate",
         ),
     ):
-        with pytest.raises(ComparisonError, match=message):
+        with pytest.raises(ComparisonError, match=f"the results are not about the same episodes: .*{message}"):
             compare(make_result(BASE), other)
 
 

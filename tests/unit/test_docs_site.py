@@ -14,17 +14,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
 import rl_eval
 from rl_eval import EvalConfig, evaluate
 from rl_eval.backends import pickled_settings
-from rl_eval.cli import app
-from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError
 from tests.unit.pages_world import DOCS, ROOT, Reader, anchors, blocks, commands, forget, is_said, links, templates
-from tests.unit.test_reference_pages import commands_of
 
 GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 PROGRAMS = {"tune_gain.py": "ray.tune", "optuna_gain.py": "optuna"}
@@ -140,31 +135,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ nothing is missing
-
-
-def section_of(page: str, title: str) -> str:
-    """Return what stands under a heading of the second level."""
-    found = re.search(
-        rf"^## `{re.escape(title)}`\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
-    )
-    return found[1] if found else ""
-
-
-def test_every_configuration_key_has_an_entry() -> None:
-    """In the table of its section."""
-    keys = {(name, key) for name, model in SECTIONS.items() for key in model.model_fields}
-    assert len(keys) > 30
-    assert {(name, key) for name, key in keys if f"\n| `{key}` | " not in section_of("configuration.md", name)} == set()
-
-
-@pytest.mark.parametrize("name", [name for name, _ in commands_of(get_command(app))])
-def test_every_option_has_an_entry(name: str) -> None:
-    """All that ``--help`` mentions stands in the section of the command, but for ``--help``."""
-    printed = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "200"}).stdout
-    options = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", printed)) - {"-h", "--help", "-eval"}
-    told = section_of("commands.md", name)
-    assert options
-    assert {option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", told)} == set()
 
 
 def test_every_public_name_has_an_entry() -> None:

@@ -1,6 +1,5 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
-from rl_eval.backends.requests import Run, RunnerRequest, Start
+from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
@@ -20,40 +19,9 @@ from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
+from tests.unit.pool_world import FakeBackend
 
 PLAN = EpisodePlan(4, 0)
-
-
-class FakeBackend:
-    """Writes down calls; the test plays the runners."""
-
-    busy = True
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, Any, int]] = []
-        self.ready: list[Reply] = []
-
-    def spawn(self, runner: int, index: int) -> None:
-        pass
-
-    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        self.calls.append((runner, request, tag))
-
-    def kill(self, runner: int) -> None:
-        self.calls = [call for call in self.calls if call[0] != runner]
-
-    def terminate(self, runner: int, why: RunnerLost) -> None:
-        pass
-
-    def wait(self, timeout_s: float) -> list[Reply]:
-        ready, self.ready = self.ready, []
-        return ready
-
-    def starting(self, runners: Sequence[int]) -> str:
-        return f"starting {len(runners)}"
-
-    def capacity(self) -> int | None:
-        return None
 
 
 class World:

@@ -93,7 +93,7 @@ CASES = [
     ("report", 2, ("report", "nowhere", "-o", "none.html")),
     ("report", 4, ("report", "damaged", "-o", "none.html")),
     ("replay", 0, ("replay", "ones", "--episodes", "3")),
-    ("replay", 2, ("replay", "ones", "--episodes", "99")),
+    ("replay", 2, ("replay", "nowhere", "--episodes", "3")),
     ("replay", 4, ("replay", "damaged", "--episodes", "3")),
     ("compare", 0, ("compare", "ones", "alternate", "--require", "b <= a")),
     ("compare", 1, ("compare", "ones", "alternate", "--fail-on", "regression")),
@@ -118,6 +118,7 @@ def test_a_command_ends_with_its_code(place, command, code, words):
     outcome = call(*words)
     assert outcome.exit_code == code, outcome.output
     assert code in documented()[command]
+    assert "nowhere" not in words or "nowhere" in outcome.stderr
 
 
 ELSEWHERE = {

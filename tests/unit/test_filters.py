@@ -148,10 +148,6 @@ def test_without_statistics_nothing_is_evaluated() -> None:
 # ------------------------------------------------------------------------------ syncing and identity
 
 
-def mean_of(group: EvalRunnerGroup) -> float:
-    return float(group.evaluate().metrics["episode_return_mean"])
-
-
 def of(mean: float) -> dict[str, Any]:
     return {DEFAULT_POLICY: MeanStdFilter.of({"x": [mean, 0]}, {"x": [1, 1]})}
 

@@ -19,7 +19,7 @@ from rl_eval.supervision.flight_recorder import (
     FlightRecorder,
     read_moment,
 )
-from rl_eval.supervision.proc import process_born, process_state
+from rl_eval.supervision.proc import process_born, process_status
 
 
 def written(path: Path, recorder: FlightRecorder) -> Path:
@@ -98,7 +98,7 @@ def test_a_killed_process_leaves_its_last_moment_its_stack_and_its_mark() -> Non
     recorder, stack, mark, born, child = process.stdout.readline().split()
     try:
         assert process_born(process.pid) == int(born)
-        assert process_state(process.pid) in ("S", "R")
+        assert process_status(process.pid).state in ("S", "R")
         assert os.getpgid(int(child)) == process.pid
         assert f"{RUNNER_MARK}={mark}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         process.send_signal(signal.SIGKILL)

@@ -328,8 +328,16 @@ def test_a_wrong_shape_is_found_by_the_probe(returned: Any, message: str, lanes:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("outputs", [lambda x: x[:, :3], lambda x: x[:, 0], lambda x: x[:1, :2], lambda x: x.sum()])
-def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, deterministic: bool) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (lambda x: x[:, :3], "logits of shape (16, 3), but Discrete(2) needs (16, 2)"),
+        (lambda x: x[:, 0], "logits of shape (16,), but Discrete(2) needs (16, 2)"),
+        (lambda x: x[:1, :2], "a tensor of shape (1, 2) for a batch of 16"),
+        (lambda x: x.sum(), "a tensor of shape () for a batch of 16"),
+    ],
+)
+def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, message: str, deterministic: bool) -> None:
     """The same for a module, sampled or not."""
 
     class Sliced(nn.Module):
@@ -339,8 +347,9 @@ def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, determinis
 
     policy = ModulePolicy(Sliced(), spaces.Discrete(2), deterministic)
     inference = Inference(policy, OBSERVATIONS, spaces.Discrete(2), 3, PolicySection(deterministic=deterministic))
-    with pytest.raises(PolicyError, match=r"shape \("):
+    with pytest.raises(PolicyError) as caught:
         inference.probe()
+    assert message in str(caught.value)
 
 
 def test_sampling_without_a_distribution_is_found_by_the_probe() -> None:
@@ -567,18 +576,6 @@ def test_an_index_outside_an_embedding_costs_its_lane_alone() -> None:
     assert list(errors) == [1]
     expected = module[0].weight.argmax(1)
     assert [int(chosen[0]), int(chosen[2])] == [int(expected[4]), int(expected[0])]
-
-
-def test_an_action_outside_the_space_costs_its_lane_alone() -> None:
-    """A checked action is checked row by row."""
-    inference = infer(CallablePolicy(lambda x: x[:, 0].astype(int)), 5, actions=spaces.Discrete(3))
-    for lane in range(5):
-        inference.begin(lane, lane)
-        inference.observations.write(lane, np.full(4, lane))
-    actions, errors = inference.act()
-    assert sorted(errors) == [3, 4]
-    assert "action 4, which is outside Discrete(3)" in str(errors[4])
-    assert [int(actions[lane]) for lane in range(3)] == [0, 1, 2]
 
 
 class Sized(nn.Module):

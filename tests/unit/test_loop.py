@@ -20,48 +20,16 @@ from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights
+from tests.unit.pool_world import FakeBackend
 
 NO_LICENCE = EnvError("no licence on this node")
 
 
-class FakeBackend:
-    """Answers what the test puts into ``ready``."""
-
-    busy = True
-
-    def __init__(self) -> None:
-        self.ready: list[Reply] = []
-        self.calls: list[tuple[int, Any, int]] = []
-        self.ended: list[tuple[int, str]] = []
+class Backend(FakeBackend):
+    """A start is a call that the test answers like others."""
 
     def spawn(self, runner: int, index: int) -> None:
         self.calls.append((runner, Start(index), 0))
-
-    def call(self, runner: int, request: Any, *, tag: int = 0) -> None:
-        self.calls.append((runner, request, tag))
-
-    def wait(self, timeout_s: float) -> list[Reply]:
-        ready, self.ready = self.ready, []
-        return ready
-
-    def kill(self, runner: int) -> None:
-        self.calls = [call for call in self.calls if call[0] != runner]
-
-    def terminate(self, runner: int, why: RunnerLost) -> None:
-        self.ended.append((runner, str(why)))
-        self.ready.append(Reply(Call(runner, Run(), 0), error=why, lost=True))
-
-    def starting(self, runners: Sequence[int]) -> str:
-        return "starting"
-
-    def shortage(self) -> str:
-        return "none"
-
-    def capacity(self) -> int | None:
-        return None
-
-    def leave(self) -> None:
-        pass
 
 
 class World:
@@ -71,7 +39,7 @@ class World:
         config = EvalConfig().environment("CartPole-v1").policy(lambda o: o)
         config = config.runners(num_runners=runners, num_envs_per_runner=lanes).fault_tolerance(**faults)
         self.settings = config.evaluation(num_episodes=200, determinism_check=0).build()
-        self.backend, self.now = FakeBackend(), 1000.0
+        self.backend, self.now = Backend(), 1000.0
         self.pool = RunnerPool(self.backend, self.settings)
         self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
         self.pool.grow(runners, self.now)
@@ -288,7 +256,7 @@ def test_replies_that_lay_there_while_the_loop_was_busy_break_the_silence() -> N
         member.probed = True
     world.now += 2.0
     world.turn(*(Reply(Call(runner, Run(), 7)) for runner in range(4)))
-    assert world.backend.ended == []
+    assert world.backend.terminated == []
 
 
 def test_a_silent_runner_is_ended_and_replaced() -> None:
@@ -300,7 +268,7 @@ def test_a_silent_runner_is_ended_and_replaced() -> None:
     member.probed = True
     world.now += 2.0
     world.turn()
-    assert [runner for runner, _ in world.backend.ended] == [0]
+    assert [runner for runner, _ in world.backend.terminated] == [0]
     world.turn()
     assert world.pool.losses == 1
     world.now += 1.0

@@ -104,12 +104,6 @@ def test_the_seatings_are_part_of_the_fingerprint(plan: EpisodePlan, other: Epis
     assert plan.fingerprint != EpisodePlan(len(plan), plan.seed, plan.first_index).fingerprint
 
 
-def test_a_plan_without_matchups_seats_nobody() -> None:
-    """Its seeds and its fingerprint are what they were."""
-    assert EpisodePlan(4)[2].seating is None
-    assert EpisodePlan(1_000, 42).fingerprint == "66de89a35c3b7f7c465ccf7265b1d6fc11dd2570f934aa57e457e052612d83e3"
-
-
 # ------------------------------------------------------------------------------ designs
 
 

@@ -5,17 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually, gone
 
 from rl_eval.supervision.flight_recorder import LaneEntry, Moment, ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.proc import process_state
+from rl_eval.supervision.proc import process_status
 
 LIMIT_S = 60.0
 
@@ -87,15 +87,6 @@ def group_gone(number: int) -> bool:
     except ProcessLookupError:
         return True
     return False
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 HANGS = [
@@ -212,7 +203,7 @@ os.kill(os.getpid(), 9)
     assert len(children) == 2
     assert eventually(dead.gone)
     agent.crash_report(1, dead.process_info)
-    assert eventually(lambda: all(process_state(pid) in ("", "Z", "X") for pid in children))
+    assert eventually(lambda: all(map(gone, children)))
     # Until its last zombie is collected, a group is still there.
     assert eventually(lambda: group_gone(dead.process_info.pid))
 
@@ -237,7 +228,7 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
 def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """After stop no watched process lives, not even a stopped one, nor one that is announced too late."""
     alive, stopped = runner("tell()\ntime.sleep(600)"), runner("tell()\nos.kill(os.getpid(), 19)")
-    assert eventually(lambda: process_state(stopped.process_info.pid) == "T")
+    assert eventually(lambda: process_status(stopped.process_info.pid).stopped)
     agent.stop()
     assert eventually(lambda: alive.gone() and stopped.gone())
     assert not Path(alive.process_info.recorder).parent.exists()
@@ -327,10 +318,10 @@ def test_children_are_ended_even_when_the_agent_died_first(death: str) -> None:
     agent.wait()
     agent.stdout.close()
     child = int(runner.more[0])
-    assert process_state(child) == "S"
+    assert process_status(child).state == "S"
     runner.process.send_signal(signal.SIGKILL if death == "kill" else signal.SIGSTOP)
     runner.process.wait()
     assert runner.process.stdout is not None
     runner.process.stdout.close()
-    assert eventually(lambda: process_state(child) in ("", "Z"))
+    assert eventually(lambda: gone(child))
     assert eventually(lambda: not Path(runner.process_info.recorder).exists())

@@ -27,7 +27,7 @@ from rl_eval.errors import UsageError
 from rl_eval.results.comparison import compare
 from rl_eval.results.loading import load
 from rl_eval.results.page.axes import axis_over
-from rl_eval.results.page.columns import episode_data, pack, unpack
+from rl_eval.results.page.columns import episode_data, pack
 from rl_eval.results.page.html import Source, render
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_mean, scatter
 from rl_eval.results.report.files import RESULT_FILE
@@ -131,6 +131,13 @@ def test_it_is_readable_without_javascript() -> None:
     assert f"37 {record.seed} {float(f'{record.episode_return:.7g}')} {record.length}" in found.shown
     assert " ".join(TRACEBACK.split()) in found.shown
     assert "rl-eval replay runs/0 --episodes I" in found.shown
+
+
+def unpack(packed):
+    """Return what :func:`pack` was given, with seven digits."""
+    kind, count, text = packed
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(int(kind[1:]), count)
+    return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(count)
 
 
 def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:

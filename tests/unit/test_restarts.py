@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from waiting import eventually
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.restarts import Child, Progress, delay_s, is_final, repeated, without_option
@@ -125,14 +125,6 @@ time.sleep(60)
     assert late.run() == -143
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def rows(run_dir: str) -> int:
     try:
         return len(read_log(run_dir).rows)
@@ -159,10 +151,10 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
     slow = ["--num-envs-per-runner", 1, "--max-restarts", 3]
     with start(*run, *slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(lambda: rows("log") > 0, process)
+            assert eventually(lambda: rows("log") > 0, process=process)
             before = rows("log")
             os.kill(children(process)[0], signal.SIGKILL)
-            wait_for(lambda: rows("log") > before, process)
+            assert eventually(lambda: rows("log") > before, process=process)
             (second,) = children(process)
             process.send_signal(signal.SIGTERM)
             _, printed = process.communicate(timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,56 +13,10 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
 from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.weights import snapshot_weights
+from tests.unit.pool_world import FakeBackend
 
 RUN, APPLY = Run(), Apply(repr)
 LOST = RunnerLost("runner process lost")
-
-
-class FakeBackend:
-    """Writes down what it is asked to do; the test decides what is answered."""
-
-    def __init__(self) -> None:
-        self.spawned: list[tuple[int, int]] = []
-        self.killed: list[int] = []
-        self.called: list[tuple[Any, ...]] = []
-        self.terminated: list[tuple[int, RunnerLost]] = []
-        self.room: int | None = None
-
-    def spawn(self, runner: int, index: int) -> None:
-        self.spawned.append((runner, index))
-
-    def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        self.called.append((runner, request, tag))
-
-    def publish(self, value: Any) -> tuple[Any, Any]:
-        return value, value
-
-    def wait(self, timeout_s: float) -> list[Reply]:
-        return []
-
-    @property
-    def busy(self) -> bool:
-        return False
-
-    def kill(self, runner: int) -> None:
-        self.killed.append(runner)
-
-    def terminate(self, runner: int, why: RunnerLost) -> None:
-        self.terminated.append((runner, why))
-
-    def shortage(self) -> str:
-        return "each runner asks for 7 CPU; the cluster has 2 CPU in all and 1 CPU free"
-
-    def capacity(self) -> int | None:
-        if self.room == 0:
-            raise ConnectionError
-        return self.room
-
-    def starting(self, runners: Sequence[int]) -> str:
-        return f"starting {len(runners)}"
-
-    def stop(self) -> None:
-        pass
 
 
 class World:
@@ -210,15 +163,15 @@ def published(handle: str) -> PublishedWeights:
 def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
     """Weights are sent before any other call, to replacements too; without weights nothing is sent."""
     world = World().grow().started(0)
-    assert world.backend.called == []
+    assert world.backend.calls == []
     world.pool.weights = published("handle 1")
     world.started(1)
-    assert world.backend.called == [(1, SetWeights("handle 1"), 0)]
+    assert world.backend.calls == [(1, SetWeights("handle 1"), 0)]
     world.pool.weights = published("handle 2")
     world.lose(1)
     world.until_spawn()
     world.started(1)
-    assert world.backend.called[-1] == (2, SetWeights("handle 2"), 0)
+    assert world.backend.calls[-1] == (2, SetWeights("handle 2"), 0)
 
 
 # ------------------------------------------------------------------------------ losses
@@ -408,7 +361,7 @@ def test_calls_are_counted_by_tag() -> None:
     world.answer(0, APPLY, tag=2)
     assert dict(member.calls) == {1: 1}
     assert member.probed
-    assert world.backend.called == [(0, RUN, 1), (0, RUN, 1), (0, APPLY, 2)]
+    assert world.backend.calls == [(0, RUN, 1), (0, RUN, 1), (0, APPLY, 2)]
 
 
 def test_many_runners_lost_at_once_are_all_replaced() -> None:

@@ -275,7 +275,7 @@ def test_an_episode_without_attempts_is_given_up() -> None:
         assert schedule.handle(RunnerLost(runner, charged=[(0, attempt)])) == [Charge(0, attempt)]
     schedule.handle(RunnerJoined(2, lanes=1))
     assert schedule.handle(RunnerLost(2, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
-    assert (schedule.complete, schedule.unfinished, schedule.outstanding) == (True, 0, 0)
+    assert (schedule.complete, schedule.unfinished, len(schedule._holder)) == (True, 0, 0)
 
 
 def test_attempts_that_a_live_runner_reported_count() -> None:
@@ -386,7 +386,7 @@ def test_verdicts_are_passed_after_the_cancellation_too() -> None:
     schedule.handle(Cancelled())
     assert schedule.handle(RunnerLost(0, charged=[(0, 1), (1, 3)])) == [Charge(0, 1), Charge(1, 3), gave_up(1)]
     assert schedule.handle(RunnerJoined(1, lanes=1)) == []
-    assert (schedule.outstanding, schedule.unfinished) == (0, 1)
+    assert (len(schedule._holder), schedule.unfinished) == (0, 1)
 
 
 # ------------------------------------------------------------------------------ balance
@@ -442,7 +442,7 @@ def test_a_cancelled_evaluation_grants_nothing_more() -> None:
     assert schedule.handle(Cancelled()) == [Abort(0)]
     assert schedule.handle(RunnerJoined(1, lanes=2)) == []
     assert schedule.handle(RunnerReported(0, finished=[0], returned=[1, 2, 3])) == [Record((0,))]
-    assert (schedule.outstanding, schedule.unfinished, schedule.complete) == (0, 4, False)
+    assert (len(schedule._holder), schedule.unfinished, schedule.complete) == (0, 4, False)
 
 
 def test_resume_runs_what_is_not_done() -> None:

@@ -1,7 +1,7 @@
 """Whether the world of ``schedule_world`` notices a bug: each planted one must be caught.
 
 A mutant replaces one snippet of ``schedule.py``. The source file is only read; the mutated text is executed as a module
-of its own, without the schedule's own ``check``: the world has to notice by itself.
+of its own, and nothing is looked up inside of it: the world has to notice by itself.
 """
 
 import inspect
@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import rl_eval.scheduling.schedule
+from tests.unit import schedule_world
 from tests.unit.schedule_world import run_history
 
 HISTORIES = 150
@@ -50,7 +51,7 @@ def plant(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("mutated_schedule")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(text.replace(old, new), module.__name__, "exec"), vars(module))
-    vars(module)["Schedule"].check = lambda schedule: None
+    monkeypatch.setattr(schedule_world, "check", lambda schedule: None)
     return module
 
 

@@ -81,11 +81,6 @@ def test_no_color_prints_none(folder):
         assert os.environ.pop("NO_COLOR") == "1"
 
 
-def test_verbose_shows_the_traceback_of_an_error(folder):
-    assert "Traceback" not in call("show", "nowhere").stderr
-    assert "Traceback" in call("show", "nowhere", "-v").stderr
-
-
 def test_quiet_leaves_one_line(folder):
     outcome = call("run", "toy.yaml", "-q", "-o", "out")
     assert outcome.stdout.count("\n") == 1

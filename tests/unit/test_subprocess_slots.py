@@ -17,12 +17,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from waiting import eventually, gone
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners import SubprocessEvalRunner
-from rl_eval.supervision.proc import process_status
 from rl_eval.testing import EvalRunnerContract
 
 pytestmark = pytest.mark.process
@@ -94,11 +94,6 @@ def until(runner: Any, reports: list[RunReport], done: Callable[[list[RunReport]
 
 def finished(count: int) -> Callable[[list[RunReport]], bool]:
     return lambda reports: sum(len(report.rows) + len(report.faults) for report in reports) >= count
-
-
-def gone(pid: int) -> bool:
-    status = process_status(pid)
-    return status is None or status.ended
 
 
 # ------------------------------------------------------------------------------ rows
@@ -231,10 +226,7 @@ with running(made) as runner:
     assert not any(map(gone, pids))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 20
-    while not all(map(gone, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert all(map(gone, pids))
+    assert eventually(lambda: all(map(gone, pids)), 20.0)
 
 
 # ------------------------------------------------------------------------------ observers

@@ -305,12 +305,13 @@ def test_scalars_of_every_make_are_successes(one: Any, zero: Any) -> None:
     assert (lost.success_rate, lost.notes) == (0.0, [])
 
 
+@ACROSS
 @pytest.mark.parametrize("value", ["0.3", None, [1.0], np.zeros(2)])
-def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any) -> None:
+def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any, runner: str, lanes: int) -> None:
     """Text that looks like a number is text."""
-    fault = the_fault(run(info={"speed": value}, info_keys=("speed",)))
+    fault = the_fault(run(runner, lanes, info={"speed": value}, info_keys=("speed",)))
     assert fault.error_type == "EnvError"
-    assert "info['speed'], which evaluation.info_keys asks for" in fault.message
+    assert f"info['speed'], which evaluation.info_keys asks for, is no number: {value!r}" in fault.message
 
 
 def test_an_info_key_that_no_episode_reported_is_a_note() -> None:

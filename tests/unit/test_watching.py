@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
@@ -47,14 +47,6 @@ def folder(tmp_path, monkeypatch):
     """A folder with a training run; drawing takes longest, and has a test of its own."""
     monkeypatch.setattr(watcher, "curve_png", lambda entries, best, title: repr((entries, best)).encode())
     return make_world(tmp_path, monkeypatch)
-
-
-def wait_for(condition, process=None):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.01)
 
 
 def make_watcher(said=None, config=CONFIG, stopping=lambda: False, **options):
@@ -991,7 +983,7 @@ def test_a_killed_watcher_is_continued(slow_run, phases, last):
         Path(f"run/model_{step}.safetensors").unlink()
     for phase in phases:
         process = start(*watch_args(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        wait_for(KILL_WHEN[phase], process)
+        assert eventually(KILL_WHEN[phase], process=process)
         process.kill()
         process.communicate()
         if phase == "episodes are in the first log":
@@ -1014,7 +1006,7 @@ def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run):
     """What had finished is in the log, and the next call continues there."""
     Path("run/model_3.safetensors").unlink()
     process = start(*watch_args("--held-out", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(KILL_WHEN["one is committed"], process)
+    assert eventually(KILL_WHEN["one is committed"], process=process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, (out, err)
@@ -1030,7 +1022,7 @@ def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run):
 def test_a_signal_between_two_looks_ends_it_cleanly(folder):
     save(1)
     process = start(*watch_args(poll_s=1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(Path("run/eval/best/best.json").exists, process)
+    assert eventually(Path("run/eval/best/best.json").exists, process=process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
@@ -1066,10 +1058,12 @@ def test_files_that_are_written_slowly_are_evaluated_whole(folder):
             pausing.write(data[: len(data) // 2])
             pausing.flush()
             subprocess.run(steady, check=True, timeout=60)
-            wait_for(lambda: "model_2.safetensors cannot be evaluated yet" in Path("out.txt").read_text(), process)
+            assert eventually(
+                lambda: "model_2.safetensors cannot be evaluated yet" in Path("out.txt").read_text(), process=process
+            )
             pausing.write(data[len(data) // 2 :])
             pausing.flush()
-            wait_for(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process)
+            assert eventually(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process=process)
         finally:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)

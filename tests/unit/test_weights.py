@@ -507,12 +507,16 @@ def pickled(path: Path, value: Any) -> None:
     path.write_bytes(pickle.dumps(value))
 
 
+def pickled_the_old_way(path: Path, value: Any) -> None:
+    path.write_bytes(pickle.dumps(value, protocol=2))
+
+
 def saved_the_old_way(path: Path, value: Any) -> None:
     torch.save(value, path, _use_new_zipfile_serialization=False)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("write", [pickled, lambda p, v: torch.save(v, p), saved_the_old_way])
+@pytest.mark.parametrize("write", [pickled, pickled_the_old_way, lambda p, v: torch.save(v, p), saved_the_old_way])
 def test_a_pickle_is_refused_without_running_it(tmp_path: Path, write: Any) -> None:
     """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
     trace = tmp_path / "trace"

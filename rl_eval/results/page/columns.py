@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rl_eval.records.episode import Fault
     from rl_eval.results.result import EvalResult
 
-__all__ = ["MOST_ROWS", "episode_data", "pack", "shown_rows", "unpack"]
+__all__ = ["MOST_ROWS", "episode_data", "pack", "shown_rows"]
 
 MOST_ROWS: Final = 200_000
 """Episodes of one result in the table; the others are in the numbers alone."""
@@ -92,13 +92,6 @@ def pack(values: npt.NDArray[Any]) -> list[Any]:
     planes = small.view(np.uint8).reshape(len(small), small.itemsize).T
     text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode()
     return [small.dtype.str[1:], len(small), text]
-
-
-def unpack(packed: Sequence[Any]) -> npt.NDArray[Any]:
-    """Return what :func:`pack` was given, with seven digits."""
-    kind, count, text = packed
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(int(kind[1:]), count)
-    return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(count)
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
