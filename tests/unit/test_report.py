@@ -223,6 +223,26 @@ def test_checkpoints_of_one_run_have_a_curve() -> None:
     assert "Mean return over checkpoints" not in page(make_result(50), make_result(50))
 
 
+def test_checkpoints_that_were_evaluated_one_by_one_have_a_curve_over_their_numbers() -> None:
+    """By the file of weights, or by that of the model; what was evaluated otherwise has no point in it."""
+
+    def checkpoint(number: int, key: str, seed: int = 0) -> EvalResult:
+        result = make_result(50, seed)
+        result.provenance["config"] = {"policy": {}}
+        file = f"runs/1/rl_model_{number}_steps.zip"
+        if key == "weights":
+            result.provenance["config"]["policy"]["weights"] = file
+        else:
+            result.provenance["identity"]["policy_kwargs"] = {"path": file}
+        return result
+
+    for key in ("weights", "path"):
+        text = page(checkpoint(2000, key), checkpoint(100, key), make_result(50, env="Walker2d-v5"))
+        assert "Mean return over checkpoints" in text
+        assert "number in the checkpoint" in text
+        assert "Mean return over checkpoints" not in page(checkpoint(100, key), checkpoint(100, key))
+
+
 def test_folders_of_one_name_are_told_apart() -> None:
     """By as much of their paths as that takes."""
     result = make_result(10)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import PurePath
+from typing import Any, Final
 
 from rl_eval.errors import ComparisonError
 from rl_eval.results.comparison import Comparison, compare
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
 from rl_eval.results.page.sections import Run, Table
-from rl_eval.results.report.table import difference_places, interval_text, number, percent
+from rl_eval.results.report.table import difference_places, interval_text, lookup, number, percent
 from rl_eval.results.result import EvalResult
 
 __all__ = ["Overview", "Pair", "overview", "pairs"]
 
 _MOST_PAIRS: Final = 8
 _MOST_SETTINGS: Final = 12
+_PATH: Final = "path"
+"""Argument of the factories of other libraries' policies that names the file of a model."""
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,37 @@ def _success(result: EvalResult) -> str:
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
-    """Draw results that differ in their version of the weights and in nothing else that was asked for."""
-    versions = [int(result.counted_rows["weights_version"][0]) for result in results if len(result.counted_rows)]
-    identities = [result.provenance.get("identity") for result in results]
-    if len(set(versions)) < len(results) or any(identity != identities[0] for identity in identities):
-        return None
-    ordered = sorted(zip(versions, results, strict=True), key=lambda pair: pair[0])
-    means = [result.mean_return for _, result in ordered]
-    ends = [(result.interval.low, result.interval.high) for _, result in ordered]
-    return curve([version for version, _ in ordered], means, ends, "version of the weights")
+    """Draw the results that differ from the first one in their weights and in nothing else that was asked for."""
+    alike = [result for result in results if _setting(result) == _setting(results[0])]
+    for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
+        points = {step: result for result in alike if (step := step_of(result)) is not None}
+        if len(points) == len(alike) > 1:
+            steps = sorted(points)
+            ends = [(points[step].interval.low, points[step].interval.high) for step in steps]
+            return curve(steps, [points[step].mean_return for step in steps], ends, what)
+    return None
+
+
+def _setting(result: EvalResult) -> Any:
+    """Return what was evaluated but for the weights: the plan, and what the result depends on."""
+    identity = result.provenance.get("identity")
+    if not isinstance(identity, Mapping):
+        return result.plan_fingerprint, None
+    kwargs = identity.get("policy_kwargs")
+    others = {key: value for key, value in kwargs.items() if key != _PATH} if isinstance(kwargs, Mapping) else kwargs
+    return result.plan_fingerprint, {**identity, "policy_kwargs": others}
+
+
+def _version(result: EvalResult) -> int | None:
+    return int(result.counted_rows["weights_version"][0]) if len(result.counted_rows) else None
+
+
+def _checkpoint(result: EvalResult) -> int | None:
+    """Return the last number in the name of the file of weights or of the model."""
+    file = lookup(result.provenance, "config", "policy", "weights")
+    file = file or lookup(result.provenance, "identity", "policy_kwargs", _PATH)
+    numbers = _NUMBER.findall(PurePath(file).stem)
+    return int(numbers[-1]) if numbers else None
 
 
 def _pair(name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Pair:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
     from rl_eval.results.stats.paired import PairedDifference
 
-__all__ = ["Line", "Page", "comparison_page", "result_page", "rich_page", "text_page"]
+__all__ = ["Line", "Page", "comparison_page", "lookup", "result_page", "rich_page", "text_page"]
 
 WIDTH: Final = 80
 _LABEL: Final = 13
@@ -309,7 +309,7 @@ def difference_places(difference: PairedDifference) -> int:
 
 def environment_name(provenance: Mapping[str, Any]) -> str:
     """Return the environment's name, empty if the provenance has none."""
-    return _lookup(provenance, "identity", "environment", "env")
+    return lookup(provenance, "identity", "environment", "env")
 
 
 def policy_name(provenance: Mapping[str, Any]) -> str:
@@ -318,8 +318,8 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
     That of a model of another library is the end of its path, such as ``sb3:seed_1/best_model.zip``: all of them have
     one factory, and many have one file name.
     """
-    factory = _lookup(provenance, "identity", "policy")
-    path = PurePath(_lookup(provenance, "identity", "policy_kwargs", "path"))
+    factory = lookup(provenance, "identity", "policy")
+    path = PurePath(lookup(provenance, "identity", "policy_kwargs", "path"))
     library = _LOADER.fullmatch(factory)
     if library is None or not path.name:
         return factory
@@ -328,11 +328,11 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
 
 def weights_name(result: EvalResult) -> str:
     """Return digest and version of the weights, as far as they are known."""
-    digest, version = _lookup(result.provenance, "weights", "digest"), result.metrics["weights_version"]
+    digest, version = lookup(result.provenance, "weights", "digest"), result.metrics["weights_version"]
     return _GAP.join(filter(None, (digest[:16], "" if math.isnan(version) else f"version {int(version)}")))
 
 
-def _lookup(value: Any, *keys: str) -> str:
+def lookup(value: Any, *keys: str) -> str:
     """Follow keys into nested mappings; return the text found there, empty if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
