@@ -12,7 +12,7 @@ import numpy as np
 from rl_eval.errors import WeightsError
 from rl_eval.policies.filters import DEFAULT_POLICY, FilteredPolicy, with_filters
 from rl_eval.protocols import Policy
-from rl_eval.weights import TensorEntry, WeightsSnapshot, snapshot_weights
+from rl_eval.weights import TensorEntry, WeightsSnapshot, module_of, snapshot_weights
 
 __all__ = ["pack_state", "unpack_state"]
 
@@ -29,8 +29,8 @@ def pack_state(policy: Policy, version: int, leases: Sequence[Sequence[Any]]) ->
     import torch
     from safetensors.torch import save
 
-    module = getattr(policy, "module", policy)
-    snapshot = snapshot_weights(module if isinstance(module, torch.nn.Module) else {}, version)
+    module = module_of(policy)
+    snapshot = snapshot_weights({} if module is None else module, version)
     if isinstance(policy, FilteredPolicy):
         snapshot = with_filters(snapshot, {DEFAULT_POLICY: policy.filter}, version)
     extra = pickle.loads(snapshot.extra_state)

@@ -47,7 +47,7 @@ from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.supervision.interrupts import survivable
-from rl_eval.weights import WeightsSnapshot, apply_weights
+from rl_eval.weights import WeightsSnapshot, apply_weights, module_of
 
 __all__ = ["EvalRunner"]
 
@@ -138,8 +138,8 @@ class EvalRunner(WorkerInterface):
         return Inference(self._policy, *spaces, len(self._lanes), self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that weights are for."""
-        return getattr(self._policy, "module", self._policy)
+        """Return the module that weights are for; None if there is none."""
+        return module_of(self._policy)
 
     # ------------------------------------------------------------------ control
 
@@ -169,10 +169,10 @@ class EvalRunner(WorkerInterface):
 
     def _load(self, snapshot: WeightsSnapshot) -> None:
         module = self.weighted_module(snapshot)
-        if not hasattr(module, "named_parameters"):
+        if module is None:
             raise WeightsError(
-                f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
-                "nn.Module, or as a Policy with an attribute `module`"
+                f"the policy is a {type(self._policy).__name__}, not an nn.Module, and has no weights to set: give it "
+                "as an nn.Module, or as a Policy with an attribute `module`"
             )
         apply_weights(snapshot, module)
 
