@@ -143,6 +143,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     """
     import torch
 
+    module = _bare(module)  # As it is taken out for a snapshot: names are those inside of wrappers.
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
