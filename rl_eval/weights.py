@@ -216,7 +216,8 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
     contents = _contents_of(snapshot)
     if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(
-            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold{advice}"
+            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold"
+            + advice
         )
     return contents
 
