@@ -33,7 +33,7 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
-    record_of_values,
+    record_of,
 )
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
@@ -455,7 +455,7 @@ class EvalRunner(WorkerInterface):
             self._pending.artifacts[name][row[0]] = artifact
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        return record_of_values(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
+        return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return what recorders make of the finished episodes in the log of sweeps, by their names."""
