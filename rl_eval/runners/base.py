@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
 from rl_eval.protocols import Policy
@@ -150,8 +150,7 @@ class EvalRunner(WorkerInterface):
             EvalError: An episode is live; its group drains or aborts first.
             WeightsError: The weights do not fit, or the policy has none.
         """
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
+        self._refuse_while_live("weights")
         if isinstance(self._policy, FilteredPolicy) and (filters := filters_of(snapshot)):
             for one in filters.values():
                 check_fits(one, self._observation_space)
@@ -190,8 +189,7 @@ class EvalRunner(WorkerInterface):
         Raises:
             EvalError: An episode is live.
         """
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError("observers cannot change while an episode is live: drain or abort the evaluation first")
+        self._refuse_while_live("observers")
         self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
         self._inference.keeps_outputs = bool(self._observers)
         for lane in self._lanes:
