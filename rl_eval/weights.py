@@ -43,6 +43,7 @@ __all__ = [
     "policies_of",
     "save_weights_file",
     "snapshot_weights",
+    "tensors_of",
     "weights_of",
 ]
 
@@ -145,6 +146,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     """
     import torch
 
+    module = _bare(module)  # As it is taken out for a snapshot: names are those inside of wrappers.
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
@@ -190,26 +192,36 @@ def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
     Raises:
         WeightsError: The weights have extra state that is no tensor, which safetensors cannot hold.
     """
-    path = Path(path)
-    tensors = {entry.name: _view(snapshot.buffer, entry) for entry in snapshot.entries}
-    extra = pickle.loads(snapshot.extra_state)
-    write_atomically(path, lambda temporary: _write(tensors, extra, path, temporary))
-
-
-def _write(tensors: dict[str, torch.Tensor], extra: dict[str, Any], path: Path, temporary: Path) -> None:
     import torch
-
-    if path.suffix != ".safetensors":
-        torch.save({**tensors, **extra}, temporary)
-        return
     from safetensors.torch import save_file
 
-    if odd := [name for name, value in extra.items() if not isinstance(value, torch.Tensor)]:
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        tensors = tensors_of(snapshot, f": give a name that ends in .pt instead of {str(path)!r}")
+        write_atomically(path, lambda temporary: save_file(tensors, temporary))
+    else:
+        write_atomically(path, lambda temporary: torch.save(_contents_of(snapshot), temporary))
+
+
+def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.Tensor]:
+    """Return all that a snapshot holds, by name, for a safetensors file.
+
+    Args:
+        snapshot: Its tensors are views of this buffer.
+        advice: End of the error's sentence.
+
+    Raises:
+        WeightsError: The weights have extra state that is no tensor.
+    """
+    import torch
+
+    contents = _contents_of(snapshot)
+    if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(
-            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold: give "
-            f"a name that ends in .pt instead of {str(path)!r}"
+            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold"
+            + advice
         )
-    save_file({**tensors, **extra}, temporary)
+    return contents
 
 
 def _read(path: Path) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typing_extensions import assert_never
@@ -27,20 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Format", "Target", "export"]
 
 
-class Format(str, Enum):
-    """File formats."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSON = "json"
-
-
-class Target(str, Enum):
-    """What trajectories can be written as."""
-
-    MINARI = "minari"
-    NPZ = "npz"
-    TENSORDICT = "tensordict"
+Format = Literal["parquet", "csv", "json"]
+"""File formats."""
+Target = Literal["minari", "npz", "tensordict"]
+"""What trajectories can be written as."""
 
 
 def export(
@@ -98,7 +87,7 @@ def _export_trajectories(path: str, to: Target, output: str, episodes: str | Non
     indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
     from rl_eval.trajectories.export import export_trajectories
 
-    done = export_trajectories(result, to.value, output, indices, trust=True)
+    done = export_trajectories(result, to, output, indices, trust=True)
     typer.echo(f"{done.episodes:,} of {len(result.plan):,} episodes, {done.frames:,} steps, in {done.path}")
 
 
@@ -130,7 +119,7 @@ def _default_file(path: str, format: Format) -> Path:  # noqa: A002
 
     folder = Path(path.partition("?")[0].rstrip("/") if is_uri(path) else Path(path).absolute())
     folder = folder.parent if folder.name == "result.json" else folder
-    return Path(f"{folder.name or 'episodes'}.{format.value}")
+    return Path(f"{folder.name or 'episodes'}.{format}")
 
 
 def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
@@ -156,13 +145,13 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
 def _write(rows: pa.Table, format: Format, target: Path) -> None:  # noqa: A002
     """Write the file whole or not at all."""
     match format:
-        case Format.PARQUET:
+        case "parquet":
             import pyarrow.parquet as pq
 
             write_atomically(target, lambda temporary: pq.write_table(rows, temporary))
-        case Format.CSV:
+        case "csv":
             write_text(target, _to_csv(rows))
-        case Format.JSON:
+        case "json":
             write_text(target, _to_json_lines(rows))
         case _:
             assert_never(format)

@@ -7,14 +7,13 @@ never changes either; the last one holds the digests that the next session is co
 from __future__ import annotations
 
 import datetime
-import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rl_eval.errors import LogError
-from rl_eval.log.manifest import Manifest, checksum
+from rl_eval.log.manifest import Manifest
+from rl_eval.log.numbered import read_numbered, write_numbered
 from rl_eval.log.storage import Storage
 
 __all__ = ["Amendment", "amend", "code_differences", "newest_code", "read_amendments", "version_notes"]
@@ -81,7 +80,7 @@ def read_amendments(storage: Storage) -> list[Amendment]:
     Raises:
         LogError: One is damaged.
     """
-    return [_parse(storage, f"{_FOLDER}/{name}") for name in storage.names(_FOLDER)]
+    return list(read_numbered(storage, _FOLDER, _parse, "which code the last episodes were made with"))
 
 
 def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours: Manifest, finished: int) -> Amendment:
@@ -94,22 +93,9 @@ def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours
         differences=tuple(code_differences(before, ours.code)),
         code={part: {**before.get(part, {}), **found} for part, found in ours.code.items()},
     )
-    body = json.loads(json.dumps(asdict(amendment)))
-    text = json.dumps({"checksum": checksum(body), **body}, indent=2) + "\n"
-    storage.write(f"{_FOLDER}/{len(known) + 1:06d}.json", text.encode())
+    write_numbered(storage, _FOLDER, len(known) + 1, asdict(amendment), indent=2)
     return amendment
 
 
-def _parse(storage: Storage, name: str) -> Amendment:
-    try:
-        body = json.loads(storage.read(name))
-        intact = body.pop("checksum") == checksum(body)
-        found = Amendment(**{**body, "differences": tuple(body["differences"])})
-    except (ValueError, TypeError, KeyError, AttributeError):
-        intact = False
-    if not intact:
-        raise LogError(
-            f"{storage.label}/{name} is damaged, so nobody knows which code the last episodes were made with: "
-            "restore the file from a copy, or start anew with --fresh or another --log-dir"
-        )
-    return found
+def _parse(body: Mapping[str, Any]) -> Amendment:
+    return Amendment(**{**body, "differences": tuple(body["differences"])})

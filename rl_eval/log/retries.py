@@ -7,16 +7,14 @@ and failed records of its episodes count only if that session or a later one wro
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.errors import LogError
-from rl_eval.log.manifest import checksum
+from rl_eval.log.numbered import read_numbered, write_numbered
 from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
 
@@ -49,9 +47,7 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
     """
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     retry = Retry(now, epoch, tuple(sorted(indices)))
-    body = json.loads(json.dumps(asdict(retry)))
-    text = json.dumps({"checksum": checksum(body), **body}) + "\n"
-    storage.write(f"{_FOLDER}/{len(known) + 1:06d}.json", text.encode())
+    write_numbered(storage, _FOLDER, len(known) + 1, asdict(retry))
     return retry
 
 
@@ -61,7 +57,7 @@ def read_retries(storage: Storage) -> list[Retry]:
     Raises:
         LogError: One is damaged.
     """
-    return [_parse(storage, f"{_FOLDER}/{name}") for name in storage.names(_FOLDER)]
+    return list(read_numbered(storage, _FOLDER, _parse, "which failed episodes were run again"))
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
@@ -75,16 +71,5 @@ def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -
     return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))
 
 
-def _parse(storage: Storage, name: str) -> Retry:
-    try:
-        body = json.loads(storage.read(name))
-        intact = body.pop("checksum") == checksum(body)
-        found = Retry(body["asked_at"], int(body["epoch"]), tuple(map(int, body["indices"])))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        intact = False
-    if not intact:
-        raise LogError(
-            f"{storage.label}/{name} is damaged, so nobody knows which failed episodes were run again: restore the "
-            "file from a copy, or start anew with --fresh or another --log-dir"
-        )
-    return found
+def _parse(body: Mapping[str, Any]) -> Retry:
+    return Retry(body["asked_at"], int(body["epoch"]), tuple(map(int, body["indices"])))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 
-__all__ = ["COLUMNS", "MISSING", "LoggedEpisodes"]
+__all__ = ["COLUMNS", "MISSING", "LoggedEpisodes", "places_of"]
 
 Array = npt.NDArray[Any]
 
@@ -99,8 +99,7 @@ class LoggedEpisodes:
 
     def step_numbers(self) -> npt.NDArray[np.int64]:
         """Return the number of each step in its episode, from 0, shape (steps,)."""
-        first = np.cumsum(self.lengths) - self.lengths
-        return np.arange(len(self.rewards)) - np.repeat(first, self.lengths)
+        return places_of(np.repeat(np.arange(len(self)), self.lengths))
 
     def __post_init__(self) -> None:
         assert len({len(getattr(self, part.name)) for part in fields(self)[:4]}) == 1
@@ -142,6 +141,12 @@ def _same_length(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
     return steps
 
 
+def places_of(episode: Array) -> npt.NDArray[np.int64]:
+    """Return the place of each step in its episode, from 0, of steps that stand together, shape (steps,)."""
+    first = _starts(episode)
+    return np.arange(len(episode)) - np.repeat(first, np.diff(first, append=len(episode)))
+
+
 def _starts(episode: Array) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.append(True, episode[1:] != episode[:-1]))
 
@@ -156,7 +161,7 @@ def _check_order(steps: Mapping[str, Array]) -> None:
             f"episode {ids[times > 1][0]}: its steps do not stand together. Sort the data by episode and step, and "
             "number episodes of different files differently"
         )
-    expected = np.arange(len(step)) - np.repeat(first, np.diff(np.append(first, len(step))))
+    expected = places_of(episode)
     _refuse(
         steps,
         step != expected,

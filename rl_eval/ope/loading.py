@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import UsageError
-from rl_eval.ope.data import MISSING, LoggedEpisodes
+from rl_eval.ope.data import MISSING, LoggedEpisodes, places_of
 
 __all__ = ["load_episodes"]
 
@@ -114,10 +114,8 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
         UsageError: One does not begin with the observation that the one before it led to.
     """
     episode = episode.reshape(len(episode), -1)[:, 0]
-    begins = np.append(True, episode[1:] != episode[:-1])
-    rows = np.arange(len(episode))
-    positions = np.asarray(rows - np.maximum.accumulate(np.where(begins, rows, 0)))
-    apart = (observation[1:] != following[:-1]).reshape(len(rows) - 1, -1).any(1) & ~begins[1:]
+    positions = places_of(episode)
+    apart = (observation[1:] != following[:-1]).reshape(len(episode) - 1, -1).any(1) & (positions[1:] > 0)
     if apart.any():
         row = int(apart.argmax()) + 1
         raise UsageError(

@@ -19,6 +19,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
+from rl_eval.weights import module_of
 
 __all__ = ["adapt_policy", "came_from_factory"]
 
@@ -49,15 +50,14 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         candidate = _from_factory(section, observation_space, action_space)
     elif section.policy_kwargs:
         raise ConfigError('policy.policy_kwargs are for a "module:factory", but policy.policy is a live object')
-    torch = sys.modules.get("torch")
     speaker = integration_for(candidate, "as_policy")
     if speaker is not None and not hasattr(type(candidate), "act"):
         candidate = speaker(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
-        module = getattr(candidate, "module", candidate)
-        if torch is not None and isinstance(module, torch.nn.Module):
+        if (module := module_of(candidate)) is not None:
             _to_device(module, section.device).eval()
         return candidate
+    torch = sys.modules.get("torch")
     if torch is not None and isinstance(candidate, torch.nn.Module):
         from rl_eval.policies.module import ModulePolicy
 

@@ -23,7 +23,7 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
-from rl_eval.weights import TensorEntry, WeightsSnapshot, load_weights_file, snapshot_weights, weights_of
+from rl_eval.weights import TensorEntry, WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -207,8 +207,7 @@ class FilteredPolicy:
     def __init__(self, policy: Policy, filter: Filter) -> None:  # noqa: A002
         self.policy = policy
         self.filter = filter
-        module = getattr(policy, "module", policy)
-        if hasattr(module, "named_parameters"):
+        if (module := module_of(policy)) is not None:
             self.module = module
         if isinstance(policy, Recurrent):
             self.initial_state = policy.initial_state

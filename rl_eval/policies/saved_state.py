@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Sequence
 from typing import Any, Final
-
-import numpy as np
 
 from rl_eval.errors import WeightsError
 from rl_eval.policies.filters import DEFAULT_POLICY, FilteredPolicy, with_filters
 from rl_eval.protocols import Policy
-from rl_eval.weights import TensorEntry, WeightsSnapshot, snapshot_weights
+from rl_eval.weights import WeightsSnapshot, module_of, snapshot_weights, tensors_of
 
 __all__ = ["pack_state", "unpack_state"]
 
@@ -26,19 +23,14 @@ def pack_state(policy: Policy, version: int, leases: Sequence[Sequence[Any]]) ->
     Raises:
         WeightsError: The weights have extra state that is no tensor.
     """
-    import torch
     from safetensors.torch import save
 
-    module = getattr(policy, "module", policy)
-    snapshot = snapshot_weights(module if isinstance(module, torch.nn.Module) else {}, version)
+    module = module_of(policy)
+    snapshot = snapshot_weights({} if module is None else module, version)
     if isinstance(policy, FilteredPolicy):
         snapshot = with_filters(snapshot, {DEFAULT_POLICY: policy.filter}, version)
-    extra = pickle.loads(snapshot.extra_state)
-    if odd := [name for name, value in extra.items() if not isinstance(value, torch.Tensor)]:
-        raise WeightsError(f"{odd[0]!r} is extra state that is no tensor, which a safetensors file cannot hold")
-    tensors = {entry.name: _tensor(snapshot, entry) for entry in snapshot.entries}
     facts = json.dumps({"version": version, "leases": [list(lease) for lease in leases]})
-    return bytes(save({**tensors, **extra}, {_KEY: facts}))
+    return bytes(save(tensors_of(snapshot), {_KEY: facts}))
 
 
 def unpack_state(state: bytes) -> tuple[WeightsSnapshot, list[list[Any]]]:
@@ -56,13 +48,3 @@ def unpack_state(state: bytes) -> tuple[WeightsSnapshot, list[list[Any]]]:
         return snapshot_weights(load(state), facts["version"]), facts["leases"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"this is no state that save() returned: {error!r}") from error
-
-
-def _tensor(snapshot: WeightsSnapshot, entry: TensorEntry) -> Any:
-    import torch
-
-    dtype = getattr(torch, entry.dtype)
-    if not entry.num_bytes:
-        return torch.empty(entry.shape, dtype=dtype)
-    data = np.array(snapshot.buffer[entry.offset : entry.offset + entry.num_bytes])
-    return torch.from_numpy(data).view(dtype).view(entry.shape)

@@ -40,7 +40,6 @@ __all__ = [
     "failed_row",
     "first_seen",
     "record_of",
-    "record_of_values",
     "row_of",
     "without_place",
 ]
@@ -162,10 +161,6 @@ class Column:
     """Its value in the row of an episode that failed."""
     codes: Mapping[Any, int] | None = None
     """Where a row holds a code: the value that each code stands for, to the code; the codes have no gap."""
-
-    def value(self, stored: np.generic) -> Any:
-        """Return what is stored in a row as a record shows it."""
-        return stored.item() if self.codes is None else list(self.codes)[stored.item() - min(self.codes.values())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,24 +391,18 @@ class EpisodeTable:
         if row["outcome"] == Outcome.MISSING:
             raise IndexError(f"episode {index} has no record: it did not finish")
         info = dict(zip(self.info_keys, self.infos[index].tolist(), strict=True))
-        return record_of(row, info, self.faults.get(int(row["index"]), ()))
+        return record_of(row.item(), info, self.faults.get(int(row["index"]), ()))
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
         return (self.record(int(index)) for index in np.flatnonzero(self.filled))
 
 
-def record_of(row: np.void, info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
-    """Build the record of one row, a scalar of :data:`ROW`."""
-    values = {name: column.value(row[name]) for name, column in COLUMNS.items()}
-    return EpisodeRecord(**values, faults=tuple(faults), info=info)
-
-
-def record_of_values(row: tuple[Any, ...], info: dict[str, float]) -> EpisodeRecord:
-    """Build the record of one row as :func:`row_of` returns it; seconds have not been rounded."""
+def record_of(row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
+    """Build the record of one row: of the values of a scalar of :data:`ROW`, or before they were rounded to it."""
     values = dict(zip(COLUMNS, row, strict=True))
     for name, meanings in _MEANINGS.items():
         values[name] = meanings[int(values[name])]
-    return EpisodeRecord(**values, faults=(), info=info)
+    return EpisodeRecord(**values, faults=tuple(faults), info=info)
 
 
 def outcomes_of(

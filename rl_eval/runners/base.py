@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
 from rl_eval.protocols import Policy
@@ -33,7 +33,7 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
-    record_of_values,
+    record_of,
 )
 from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env
@@ -47,7 +47,7 @@ from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.supervision.interrupts import survivable
-from rl_eval.weights import WeightsSnapshot, apply_weights
+from rl_eval.weights import WeightsSnapshot, apply_weights, module_of
 
 __all__ = ["EvalRunner"]
 
@@ -138,8 +138,8 @@ class EvalRunner(WorkerInterface):
         return Inference(self._policy, *spaces, len(self._lanes), self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that weights are for."""
-        return getattr(self._policy, "module", self._policy)
+        """Return the module that weights are for; None if there is none."""
+        return module_of(self._policy)
 
     # ------------------------------------------------------------------ control
 
@@ -150,8 +150,7 @@ class EvalRunner(WorkerInterface):
             EvalError: An episode is live; its group drains or aborts first.
             WeightsError: The weights do not fit, or the policy has none.
         """
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError("weights cannot change while an episode is live: drain or abort the evaluation first")
+        self._refuse_while_live("weights")
         if isinstance(self._policy, FilteredPolicy) and (filters := filters_of(snapshot)):
             for one in filters.values():
                 check_fits(one, self._observation_space)
@@ -169,10 +168,10 @@ class EvalRunner(WorkerInterface):
 
     def _load(self, snapshot: WeightsSnapshot) -> None:
         module = self.weighted_module(snapshot)
-        if not hasattr(module, "named_parameters"):
+        if module is None:
             raise WeightsError(
-                f"the policy is a {type(module).__name__}, not an nn.Module, and has no weights to set: give it as an "
-                "nn.Module, or as a Policy with an attribute `module`"
+                f"the policy is a {type(self._policy).__name__}, not an nn.Module, and has no weights to set: give it "
+                "as an nn.Module, or as a Policy with an attribute `module`"
             )
         apply_weights(snapshot, module)
 
@@ -190,8 +189,7 @@ class EvalRunner(WorkerInterface):
         Raises:
             EvalError: An episode is live.
         """
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError("observers cannot change while an episode is live: drain or abort the evaluation first")
+        self._refuse_while_live("observers")
         self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
         self._inference.keeps_outputs = bool(self._observers)
         for lane in self._lanes:
@@ -455,7 +453,7 @@ class EvalRunner(WorkerInterface):
             self._pending.artifacts[name][row[0]] = artifact
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        return record_of_values(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
+        return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return what recorders make of the finished episodes in the log of sweeps, by their names."""

@@ -27,6 +27,7 @@ from rl_eval.runners.nested import assign_rows, copy_batch, no_grad, take_rows
 from rl_eval.runners.probe import BLOCK, Probe
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
 from rl_eval.runners.sweep_log import SweepLog
+from rl_eval.weights import module_of
 
 __all__ = ["BLOCK", "Inference"]
 
@@ -289,9 +290,9 @@ class Inference:
 
     def _machine(self) -> dict[str, Any]:
         """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(getattr(self._policy, "module", self._policy), torch.nn.Module):
+        if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
+        torch = sys.modules["torch"]
         return {
             "torch": torch.__version__,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.weights import module_of
 
 __all__ = ["GLOBAL_GENERATORS", "Memory", "module_tensors_kept", "remembered", "training_layers", "weights_digest"]
 
@@ -81,9 +82,8 @@ def training_layers(policy: Any) -> list[str]:
 
 def weights_digest(policy: Any) -> str:
     """Return a digest of the beginning of each tensor of a policy's weights; empty without a module."""
-    torch = sys.modules.get("torch")
-    module = getattr(policy, "module", policy)
-    if torch is None or not isinstance(module, torch.nn.Module):
+    module = module_of(policy)
+    if module is None:
         return ""
     digests = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -222,16 +222,11 @@ class SubprocessEvalRunner(EvalRunner):
         """
         env: Any = self._coming.pop(lane_index, None)
         if env is None:
-            env = self._first_env(lane_index)
+            env = self._numbered(lane_index)
+            env.build()
         elif env.reply.phase == "construct":
             value_of(env.reply)
         return env  # type: ignore[no-any-return]
-
-    def _first_env(self, lane_index: int) -> SlotEnv:
-        """Build an environment, and wait for it."""
-        env = self._numbered(lane_index)
-        env.build()
-        return env
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)

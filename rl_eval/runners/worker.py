@@ -96,8 +96,7 @@ class WorkerInterface(abc.ABC):
             EvalError: An episode is live.
             WeightsError: A policy is unknown or has no filter, or the statistics do not fit its observations.
         """
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError("filters cannot change while an episode is live: drain or abort the evaluation first")
+        self._refuse_while_live("filters")
         for name, one in filters.items():
             self.get_policy(name)
             if not isinstance(self._policy, FilteredPolicy):
@@ -108,6 +107,10 @@ class WorkerInterface(abc.ABC):
             self._policy.filter = one
         self._forget_numerics()
         self._collect_moments()
+
+    def _refuse_while_live(self, what: str) -> None:
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError(f"{what} cannot change while an episode is live: drain or abort the evaluation first")
 
     def _collect_moments(self) -> None:
         """Observe what a filter without statistics needs; a filter that has some is frozen, and nothing is observed."""

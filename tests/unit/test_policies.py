@@ -21,7 +21,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.mlp import MLPActor, make_mlp
@@ -386,6 +386,37 @@ def test_a_module_with_act_is_its_own_policy() -> None:
     candidate = Acting().train()
     assert adapt(candidate, spaces.Dict({"a": spaces.Discrete(2)})) is candidate
     assert not candidate.training
+
+
+class Holding(nn.Module):
+    """A module with ``act`` that has a part called ``module``; it pushes the cart to the side of its own weight."""
+
+    def __init__(self, side: float) -> None:
+        super().__init__()
+        self.module = nn.BatchNorm1d(4)
+        self.side = nn.Parameter(torch.tensor(side))
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        assert not self.training
+        return np.full(len(live), int(self.side), int), state
+
+
+@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
+def test_all_weights_of_a_policy_with_a_part_called_module_arrive(tmp_path: Path, observation_filter: Any) -> None:
+    """They are those of the whole policy, as its digest says, when they are sent, and when a saved state has them."""
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=2)
+    left, right = (evaluate(config, Holding(side)) for side in (0.0, 1.0))
+    assert left.fingerprint != right.fingerprint
+    config = config.policy(observation_filter=observation_filter)
+    with EvalRunnerGroup(config, Holding(0.0), threaded=False) as group:
+        if observation_filter == "MeanStdFilter":
+            group.warm_up_filters(2)
+        group.sync_weights(Holding(1.0), version=3)
+        assert group.evaluate().fingerprint == right.fingerprint
+        group.save(tmp_path / "state")
+    with EvalRunnerGroup(config, Holding(0.0), threaded=False) as group:
+        assert group.restore(tmp_path / "state") == 3
+        assert group.evaluate().fingerprint == right.fingerprint
 
 
 def make_with_spaces(observation_space: Any, action_space: Any, size: int = 3) -> Any:

@@ -234,6 +234,15 @@ def test_a_policy_whose_part_is_called_module_keeps_its_names() -> None:
     assert state_of(target) == state_of(source)
 
 
+def test_weights_go_into_a_wrapped_module() -> None:
+    """As they come out of one: a policy in DataParallel gets its own snapshot, and that of the bare module."""
+    target = net(1)
+    for source in (net(2), nn.DataParallel(net(3))):
+        snapshot = snapshot_weights(source, 1)
+        apply_weights(snapshot, nn.DataParallel(target))
+        assert snapshot_weights(target, 1).digest == snapshot.digest
+
+
 def test_a_state_dict_may_leave_volatile_buffers_out() -> None:
     """Non-persistent buffers are not in a state dict: they stay as they are."""
     source, target = fresh(1), fresh(2)

@@ -7,11 +7,11 @@ import platform
 import re
 import socket
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.config.settings import EvalSettings
+from rl_eval.results.source_code import package_version
 
 __all__ = ["check_address", "check_machine"]
 
@@ -71,9 +71,4 @@ def _release(version: str) -> list[int]:
 
 
 def _version(name: str) -> str | None:
-    if name == "Python":
-        return platform.python_version()
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return platform.python_version() if name == "Python" else package_version(name)

@@ -14,7 +14,7 @@ from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import load_weights_file, snapshot_weights
+from rl_eval.weights import load_weights_file, module_of, snapshot_weights
 
 __all__ = ["check_policy"]
 
@@ -63,8 +63,8 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
-    module = getattr(runner.policy, "module", runner.policy)
-    if not any(True for _ in getattr(module, "parameters", tuple)()):
+    module = module_of(runner.policy)
+    if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")
     return warning(
         "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",

@@ -25,7 +25,8 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.torchrl.env import as_array, nested, nested_space, peel, seen_keys
+from rl_eval.integrations.torchrl.env import as_array, nested_space, peel, seen_keys
+from rl_eval.integrations.torchrl.keys import Key, nested
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
 from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
@@ -164,7 +165,7 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
     return TorchRLAgents(value) if hasattr(peel(value)[1], "group_map") else None
 
 
-def _paths(keys: Sequence[str | tuple[str, ...]], group: str) -> list[tuple[str, ...]]:
+def _paths(keys: Sequence[Key], group: str) -> list[tuple[str, ...]]:
     """Return where in a group the parts of an observation are."""
     return [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 import torch
 
 from rl_eval.errors import ConfigError, WeightsError, nearest
-from rl_eval.integrations.torchrl.policy import Key, portable
+from rl_eval.integrations.torchrl.keys import Key
+from rl_eval.integrations.torchrl.policy import portable
 from rl_eval.integrations.torchrl.scope import Rules, statistics_of
 
 __all__ = [

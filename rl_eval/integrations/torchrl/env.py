@@ -19,7 +19,7 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsFloat, final
 
 import gymnasium as gym
@@ -29,12 +29,11 @@ from tensordict import TensorDictBase, unravel_key
 from torchrl.envs import EnvBase
 
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.torchrl.keys import Key, nested
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
 
-__all__ = ["TorchRLEnv", "as_array", "as_env", "nested", "nested_space", "peel", "seen_keys"]
-
-Key = str | tuple[str, ...]
+__all__ = ["TorchRLEnv", "as_array", "as_env", "nested_space", "peel", "seen_keys"]
 
 _BOOKKEEPING: Final = frozenset({"RewardSum", "StepCounter", "InitTracker"})
 
@@ -251,7 +250,7 @@ def seen_keys(env: EnvBase) -> list[Key]:
 
 
 def nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.Dict:
-    """Return the space of what :func:`nested` makes of values of these spaces."""
+    """Return the space of what :func:`~.keys.nested` makes of values of these spaces."""
     grouped: dict[str, Any] = {}
     for path, space in spaces.items():
         if len(path) == 1:
@@ -261,17 +260,6 @@ def nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.Di
     return gym.spaces.Dict(
         {name: nested_space(part) if isinstance(part, dict) else part for name, part in grouped.items()}
     )
-
-
-def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return leaves by their paths as dicts of dicts."""
-    whole: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        target = whole
-        for part in path[:-1]:
-            target = target.setdefault(part, {})
-        target[path[-1]] = leaf
-    return whole
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:

@@ -34,8 +34,8 @@ from rl_eval.integrations.torchrl.arguments import (
     runner_settings,
     with_rules,
 )
+from rl_eval.integrations.torchrl.keys import Key
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
-from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.integrations.torchrl.scope import forget_scope
 from rl_eval.training.evaluator import Evaluator as _Evaluator
 

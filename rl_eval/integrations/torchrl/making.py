@@ -18,7 +18,8 @@ import torch
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import as_env, peel
-from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
+from rl_eval.integrations.torchrl.keys import Key
+from rl_eval.integrations.torchrl.policy import TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
 from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformActions
 from rl_eval.protocols import EnvContext, NoiseSource

@@ -27,8 +27,9 @@ from tensordict.nn import TensorDictModuleBase
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.integrations.torchrl.keys import Key, nested
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
-from rl_eval.integrations.torchrl.stages import stages_of
+from rl_eval.integrations.torchrl.stages import Stage, stages_of
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
@@ -36,7 +37,6 @@ from rl_eval.protocols import NoiseSource
 __all__ = ["TensorDictPolicy", "as_policy", "portable"]
 
 Array = npt.NDArray[Any]
-Key = str | tuple[str, ...]
 
 _IS_INIT: Final = "is_init"
 
@@ -99,14 +99,14 @@ class TensorDictPolicy:
         self.module = policy
         self._device = torch.device(device)
         self._observation_space = observation_space
-        self._stages: tuple[Any, ...] = ()
+        self._stages: tuple[Stage, ...] = ()
         self._normalized = False
         if isinstance(policy, TensorDictModuleBase):
             policy.to(self._device).eval()
             freeze_normalizers(policy)
             _run_step_by_step(policy)
             self._normalized = any(True for _ in normalizers_of(policy))
-            self._stages = tuple(stage.run for stage in stages_of(policy, mode))
+            self._stages = tuple(stages_of(policy, mode))
         elif mode == "random":
             raise ConfigError(
                 "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot "
@@ -216,8 +216,8 @@ class TensorDictPolicy:
             written: TensorDictBase = self.module(batch.copy())
             return written
         output = batch.copy()
-        for run in self._stages:
-            output = run(output, noise)
+        for stage in self._stages:
+            output = stage(output, noise)
         return output
 
     # ------------------------------------------------------------------ out
@@ -225,15 +225,7 @@ class TensorDictPolicy:
     def _read(self, output: TensorDictBase, live: npt.NDArray[np.bool_]) -> Any:
         """Read the action of every row in the structure of the action space."""
         read = {path: self._read_leaf(output, key, space, live) for path, key, space in self._action_keys}
-        if list(read) == [()]:
-            return read[()]
-        nested: dict[str, Any] = {}
-        for path, value in read.items():
-            target = nested
-            for part in path[:-1]:
-                target = target.setdefault(part, {})
-            target[path[-1]] = value
-        return nested
+        return read[()] if list(read) == [()] else nested(read)
 
     def _read_leaf(self, output: TensorDictBase, key: Key, space: gym.Space[Any], live: npt.NDArray[np.bool_]) -> Array:
         tensor = output.get(key, None)

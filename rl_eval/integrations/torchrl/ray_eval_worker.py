@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 from rl_eval.config.builder import EvalConfig
 from rl_eval.integrations.torchrl.arguments import ArgumentError, plain_key, runner_settings, with_rules
 from rl_eval.integrations.torchrl.evaluator import EvaluationFailed
+from rl_eval.integrations.torchrl.keys import Key
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
-from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.integrations.torchrl.scope import forget_scope
 from rl_eval.training.evaluator import Evaluator
 

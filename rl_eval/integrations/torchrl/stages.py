@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -44,11 +44,8 @@ _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
 _SEQUENCES: Final = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
 
-class Stage(NamedTuple):
-    """One step of the computation, applied to a batch in place."""
-
-    run: Callable[[TensorDictBase, NoiseSource | None], TensorDictBase]
-    module: torch.nn.Module
+Stage: TypeAlias = Callable[[TensorDictBase, NoiseSource | None], TensorDictBase]
+"""One step of the computation, applied to a batch in place."""
 
 
 def stages_of(module: Any, mode: str) -> Iterator[Stage]:
@@ -72,7 +69,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         if inner is not None:
             yield from stages_of(inner, mode)
     elif isinstance(module, ProbabilisticTensorDictModule):
-        yield Stage(_value_of(module, mode), module)
+        yield _value_of(module, mode)
         yield from _hooks_of(module)
     elif isinstance(module, TensorDictSequential) and type(module).forward in _SEQUENCES:
         for child in module._module_iter():
@@ -86,7 +83,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         # Decorators of tensordict's forward() write a process-global switch (skip_existing) and put it back, which in a
         # thread may undo what the trainer sets meanwhile; the function under them does all the work.
         forward = inspect.unwrap(type(module).forward)
-        yield Stage(lambda batch, _: _merge(batch, forward(module, batch)), module)
+        yield lambda batch, _: _merge(batch, forward(module, batch))
         yield from _hooks_of(module)
 
 
@@ -104,14 +101,12 @@ def _tolerant(sequence: Any, child: Any, stages: Iterator[Stage]) -> Iterator[St
 
         def run(batch: TensorDictBase, noise: NoiseSource | None, stage: Stage = stage) -> TensorDictBase:
             present = batch.keys(include_nested=True)
-            return stage.run(batch, noise) if all(key in present for key in child.in_keys) else batch
+            return stage(batch, noise) if all(key in present for key in child.in_keys) else batch
 
-        yield Stage(run, stage.module)
+        yield run
 
 
-def _value_of(
-    module: ProbabilisticTensorDictModule, mode: str
-) -> Callable[[TensorDictBase, NoiseSource | None], TensorDictBase]:
+def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
     """Write the chosen or drawn value of a distribution where the module would write its sample."""
     if module.num_samples is not None:
         raise ConfigError(f"the policy draws num_samples={module.num_samples} actions per observation: draw one")
@@ -152,7 +147,7 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
             result = hook(module, (batch,), batch)
             return batch if result is None else result
 
-        yield Stage(run, module)
+        yield run
 
 
 def _check_switches(module: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.runners.environment import construct_env
-from rl_eval.weights import WeightsSnapshot, apply_weights, load_weights_file, snapshot_weights
+from rl_eval.weights import WeightsSnapshot, apply_weights, load_weights_file, module_of, snapshot_weights, weights_of
 
 __all__ = ["Subject", "build_subject"]
 
@@ -24,8 +24,7 @@ class Subject(NamedTuple):
 
     def snapshot(self) -> WeightsSnapshot | None:
         """Return the policy's weights, or None if it is no module."""
-        module = _module_of(self.policy)
-        return snapshot_weights(module, 0) if hasattr(module, "named_parameters") else None
+        return weights_of(self.policy)
 
 
 def build_subject(settings: EvalSettings) -> Subject:
@@ -36,9 +35,5 @@ def build_subject(settings: EvalSettings) -> Subject:
     policy = adapt_policy(settings.policy, *spaces)
     if settings.policy.weights is not None:
         snapshot = snapshot_weights(load_weights_file(settings.policy.weights, settings.policy.weights_key), 0)
-        apply_weights(snapshot, _module_of(policy))
+        apply_weights(snapshot, module_of(policy))
     return Subject(policy, *spaces)
-
-
-def _module_of(policy: Any) -> Any:
-    return getattr(policy, "module", policy)
