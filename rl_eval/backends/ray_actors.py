@@ -19,6 +19,7 @@ from ray.exceptions import (
     RuntimeEnvSetupError,
     WorkerCrashedError,
 )
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_eval.backends import Call, Reply, pickled, pickled_settings
 from rl_eval.backends.agents import NodeAgents
@@ -76,6 +77,9 @@ class RayBackend:
             self._init_fn = init_fn
             runtime_env = runtime_env_of(settings.runners, inherits=self._connection.owned)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
+        except ConfigError:
+            self._connection.close()
+            raise
         except (TypeError, ValueError) as error:
             self._connection.close()
             raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
@@ -145,14 +149,15 @@ class RayBackend:
         """See :class:`Backend`."""
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
+        group = " in a bundle of the placement group" if self._section.in_placement_group else ""
         return (
-            f"each runner asks for {_amounts(self._wanted())}{labels}; "
+            f"each runner asks for {_amounts(self._wanted())}{labels}{group}; "
             f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(ray.available_resources())} free"
         )
 
     def capacity(self) -> int | None:
         """See :class:`Backend`."""
-        if self._section.label_selector:
+        if self._section.label_selector or self._section.in_placement_group:
             return None
         there = ray.cluster_resources()
         return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
@@ -266,7 +271,7 @@ def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict
         "num_cpus": section.num_cpus_per_runner,
         "num_gpus": section.num_gpus_per_runner,
         "resources": dict(section.custom_resources_per_runner),
-        "scheduling_strategy": "SPREAD",
+        "scheduling_strategy": _placement(section),
         "max_restarts": 0,
         "max_task_retries": 0,
         "runtime_env": runtime_env,
@@ -274,6 +279,23 @@ def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict
     if section.label_selector:
         options["label_selector"] = dict(section.label_selector)
     return options
+
+
+def _placement(section: RunnersSection) -> Any:
+    """Return Ray's scheduling strategy: over all nodes, or in the placement group of the caller.
+
+    Raises:
+        ConfigError: The caller is in none.
+    """
+    if not section.in_placement_group:
+        return "SPREAD"
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        raise ConfigError(
+            "runners.in_placement_group is true, but this process is in no placement group: it is for evaluations in a "
+            "Ray task or actor that has one, such as a trial of Tune. Leave it out"
+        )
+    return PlacementGroupSchedulingStrategy(group)
 
 
 def _deadlines(settings: EvalSettings) -> Deadlines:

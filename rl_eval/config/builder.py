@@ -111,6 +111,7 @@ class EvalConfig:
         num_gpus_per_runner: float = _UNSET,
         custom_resources_per_runner: Mapping[str, float] = _UNSET,
         label_selector: Mapping[str, str] = _UNSET,
+        in_placement_group: bool = _UNSET,
         init_fn: str | Callable[[], object] | None = _UNSET,
         runtime_env: Mapping[str, Any] = _UNSET,
         address: str | None = _UNSET,

@@ -154,6 +154,9 @@ class RunnersSection(_Section):
     """Custom Ray resources that Ray reserves for each runner, by name."""
     label_selector: Annotated[dict[str, str], Processes] = {}
     """Ray node labels that a runner's node must have."""
+    in_placement_group: Annotated[bool, Processes] = False
+    """Place runners in free bundles of the placement group that the caller, such as a trial of Tune, is in; by default
+    they are spread over the cluster, outside of it."""
     init_fn: Annotated[Any, Processes] = None
     """A callable without arguments, or ``"module:attr"``: called first in a runner's process, before torch, the
     environment and the policy are imported."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.errors import RunnerStartError
+from rl_eval.errors import ConfigError, RunnerStartError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -47,6 +47,34 @@ def test_runners_get_what_they_ask_for() -> None:
     ((resources, home, threads, random_hashes),) = seen
     assert (resources["CPU"], resources["GPU"], resources["simulator"]) == (0.5, 0.25, 1.0)
     assert (home, threads, random_hashes) == ("/somewhere", "1", 0)
+
+
+def test_runners_may_be_in_the_bundles_of_their_caller() -> None:
+    """As those of a trial of Tune, whose bundles would be idle otherwise; without such bundles it is refused."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    asked = config(in_placement_group=True)
+
+    @ray.remote(num_cpus=1)
+    def trial() -> tuple[Any, list[Any], str]:
+        def place(runner: Any) -> Any:
+            import ray
+
+            return ray.util.get_current_placement_group().id
+
+        with EvalRunnerGroup(asked) as group:
+            status = group.evaluate().status
+            return ray.util.get_current_placement_group().id, group.foreach_runner(place), status
+
+    group = ray.util.placement_group([{"CPU": 1}] * 3)
+    ray.get(group.ready())
+    own, theirs, status = ray.get(trial.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group)).remote())
+    ray.util.remove_placement_group(group)
+    assert theirs == [own] * 2
+    assert status == "complete"
+    with pytest.raises(ConfigError, match="in no placement group"):
+        evaluate(asked)
 
 
 def test_a_label_that_no_node_has() -> None:

@@ -52,6 +52,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "num_gpus_per_runner": 0.25,
         "custom_resources_per_runner": {"accelerator": 1.0},
         "label_selector": {"zone": "a"},
+        "in_placement_group": True,
         "init_fn": "os:getpid",
         "runtime_env": {"env_vars": {"A": "1"}, "pip": ["x==1"]},
         "address": "auto",
