@@ -34,7 +34,7 @@ from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.trajectories.recorder import TrajectoryRecorder, check_one_agent
+from rl_eval.trajectories.team_recorder import make_recorder
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class EvalRunnerGroup(WorkerCalls):
             A ``TensorDict`` in the layout of :mod:`rl_eval.trajectories.batch`, or a dict of arrays.
 
         Raises:
-            ConfigError: An option is out of range, or the environment has several agents.
+            ConfigError: An option is out of range.
             EvalError: An episode failed on all attempts, or runners were lost; what came in waits for the next call.
         """
         return self.sampler.sample(SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options))
@@ -242,11 +242,10 @@ class EvalRunnerGroup(WorkerCalls):
 
     def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
         """Start to run episodes that leave trajectories."""
-        check_one_agent(self.settings)
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         settings = with_values(self.settings, evaluation=changes)
         info_keys = settings.evaluation.info_keys
-        recorder = partial(TrajectoryRecorder, info_keys=info_keys, compress_images=compress_images)
+        recorder = partial(make_recorder, info_keys=info_keys, compress_images=compress_images)
         outcome = EvalOutcome(settings, settings.plan())
         with self._post_lock:
             self._loop.post(Recorded(Opening(outcome), recorder))

@@ -12,13 +12,14 @@ from typing import Any, Final
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.results.loading import load
 from rl_eval.results.replay import rebuilt_runner
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
 from rl_eval.trajectories.minari import MinariWriter
-from rl_eval.trajectories.recorder import TrajectoryRecorder
 from rl_eval.trajectories.rerun import rerun, selected
+from rl_eval.trajectories.team_recorder import make_recorder
 from rl_eval.trajectories.writers import NpzWriter, Source, TensorDictWriter, Writer, publish, workspace
 
 __all__ = ["FORMATS", "Exported", "export_trajectories"]
@@ -79,6 +80,11 @@ def export_trajectories(
     if os.path.lexists(writer.place):
         raise ConfigError(f"{writer.place} exists, and nothing is overwritten: choose another name for it")
     result = source if isinstance(source, EvalResult) else load(source)
+    if to == "minari" and (agents := agents_in(result.table.info_keys)):
+        raise ConfigError(
+            f"Minari's data sets are of one agent, and the episodes have {', '.join(agents)}: export to npz or "
+            "tensordict"
+        )
     chosen = selected(result, indices)
     with rebuilt_runner(result, config, policy, trust=trust) as runner:
         try:
@@ -91,7 +97,9 @@ def export_trajectories(
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
     """Write all trajectories beside their place, and move them there."""
     seen: list[Any] = []
-    recorder = partial(_recorder, seen=seen, info_keys=result.table.info_keys)
+    of_agents = agent_columns(agents_in(result.table.info_keys))
+    info_keys = [key for key in result.table.info_keys if key not in of_agents]
+    recorder = partial(_recorder, seen=seen, info_keys=info_keys)
     with workspace(writer.place) as folder:
         begun = False
         for trajectories in rerun(result, runner, chosen, recorder):
@@ -102,10 +110,10 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
         publish(writer, writer.finish())
 
 
-def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> TrajectoryRecorder:
+def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> Any:
     """Build the observer of an environment, and note the environment."""
     seen.append(env)
-    return TrajectoryRecorder(env, info_keys, compress_images=True)
+    return make_recorder(env, info_keys, compress_images=True)
 
 
 def _source(result: EvalResult, env: Any, chosen: Sequence[int]) -> Source:

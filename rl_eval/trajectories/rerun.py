@@ -12,7 +12,6 @@ from rl_eval.records.episode import Lease, Outcome, RunReport, different_columns
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
-from rl_eval.trajectories.recorder import check_one_agent
 from rl_eval.trajectories.trajectory import Trajectory
 
 __all__ = ["rerun", "selected"]
@@ -46,12 +45,11 @@ def rerun(
     """Run episodes again with a rebuilt runner, some at once; return their trajectories in order.
 
     Raises:
-        ConfigError: The runner has no observers, or several agents.
+        ConfigError: The runner has no observers.
         EvalError: An episode did not come out as it was recorded.
     """
     if not isinstance(runner, EvalRunner):
         raise ConfigError(f"episodes of {type(runner).__name__} leave no trajectories, as it is no rl_eval.EvalRunner")
-    check_one_agent(runner.settings)
     runner.observe({_NAME: recorder})
     waiting = iter(indices)
     while wave := list(islice(waiting, 2 * runner.settings.runners.lanes)):

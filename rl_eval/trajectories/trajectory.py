@@ -20,6 +20,7 @@ __all__ = [
     "Leaf",
     "Trajectory",
     "action_leaves",
+    "agent_leaves",
     "nested",
     "observation_leaves",
 ]
@@ -79,6 +80,18 @@ def action_leaves(space: gym.Space[Any]) -> list[Leaf]:
     return _leaves(space, ("action",), ())
 
 
+def agent_leaves(agent: Any, observations: gym.Space[Any], actions: gym.Space[Any]) -> tuple[list[Leaf], list[Leaf]]:
+    """Return the arrays of one of several agents, whose keys begin with ``agents`` and its name.
+
+    Raises:
+        ConfigError: A part of a space has no arrays of one shape.
+    """
+    root = ("agents", str(agent))
+    seen, done = observation_leaves(observations), action_leaves(actions)
+    named = [[leaf._replace(key=(*root, *leaf.key)) for leaf in leaves] for leaves in (seen, done)]
+    return named[0], named[1]
+
+
 def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observation") -> Any:
     """Return the arrays of a trajectory in the structure of their space.
 
@@ -111,6 +124,11 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
         f"trajectories hold arrays, and {space} has none of one shape: wrap the environment so that it has Box, "
         "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces only"
     )
+
+
+def _overlap(one: Key, other: Key) -> bool:
+    """Return whether a nested mapping cannot have an array under both keys."""
+    return all(ours == theirs for ours, theirs in zip(one, other, strict=False))
 
 
 @dataclass(frozen=True)
@@ -170,8 +188,12 @@ class Trajectory:
     @property
     def told(self) -> dict[Key, Array]:
         """The outputs under keys that a batch has no other use for; an ``action`` is the policy's own form."""
-        taken = (_RESERVED - {"action", *ACTION_LOG_PROB}) | {key[0] for key in self.observations}
-        return {key: array for key, array in self.outputs.items() if key[0] not in taken}
+        taken = _RESERVED - {"action", *ACTION_LOG_PROB}
+        return {
+            key: array
+            for key, array in self.outputs.items()
+            if key[0] not in taken and not any(_overlap(key, seen) for seen in self.observations)
+        }
 
     @property
     def episode_return(self) -> float:

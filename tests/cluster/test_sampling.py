@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy_world import config
+from waiting import eventually
 
 from rl_eval import EvalRunnerGroup
 
@@ -42,3 +43,18 @@ def test_trajectories_do_not_depend_on_the_layout() -> None:
             for key in ours:
                 if key != "collector.attempt":
                     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+
+
+def test_runners_that_come_while_it_samples_change_nothing() -> None:
+    """A batch that was begun with one runner ends with two."""
+    with EvalRunnerGroup(config(0, 4)) as group:
+        expected = list(group.iter_samples(8, as_arrays=True, num_batches=4))
+    with EvalRunnerGroup(config(1, 4)) as group:
+        batches = group.iter_samples(8, as_arrays=True, num_batches=4)
+        found = [next(batches)]
+        group.add_runners()
+        found += batches
+        assert eventually(lambda: group.healthy_runner_ids == [0, 1])
+    for ours, theirs in zip(found, expected, strict=True):
+        for key in theirs:
+            np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)

@@ -25,6 +25,7 @@ from agents_world import (
     by_kind,
     crowd_config,
 )
+from tensordict import TensorDict
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
 from rl_eval.backends import pickled_settings
@@ -554,18 +555,104 @@ def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, messa
     assert len(result.agents) == sum(len(agents_of(result, record.index)) for record in completed)
 
 
-def test_trajectories_are_recorded_of_one_agent(tmp_path: Path) -> None:
-    """It is said before anything runs, and nothing is written."""
-    config = auction_config()
-    with (
-        EvalRunnerGroup(config, threaded=False) as group,
-        pytest.raises(ConfigError, match=r"trajectories .* one agent"),
-    ):
-        group.sample(2)
-    result = evaluate(config.evaluation(num_episodes=2))
-    with pytest.raises(ConfigError, match=r"trajectories .* one agent"):
-        export_trajectories(result, "npz", tmp_path / "steps.npz", config=config)
-    assert not any(tmp_path.iterdir())
+def plain_crowd(seed: int, actions: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Step a Crowd with recorded actions; return what came before and after each step."""
+    env, steps = Crowd(), []
+    seen, _ = env.reset(seed)
+    while env.agents:
+        acting = list(env.agents)
+        taken = {agent: int(actions[agent][len(steps)]) for agent in acting}
+        after, rewards, *_ = env.step(taken)
+        steps.append((seen, acting, rewards, {agent: after[agent] for agent in env.agents}))
+        seen = after
+    return steps
+
+
+def test_trajectories_of_several_agents_are_what_a_plain_loop_sees() -> None:
+    """Agent by agent: a mask says who acts, and an agent that is not there has zeros."""
+    with EvalRunnerGroup(crowd_config(num_envs_per_runner=4), threaded=False) as group:
+        batch = group.sample(6, as_arrays=True)
+        result = group.evaluate(num_episodes=6)
+    plan = crowd_config().build().plan()
+    for index in range(6):
+        mine = {key: array[batch["collector.index"] == index] for key, array in batch.items()}
+        steps = plain_crowd(int(plan.seeds[index]), {a: mine[f"agents.{a}.action"] for a in Crowd.possible_agents})
+        assert len(steps) == len(mine["next.reward"])
+        for agent in Crowd.possible_agents:
+            acting = [agent in acted for _, acted, _, _ in steps]
+            assert mine[f"agents.{agent}.acting"].tolist() == acting
+            rewards = [given.get(agent, 0.0) for _, _, given, _ in steps]
+            assert mine[f"next.info.reward/{agent}"].tolist() == rewards
+            for row, (seen, acted, _, after) in enumerate(steps):
+                before = seen[agent] if agent in acted else np.zeros(3)
+                np.testing.assert_array_equal(mine[f"agents.{agent}.observation"][row], before)
+                np.testing.assert_array_equal(
+                    mine[f"next.agents.{agent}.observation"][row], after.get(agent, np.zeros(3))
+                )
+        for name, agent in agents_of(result, index).items():
+            assert agent["return"] == sum(mine[f"next.info.reward/{name}"].tolist())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_trajectories_of_several_agents_do_not_depend_on_the_layout(world: str) -> None:
+    batches = []
+    for slots in (1, 7):
+        with EvalRunnerGroup(WORLDS[world](num_envs_per_runner=slots), threaded=False) as group:
+            batches.append(group.sample(9, as_arrays=True))
+    assert batches[0].keys() == batches[1].keys()
+    for key, array in batches[0].items():
+        np.testing.assert_array_equal(array, batches[1][key], err_msg=key)
+
+
+def test_rewards_that_a_cut_came_before_are_in_the_last_step() -> None:
+    """As they are in the record: in turn, an agent gets its rewards when it is to act again."""
+    config = auction_config().evaluation(max_episode_steps=4)
+    with EvalRunnerGroup(config, threaded=False) as group:
+        batch, result = group.sample(12, as_arrays=True), group.evaluate(num_episodes=12)
+    for record in result.episodes:
+        mine = batch["collector.index"] == record.index
+        assert batch["next.reward"][mine].sum() == pytest.approx(record.episode_return)
+        for agent, found in agents_of(result, record.index).items():
+            assert batch[f"next.info.reward/{agent}"][mine].sum() == pytest.approx(found["return"])
+
+
+class Telling:
+    """Tells from its second call on what it thought."""
+
+    def __init__(self) -> None:
+        self.outputs: Any = None
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        thought = np.abs(observations).sum(1)
+        self.outputs = {"thought": thought}
+        return np.minimum(thought, 3).astype(np.int64), None
+
+
+def test_what_the_policy_of_an_agent_tells_is_kept_with_its_steps() -> None:
+    config = crowd_config().policy(policies={"hawk": {"policy": Telling()}, "dove": {"policy": Noisy(2)}})
+    with EvalRunnerGroup(config, threaded=False) as group:
+        batch = group.sample(5)
+    for agent in Crowd.possible_agents[:2]:
+        steps = batch["agents", agent]
+        due = steps["observation"].abs().sum(-1)
+        torch.testing.assert_close(steps["thought"], due)
+        assert not steps["thought"][~steps["acting"]].any()
+    assert "thought" not in set(batch["agents", "dove_0"].keys())
+
+
+@pytest.mark.parametrize("to", ["npz", "tensordict"])
+def test_trajectories_of_several_agents_are_exported(tmp_path: Path, to: str) -> None:
+    """Each episode is proved by what every agent did; Minari's format has one agent."""
+    config = auction_config().evaluation(num_episodes=3)
+    with EvalRunnerGroup(config, threaded=False) as group:
+        result, expected = group.evaluate(), group.sample(3, as_arrays=True)
+    done = export_trajectories(result, to, tmp_path / "steps", config=config)
+    found = np.load(done.path) if to == "npz" else TensorDict.load_memmap(done.path).flatten_keys(".")
+    assert set(found.keys()) == set(expected)
+    for key, array in expected.items():
+        np.testing.assert_array_equal(np.asarray(found[key]).reshape(array.shape), array, err_msg=key)
+    with pytest.raises(ConfigError, match=r"one agent, and the episodes have ann, bob, cyd: export to npz"):
+        export_trajectories(result, "minari", "auction-v0", config=config)
 
 
 class Staying(Auction):

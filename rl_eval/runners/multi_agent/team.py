@@ -43,6 +43,11 @@ class TeamEnv:
         ConfigError: The environment does not say which agents may appear, or has no such agents.
     """
 
+    rewards: Mapping[Any, Any]
+    """Rewards of the last step, by agent."""
+    unread: Mapping[Any, Any]
+    """Rewards that agents would have got with their next turns, where the episode was cut before."""
+
     def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, info_keys: Sequence[str]) -> None:
         self._env = env
         self.agents = _seats(env, agents)
@@ -96,6 +101,7 @@ class TeamEnv:
             self._lengths[self._seat[agent]] += 1
         turn = self._env.step(actions)
         self._steps += 1
+        self.rewards = turn.rewards
         if self._ended:
             self._refuse_the_gone(turn)
         reward = self._take_rewards(turn.rewards)
@@ -111,7 +117,9 @@ class TeamEnv:
         Returns:
             The return of the team, and what part of it no step has had.
         """
-        unread = self._take_rewards(self._env.unread_rewards()) if not (terminated or truncated) else 0.0
+        if not (terminated or truncated):
+            self.unread = self._env.unread_rewards()
+        unread = self._take_rewards(self.unread)
         ending = float(terminated), float(truncated or not terminated)
         for seat, agent in enumerate(self.agents):
             if agent not in self._ended:
@@ -153,6 +161,7 @@ class TeamEnv:
         self._lengths = [0] * count
         self._endings = [(0.0, 0.0)] * count
         self._present = [False] * count
+        self.rewards = self.unread = {}
         self._ended: dict[Any, int] = {}
         """Step of the ending of each agent that has ended."""
 
