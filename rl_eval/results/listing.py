@@ -17,7 +17,7 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.plain import plain
 from rl_eval.results.loading import load
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, damage, read_summary
+from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, damage, read_summary
 from rl_eval.results.report.table import decimals, environment_name, number, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
@@ -163,6 +163,7 @@ def _check_records(path: Path, planned: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path)
     try:
         count = pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException) as error:
