@@ -16,6 +16,7 @@ from typing import Any, Final
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import Manifest, checksum
 from rl_eval.log.storage import Storage
+from rl_eval.records.plain import parse_json
 
 __all__ = ["Amendment", "amend", "code_differences", "newest_code", "read_amendments", "version_notes"]
 
@@ -102,7 +103,7 @@ def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours
 
 def _parse(storage: Storage, name: str) -> Amendment:
     try:
-        body = json.loads(storage.read(name))
+        body = parse_json(storage.read(name))
         intact = body.pop("checksum") == checksum(body)
         found = Amendment(**{**body, "differences": tuple(body["differences"])})
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -19,6 +19,7 @@ from rl_eval.errors import LogError
 from rl_eval.log.manifest import checksum
 from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
+from rl_eval.records.plain import parse_json
 
 __all__ = ["Retry", "ask_again", "counts", "read_retries", "retried_since"]
 
@@ -77,7 +78,7 @@ def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -
 
 def _parse(storage: Storage, name: str) -> Retry:
     try:
-        body = json.loads(storage.read(name))
+        body = parse_json(storage.read(name))
         intact = body.pop("checksum") == checksum(body)
         found = Retry(body["asked_at"], int(body["epoch"]), tuple(map(int, body["indices"])))
     except (ValueError, TypeError, KeyError, AttributeError):

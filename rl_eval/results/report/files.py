@@ -22,7 +22,7 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.columns import episode_columns, read_episodes
 from rl_eval.records.episode import EpisodeTable, Fault
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import parse_json, plain
 from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         folder = path.parent
         if not folder.exists():
