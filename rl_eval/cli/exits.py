@@ -18,6 +18,7 @@ from rich.text import Text
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.printable import lines
 
 __all__ = [
     "COMPARE_CODES",
@@ -207,7 +208,6 @@ Exit codes:
 """
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Debug = Annotated[
     bool, typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error.")
@@ -257,7 +257,6 @@ def _print_traceback() -> None:
 
 def _print_error(message: str) -> None:
     """Print a message with the lines that it has, unwrapped for pipes and logs, and without control characters."""
-    lines = _TERMINAL_CODE.sub("", redact_text(message)).strip().splitlines() or ["no reason is given"]
-    shown = "\n".join(_UNPRINTABLE.sub(" ", line).rstrip() for line in lines)
+    shown = lines(_TERMINAL_CODE.sub("", redact_text(message)).strip()) or "no reason is given"
     text = Text.assemble(("error: ", "bold red"), shown)
     Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))

@@ -29,8 +29,8 @@ class _HubFile(NamedTuple):
 def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     """Return a text with the path of a downloaded file in the place of ``hf://OWNER/REPO/FILE``; any other as it is.
 
-    Normalizers of Stable-Baselines3 are downloaded with the file, for they belong to it. Without a network, what the
-    cache has is used.
+    Normalizers of Stable-Baselines3 are downloaded with the file, for they belong to it. Without a network, or if
+    the server does not answer, what the cache has is used.
 
     Args:
         text: Such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip``, or ``torch:pkg:make@hf://me/nets/a.safetensors``.
@@ -40,10 +40,10 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     if not scheme:
         return text
     file = _parse(rest)
-    folder = _fetched(file, say)
+    folder, names = _fetched(file, say)
     path = folder / file.path
     if not path.exists():
-        raise ConfigError(f"{file.text}: {file.repo} has no such file: {_nearest_file(file, folder.name)}")
+        raise ConfigError(f"{file.text}: {file.repo} has no such file: {nearest(file.path, names)}")
     say(f"{file.text}: revision {folder.name}")
     return f"{before}{path}"
 
@@ -56,8 +56,8 @@ def _parse(rest: str) -> _HubFile:
     return _HubFile(_SCHEME + rest, f"{owner}/{name}", path, revision or None)
 
 
-def _fetched(file: _HubFile, say: Callable[[str], None]) -> Path:
-    """Return the folder of the revision, which has its digest as name."""
+def _fetched(file: _HubFile, say: Callable[[str], None]) -> tuple[Path, list[str]]:
+    """Return the folder of the revision, which has its digest as name, and the names of all its files."""
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
@@ -69,10 +69,31 @@ def _fetched(file: _HubFile, say: Callable[[str], None]) -> Path:
     path = glob.escape(file.path)
     beside = glob.escape(str(Path(file.path).parent)).removeprefix(".")
     patterns = [path, f"{path}/*", f"{beside}/{NORMALIZERS}".removeprefix("/")]
+    names = _names(file)
     try:
-        return Path(snapshot_download(file.repo, revision=file.revision, allow_patterns=patterns))
+        folder = snapshot_download(
+            file.repo, revision=file.revision, allow_patterns=patterns, local_files_only=names is None
+        )
     except Exception as error:
         raise ConfigError(f"{file.text}: {_reason(file, error)}") from error
+    return Path(folder), names or []
+
+
+def _names(file: _HubFile) -> list[str] | None:
+    """Return the names of a revision's files; None if the server cannot be reached or does not answer.
+
+    A download would wait for ever for a server that accepts and is silent, since only its later questions have limits.
+    """
+    from huggingface_hub import HfApi, constants, errors
+
+    try:
+        revision = file.revision or constants.DEFAULT_REVISION
+        found = HfApi().model_info(file.repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except errors.HfHubHTTPError:
+        return []  # An answer: the download says what is wrong.
+    except Exception:
+        return None
+    return [sibling.rfilename for sibling in found.siblings or ()]
 
 
 def _reason(file: _HubFile, error: Exception) -> str:
@@ -82,7 +103,10 @@ def _reason(file: _HubFile, error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         if constants.HF_HUB_OFFLINE:
             return "it is not in the cache, and HF_HUB_OFFLINE forbids to download it"
-        return f"it is not in the cache, and {constants.ENDPOINT} cannot be reached: connect to the network"
+        return (
+            f"it is not in the cache, and {constants.ENDPOINT} cannot be reached, or has not answered for "
+            f"{constants.HF_HUB_ETAG_TIMEOUT} s (HF_HUB_ETAG_TIMEOUT): connect to the network, or try again later"
+        )
     if isinstance(error, errors.GatedRepoError):
         return f"{file.repo} is given to whom its owners allow only: ask them, and log in with `hf auth login`"
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -90,12 +114,3 @@ def _reason(file: _HubFile, error: Exception) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{file.repo} has no revision {file.revision}"
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _nearest_file(file: _HubFile, revision: str) -> str:
-    from huggingface_hub import HfApi
-
-    try:
-        return nearest(file.path, HfApi().list_repo_files(file.repo, revision=revision))
-    except Exception as error:
-        return f"what it has cannot be listed ({type(error).__name__})"

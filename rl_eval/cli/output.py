@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from rl_eval.cli.shared import option
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, UsageError
 
 __all__ = [
     "Force",
@@ -238,8 +237,9 @@ def _is_episodes(path: Path) -> bool:
 
 def _read_result(path: Path) -> dict[str, Any]:
     """Return the contents of a result file; empty for anything else."""
+    from rl_eval.results.report.files import read_summary
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_summary(path)
+    except UsageError:
         return {}
-    return content if isinstance(content, dict) else {}

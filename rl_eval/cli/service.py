@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_CODES: Final = """\
+_LIST_CODES: Final = """\
 \b
 Exit codes:
-0    done
+0    listed; a service that does not answer is named
+2    usage error: an option
+4    cluster error: the address cannot be reached
+"""
+
+_STOP_CODES: Final = """\
+\b
+Exit codes:
+0    the service has ended
 2    usage error: there is no service of this name
-4    cluster error: the address cannot be reached, or a service does not end
+4    cluster error: the address cannot be reached, or the service does not end
 """
 
 Address = Annotated[
@@ -39,7 +47,7 @@ app = CommandLine(
 )
 
 
-@app.command("list", epilog=_CODES, short_help="Show what services do.")
+@app.command("list", epilog=_LIST_CODES, short_help="Show what services do.")
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
@@ -62,7 +70,7 @@ def list_(
             typer.echo(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
 
 
-@app.command("stop", epilog=_CODES, short_help="End a service.")
+@app.command("stop", epilog=_STOP_CODES, short_help="End a service.")
 def stop(
     name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,

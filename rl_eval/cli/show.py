@@ -13,6 +13,7 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
 from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
+from rl_eval.results.report.printable import lines, one_line
 from rl_eval.results.report.table import Line, Page, number
 
 if TYPE_CHECKING:
@@ -191,8 +192,8 @@ def _located(fault: Fault) -> str:
 
 def _print_faults(faults: list[Fault]) -> None:
     for fault in faults:
-        typer.echo(f"\n{_located(fault)}")
-        typer.echo(fault.traceback.rstrip("\n"))
+        typer.echo(f"\n{one_line(_located(fault))}")
+        typer.echo(lines(fault.traceback))
     typer.echo(f"\n{len(faults):,} faults")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import xxhash
 
 from rl_eval.errors import LogError
-from rl_eval.records.plain import ABSENT, differences, plain
+from rl_eval.records.plain import ABSENT, differences, parse_json, plain
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 
@@ -63,7 +63,7 @@ class Manifest:
             ValueError: It is damaged.
             LogError: Another version of this package wrote it.
         """
-        body = json.loads(text)
+        body = parse_json(text)
         if not isinstance(body, dict) or "format" not in body:
             raise ValueError("it is no manifest")
         if body.pop("format") != FORMAT:

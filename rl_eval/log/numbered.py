@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import checksum
 from rl_eval.log.storage import Storage
+from rl_eval.records.plain import parse_json
 
 __all__ = ["read_numbered", "write_numbered"]
 
@@ -32,7 +33,7 @@ def read_numbered(
     """
     for name in storage.names(folder):
         try:
-            body = json.loads(storage.read(f"{folder}/{name}"))
+            body = parse_json(storage.read(f"{folder}/{name}"))
             intact = body.pop("checksum") == checksum(body)
             found = parse(body)
         except (ValueError, TypeError, KeyError, AttributeError):

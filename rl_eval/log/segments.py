@@ -21,6 +21,7 @@ from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
 from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
 from rl_eval.records.episode import ROW, Fault
+from rl_eval.records.plain import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +129,7 @@ def decode(name: SegmentName, data: bytes) -> Segment:
     if xxhash.xxh3_128_hexdigest(data) != name.digest:
         raise ValueError("its bytes do not have the hash in its name")
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    described = json.loads(table.schema.metadata[_METADATA])
+    described = parse_json(table.schema.metadata[_METADATA])
     if described.pop("format") != FORMAT:
         raise LogError(f"segment {name} has another format than {FORMAT}, which this version of rl_eval reads")
     header = Header(**described)

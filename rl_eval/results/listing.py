@@ -17,7 +17,8 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.plain import plain
 from rl_eval.results.loading import load
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, damage, read_summary
+from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, damage, read_summary
+from rl_eval.results.report.printable import one_line
 from rl_eval.results.report.table import decimals, environment_name, number, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
@@ -163,6 +164,7 @@ def _check_records(path: Path, planned: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path)
     try:
         count = pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException) as error:
@@ -176,6 +178,5 @@ def _number(value: Any) -> float:
 
 
 def _line(text: str) -> str:
-    """Return text on one line, without characters that a terminal obeys."""
-    shown = "".join(char if char.isprintable() else " " for char in text[: 2 * _LONGEST])
-    return " ".join(shown.split())[:_LONGEST]
+    """Return text on one line, and no more of it than a list has room for."""
+    return " ".join(one_line(text[: 2 * _LONGEST]).split())[:_LONGEST]

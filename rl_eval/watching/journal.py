@@ -20,7 +20,7 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import parse_json, plain
 from rl_eval.results.result import EvalResult
 from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify
 
@@ -245,7 +245,7 @@ def check_journal(path: Path) -> dict[str, Any]:
         ConfigError: It is damaged, or no journal of a watcher.
     """
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(path.read_text())
         if data["schema"] == SCHEMA and data.get("format", FORMAT) != FORMAT:
             raise ConfigError(f"{path} has format {data['format']!r}; this version reads {FORMAT}")
         if data["schema"] == SCHEMA:

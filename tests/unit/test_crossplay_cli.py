@@ -72,6 +72,15 @@ def test_quiet_prints_one_line(folder: Path) -> None:
     assert Path("out/crossplay.json").exists()
 
 
+def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
+    """Exit code 4, and what to do."""
+    assert call("--log-dir", "log", "-q", "--set", "evaluation.num_episodes=60").exit_code == 0
+    Path("log/manifest.json").write_text("{}")
+    done = call("--log-dir", "log", "--set", "evaluation.num_episodes=60")
+    assert done.exit_code == 4, done.output
+    assert "restore the file from a copy, or start anew" in " ".join(done.stderr.split())
+
+
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
     first = call("--log-dir", "log", "--json")

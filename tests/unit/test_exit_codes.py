@@ -2,13 +2,16 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
 
 from rl_eval.cli import app
+from rl_eval.cli.exits import ExitCode
 from tests.unit.cli_world import call, make_folder, printed
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -28,14 +31,22 @@ def documented():
     return found
 
 
-def helped():
-    """Return the codes of each command in its help."""
-    commands = get_command(app).commands
-    return {
-        name: {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)}
-        for name, command in commands.items()
-        if command.epilog
-    }
+def helped(group=None, before=""):
+    """Return the codes of each command in its help, those of groups such as ``service`` as well."""
+    found = {}
+    for name, command in (group or get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            found |= helped(command, f"{before}{name} ")
+        else:
+            found[before + name] = {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)}
+    return found
+
+
+def described():
+    """Return the codes of ``run`` in the table of its own section."""
+    section = PAGE.read_text().partition("\n## `rl-eval run ")[2].partition("\n## ")[0]
+    cells = re.findall(r"(?m)^\| (\d[\d, ]*) \|", section)
+    return {int(code) for cell in cells for code in cell.split(",")}
 
 
 def test_the_table_has_what_the_help_has():
@@ -44,6 +55,77 @@ def test_the_table_has_what_the_help_has():
     for name, codes in table.items():
         assert codes >= ALWAYS
         assert codes - ALWAYS == of_help[name] - ALWAYS, name
+
+
+def test_the_section_of_run_has_what_its_help_has():
+    assert described() - ALWAYS == helped()["run"] - ALWAYS
+
+
+TOYS = '''
+from pathlib import Path
+
+import cli_toys
+import numpy as np
+
+from rl_eval.errors import PolicyUnavailable
+
+
+class Fickle(cli_toys.Count):
+    """Every third episode fails. Once the file ``gone`` is there it cannot be built, or with ``changed`` pays more."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, until, render_mode=None):
+        super().__init__()
+        self.render_mode, self.extra = render_mode, Path(until).exists()
+        if self.extra and until == "gone":
+            raise RuntimeError("the simulator is not installed any more")
+
+    def begin_episode(self, index, seed, attempt):
+        self.fail = index % 3 == 0
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.extra, *rest
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def fickle(context):
+    return Fickle(**context)
+
+
+class Coin:
+    """Says that heads are as likely as tails; and acts, unless it is silent."""
+
+    def __init__(self, silent=False):
+        self.silent = silent
+
+    def act(self, observations, state, live, noise):
+        if self.silent:
+            raise PolicyUnavailable("the server of the policy is silent")
+        return np.ones(len(observations), np.int64), None
+
+    def log_prob(self, observations, actions):
+        return np.full(len(actions), np.log(0.5))
+'''
+
+
+def write_data(path):
+    """Write a hundred episodes of two steps, of a policy that tosses a coin."""
+    step = np.tile(np.arange(2), 100)
+    np.savez(
+        path,
+        episode=np.repeat(np.arange(100), 2),
+        step=step,
+        observation=step[:, None].astype(np.float32),
+        action=step,
+        reward=np.arange(200) % 3 + 0.0,
+        terminated=step == 1,
+        truncated=np.zeros(200, bool),
+        action_log_prob=np.full(200, np.log(0.5)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +141,21 @@ def place(tmp_path_factory):
         segment = min(Path("damaged/segments").iterdir())
         segment.write_bytes(segment.read_bytes()[:100])
         Path("damaged/manifest.json").write_text("{}")
+        Path("codes_toys.py").write_text(TOYS)
+        patch.delitem(sys.modules, "codes_toys", raising=False)
+        for name in ("gone", "changed"):
+            call(
+                "run",
+                "toy.yaml",
+                "-q",
+                "--log-dir",
+                name + "_run",
+                *FICKLE,
+                *SET,
+                f"environment.env_kwargs.until={name}",
+            )
+            Path(name).touch()
+        write_data("data.npz")
         yield folder
 
 
@@ -69,7 +166,13 @@ FLAKY = (
     *("--set", "environment.env=rl_eval.testing:faulty", "--set", "fault_tolerance.max_attempts_per_episode=1"),
     *("--set", "environment.env_kwargs={env: two_length, attempt_rates: [0.5, 1.0, 1.0]}"),
 )
+FICKLE = (*SET, "environment.env=codes_toys:fickle", *SET, "fault_tolerance.max_attempts_per_episode=1")
+SILENT = (*SET, "policy.policy=codes_toys:Coin", *SET, "policy.policy_kwargs={silent: true}")
 RUN = ("run", "toy.yaml", "-q")
+OPE = ("ope", "data.npz", "toy.yaml", "--no-fit", *SET, "policy.policy=codes_toys:Coin")
+VIDEO = ("-o", "videos", "--episodes")
+NOBODY = ("--address", "127.0.0.1:1")
+"""Where no cluster is."""
 
 CASES = [
     ("run", 0, RUN),
@@ -82,6 +185,7 @@ CASES = [
     ("retry", 0, ("retry", "ones")),
     ("retry", 1, ("retry", "flaky", "--attempts", "1")),
     ("retry", 2, ("retry", "nowhere")),
+    ("retry", 3, ("retry", "gone_run")),
     ("retry", 4, ("retry", "damaged")),
     ("show", 0, ("show", "ones")),
     ("show", 2, ("show", "nowhere")),
@@ -94,7 +198,12 @@ CASES = [
     ("report", 4, ("report", "damaged", "-o", "none.html")),
     ("replay", 0, ("replay", "ones", "--episodes", "3")),
     ("replay", 2, ("replay", "nowhere", "--episodes", "3")),
+    ("replay", 1, ("replay", "changed_run", "--episodes", "4")),
+    ("replay", 3, ("replay", "gone_run", "--episodes", "4")),
     ("replay", 4, ("replay", "damaged", "--episodes", "3")),
+    ("video", 2, ("video", "nowhere", *VIDEO, "4")),
+    ("video", 3, ("video", "gone_run", *VIDEO, "4")),
+    ("video", 4, ("video", "damaged", *VIDEO, "4")),
     ("compare", 0, ("compare", "ones", "alternate", "--require", "b <= a")),
     ("compare", 1, ("compare", "ones", "alternate", "--fail-on", "regression")),
     ("compare", 2, ("compare", "ones", "flaky")),
@@ -102,6 +211,11 @@ CASES = [
     ("plan", 0, ("plan", "toy.yaml")),
     ("plan", 2, ("plan", "toy.yaml", "--detect", "-1")),
     ("plan", 3, ("plan", "toy.yaml", *FAIL)),
+    ("plan", 4, ("plan", "toy.yaml", *SILENT)),
+    ("ope", 0, (*OPE, "--no-simulation")),
+    ("ope", 2, (*OPE, *SET, "policy.policy=cli_toys:ones")),
+    ("ope", 3, (*OPE, *FICKLE, *SET, "environment.env_kwargs.until=gone")),
+    ("ope", 4, (*OPE, *SILENT)),
     ("power", 0, ("power", "1/2", "2/3")),
     ("power", 2, ("power", "1/2", "x")),
     ("list", 0, ("list", ".")),
@@ -110,6 +224,9 @@ CASES = [
     ("init", 0, ("init", "made.yaml", "--env", "cli_toys:count", "--policy", "random")),
     ("init", 2, ("init", "toy.yaml", "--env", "cli_toys:count", "--policy", "random")),
     ("doctor", 2, ("doctor", "nowhere.yaml")),
+    ("service list", 2, ("service", "list", "--nowhere")),
+    ("service list", 4, ("service", "list", *NOBODY)),
+    ("service stop", 4, ("service", "stop", "any", *NOBODY)),
 ]
 
 
@@ -122,20 +239,46 @@ def test_a_command_ends_with_its_code(place, command, code, words):
 
 
 ELSEWHERE = {
-    **{name: {0, 1, 2, 3, 4} for name in ("watch", "video", "ope", "crossplay")},
-    "doctor": {0},
-    "retry": {3},
-    "replay": {1, 3},
-    "plan": {4},
-    "view": {0},
+    ("watch", 0): "unit/test_watching.py::test_a_folder_of_checkpoints_becomes_a_curve",
+    ("watch", 1): "unit/test_watching.py::test_a_factory_can_load_checkpoints_itself",
+    ("watch", 2): "unit/test_watching.py::test_mistakes_are_told_before_anything_runs",
+    ("watch", 3): "unit/test_watching.py::test_when_nothing_can_be_loaded_the_watch_has_failed",
+    ("watch", 4): "unit/test_watching.py::test_a_fault_of_the_environment_is_never_the_checkpoints",
+    ("video", 0): "unit/test_video.py::test_the_command_records_and_lists",
+    ("video", 1): "unit/test_video.py::test_a_different_episode_is_1_for_the_command",
+    ("crossplay", 0): "unit/test_crossplay_cli.py::test_the_example_of_the_page",
+    ("crossplay", 1): "unit/test_crossplay_cli.py::test_failed_games_are_counted",
+    ("crossplay", 2): "unit/test_crossplay_cli.py::test_who_cannot_play_is_told_so",
+    ("crossplay", 3): "unit/test_crossplay_cli.py::test_games_that_all_fail_leave_the_ordinary_report",
+    ("crossplay", 4): "unit/test_crossplay_cli.py::test_a_damaged_log_is_told_before_a_game_is_played",
+    ("doctor", 0): "unit/test_doctor.py::test_doctor_is_0_without_problems",
+    ("view", 0): "unit/test_view.py::test_a_real_ctrl_c_ends_a_real_server",
+    ("service list", 0): "cluster/test_service.py::test_clients_take_turns_and_have_room_of_their_own",
+    (
+        "service stop",
+        0,
+    ): "cluster/test_service.py::test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes",
+    (
+        "service stop",
+        2,
+    ): "cluster/test_service.py::test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes",
 }
-"""Codes that the tests of a command itself see to: they need rendering, games, signals or a cluster."""
+"""Tests of the codes that need checkpoints, pictures, games, a browser's server or a cluster."""
 
 
-def test_every_code_has_a_case():
-    for name, codes in helped().items():
-        seen = {code for command, code, _ in CASES if command == name} | ELSEWHERE.get(name, set())
-        assert codes - ALWAYS <= seen, name
+def test_every_code_has_one_case():
+    cases = {(command, code) for command, code, _ in CASES if code not in ALWAYS}
+    assert not cases & ELSEWHERE.keys()
+    assert {(name, code) for name, codes in helped().items() for code in codes - ALWAYS} == cases | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize(("case", "test"), ELSEWHERE.items(), ids=[f"{name}-{code}" for name, code in ELSEWHERE])
+def test_a_case_elsewhere_is_there(case, test):
+    """And asserts the code."""
+    file, _, name = test.partition("::")
+    body = re.search(rf"(?s)\ndef {name}\(.*?(?=\n\n\n|\Z)", (Path(__file__).parents[1] / file).read_text())[0]
+    code = ExitCode(case[1])
+    assert re.search(rf"assert .*(exit_code|returncode)\b.* == (\(?{code:d}\b|ExitCode\.{code.name}\b)", body), case
 
 
 # --json

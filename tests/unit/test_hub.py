@@ -185,7 +185,7 @@ def test_without_a_network_it_is_said_at_once(hub, monkeypatch):
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
         for variables, reason in (
             ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to download it"),
-            ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": closed}, f"{closed} cannot be reached: connect to the network"),
+            ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": closed}, f"{closed} cannot be reached"),
         ):
             connect(monkeypatch, hub.folder, **variables)
             (hub.folder / "made.yaml").unlink()
@@ -196,6 +196,25 @@ def test_without_a_network_it_is_said_at_once(hub, monkeypatch):
             assert slept == [], "it tried again after a while"
             assert done.exit_code == 2
             assert f"it is not in the cache, and {reason}" in said(done)
+
+
+def test_a_server_that_never_answers_is_given_up(hub, monkeypatch):
+    """After the time that the package has for it; what was downloaded before is used."""
+    policy = f"torch:my_net:make@hf://{REPO}/net.safetensors"
+    command = ("init", "made.yaml", "--env", "CartPole-v1", "--policy")
+    assert call(*command, policy).exit_code == 0
+    (hub.folder / "made.yaml").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        connect(monkeypatch, hub.folder, HF_ENDPOINT=url, HF_HUB_ETAG_TIMEOUT="1")
+        before = time.monotonic()
+        again = call(*command, policy)
+        assert again.exit_code == 0, again.output
+        for revision in ("@v1", f"@{REVISIONS['v1']}"):
+            done = call(*command, f"{policy}{revision}")
+            assert done.exit_code == 2
+            assert f"{url} cannot be reached, or has not answered for 1 s (HF_HUB_ETAG_TIMEOUT)" in said(done)
+        assert time.monotonic() - before < 10
 
 
 def test_without_its_package_it_is_said(tmp_path, monkeypatch):

@@ -474,7 +474,7 @@ def test_nothing_to_report_on_is_a_usage_error(folder: Path) -> None:
     assert not (folder / "report.html").exists()
 
 
-STRANGE = [None, "<b>", 10**30, [["a"]], {"a": 1}]
+STRANGE = [None, "<b>", 10**30, [["a"]], {"a": 1}, "\ud800x", "a\nb\x1b[2J"]
 PLACES = [
     ("provenance",), ("provenance", "identity"), ("provenance", "identity", "environment"), ("provenance", "config"),
     ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"), ("timing", "step_seconds"),
@@ -505,3 +505,77 @@ def test_a_strangers_result_is_shown_or_refused(tmp_path: Path, place: tuple) ->
         (tmp_path / RESULT_FILE).write_text(text)
         with suppress(UsageError):
             assert "<b>" not in render([Source("x", load(tmp_path))])
+
+
+READERS = [
+    ("show", "a"), ("show", "a", "--episodes", "1"), ("compare", "a", "b"), ("compare", "b", "a"), ("report", "a"),
+    ("export", "a", "--format", "csv"), ("replay", "a", "--episodes", "1"), ("retry", "a"),
+    ("video", "a", "--episodes", "1"), ("list", "."),
+]  # fmt: skip
+DEEP = {"beyond every limit": 100_000, "within that of the parser": 500}
+
+
+@pytest.mark.parametrize("depth", DEEP.values(), ids=list(DEEP))
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_a_deeply_nested_result_is_refused(folder: Path, words: tuple[str, ...], depth: int) -> None:
+    """By every command, in a line that names the file; a list goes on."""
+    nested = "[" * depth + "]" * depth
+    (folder / "a" / RESULT_FILE).write_text(f'{{"format": 1, "status": "complete", "provenance": {nested}}}')
+    outcome = call(*words)
+    assert outcome.exit_code == (0 if words[0] == "list" else ExitCode.USAGE), outcome.output
+    assert f"{RESULT_FILE} is damaged: it is nested too deeply" in outcome.output
+
+
+def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
+    """As its result is."""
+    (folder / "a" / "segments").mkdir()
+    (folder / "a" / "segments" / "x").touch()
+    (folder / "a" / "manifest.json").write_text("[" * 100_000)
+    outcome = call("show", "a")
+    assert outcome.exit_code == ExitCode.CLUSTER, outcome.output
+    assert "manifest.json is damaged (it is nested too deeply" in outcome.stderr
+
+
+NAMES = {
+    "half a character": "\ud800x",
+    "two lines": "x\nmean 1e9",
+    "a command of a terminal": "x\x1b[2J\x9b2J",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=list(NAMES))
+@pytest.mark.parametrize(
+    "words",
+    [("show", "a"), ("show", "a", "--faults"), ("show", "a", "--episodes", "3"), ("compare", "a", "b")],
+    ids=" ".join,
+)
+def test_foreign_names_are_printed_on_one_line(folder: Path, words: tuple[str, ...], name: str) -> None:
+    """Whatever they hold: a second line would be taken for one of ours, and half a character cannot be written."""
+    harmless = "".join(char if char.isprintable() else " " for char in name)
+    named(folder / "a" / RESULT_FILE, name)
+    outcome = call(*words)
+    assert outcome.exit_code == 0, outcome.output
+    assert all(line.isprintable() for line in outcome.stdout.splitlines())
+    named(folder / "a" / RESULT_FILE, harmless)
+    assert call(*words).stdout == outcome.stdout
+
+
+def named(path: Path, name: str) -> None:
+    """Put a name wherever a result names something."""
+    data = json.loads(path.read_text())
+    data["provenance"]["identity"]["policy"] = name
+    data["provenance"]["notes"] = [name]
+    data["faults"] = [{**fault, "error_type": name, "node": name, "message": name} for fault in data["faults"]]
+    path.write_text(json.dumps(data))
+
+
+def test_foreign_names_in_an_error_are_no_commands(folder: Path) -> None:
+    """Nor half a character."""
+    path = folder / "a" / RESULT_FILE
+    data = json.loads(path.read_text())
+    data["provenance"]["identity"]["environment"]["env"] = "\x9b2J\ud800x"
+    path.write_text(json.dumps(data))
+    outcome = call("compare", "a", "b")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "environment.env is" in outcome.stderr
+    assert outcome.stderr.strip().isprintable()

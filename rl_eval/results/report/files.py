@@ -22,7 +22,7 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.columns import episode_columns, read_episodes
 from rl_eval.records.episode import EpisodeTable, Fault
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import parse_json, plain
 from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "RESULT_FILE",
     "check_fingerprint",
     "check_format",
+    "check_regular",
     "damage",
     "describe",
     "episode_frame",
@@ -102,6 +103,12 @@ def check_format(data: Mapping[str, Any]) -> None:
     """Refuse a description that another version of this package wrote in another way."""
     if data.get("format") != FORMAT:
         raise UsageError(f"the result has format {data.get('format')!r}, this version reads format {FORMAT}")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, which would be waited for, and whatever else is there in the place of a file."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a regular file")
 
 
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
@@ -183,10 +190,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: It is missing or damaged.
     """
-    if path.exists() and not path.is_file():  # A pipe would be waited for.
-        raise UsageError(f"{path} is not a regular file")
+    check_regular(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         folder = path.parent
         if not folder.exists():
@@ -206,7 +212,8 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():
+    check_regular(path)
+    if not path.exists():
         raise UsageError(f"{path} does not exist: it holds the records of the result beside it")
     try:
         episodes = pq.read_table(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from rl_eval.results.report.printable import one_line
 from rl_eval.results.report.table import Line, Page
 
 __all__ = ["html_page"]
@@ -25,4 +26,4 @@ def _row(line: Line) -> str:
 
 
 def _text(text: str) -> str:
-    return escape("".join(char if char.isprintable() else " " for char in text))
+    return escape(one_line(text))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rl_eval.results.report.printable import one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -344,6 +346,7 @@ def lookup(value: Any, *keys: str) -> str:
 
 def text_page(page: Page) -> str:
     """Render a page as plain text."""
+    page = _printable(page)
     rule = "-" * WIDTH
     strong = _strong_width(page)
     blocks = [
@@ -368,6 +371,7 @@ def rich_page(page: Page) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    page = _printable(page)
     head = Table.grid(expand=True)
     head.add_column()
     head.add_column(justify="right")
@@ -385,6 +389,19 @@ def rich_page(page: Page) -> RenderableType:
         closing = [_labelled(label, text, "bold" if label == "verdict" else "yellow") for label, text in tail]
         parts += [Rule(style="dim"), *closing]
     return Constrain(Group(*parts), WIDTH)
+
+
+def _printable(page: Page) -> Page:
+    """Return a page whose texts are what they are said to be, a line each: strangers' results name themselves."""
+    return Page(
+        title=one_line(page.title),
+        subtitle=one_line(page.subtitle),
+        state=one_line(page.state),
+        sections=[[Line(*map(one_line, line)) for line in section] for section in page.sections],
+        notes=[one_line(note) for note in page.notes],
+        verdict=one_line(page.verdict),
+        failure=one_line(page.failure),
+    )
 
 
 def _labelled(label: str, text: str, style: str) -> Table:
