@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from typing_extensions import assert_never
@@ -13,6 +13,7 @@ from typing_extensions import assert_never
 from rl_eval.atomic_write import write_atomically, write_text
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
@@ -56,20 +57,36 @@ def export(
     ] = None,
     episodes: Annotated[str | None, episodes_option("Which episodes, as in 3,7-9; by default all.")] = None,
     trust: Trust = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write one row per finished episode, with its faults; or, with --trajectories, every step of them."""
     with reported(debug):
+        say = _print_json if as_json else typer.echo
         if trajectories:
             _check_given("--trajectories", needed={"--to": to, "--output": output}, useless={"--format": format})
             _check_given("--trajectories", useless={"--force": force or None})
             assert to is not None
-            _export_trajectories(path, to, str(output), episodes, trust=trust)
+            say(_export_trajectories(path, to, str(output), episodes, trust=trust))
             return
         without = {"--to": to, "--trust": trust or None}
         _check_given("export without --trajectories", needed={"--format": format}, useless=without)
         assert format is not None
-        _export_rows(path, format, output, episodes, force=force)
+        say(_export_rows(path, format, output, episodes, force=force))
+
+
+class _Written(NamedTuple):
+    """What was written where."""
+
+    path: str
+    episodes: int
+    planned: int
+    steps: int | None
+    """Steps of all episodes; None where the rows are of episodes."""
+
+    def __str__(self) -> str:
+        steps = "" if self.steps is None else f", {self.steps:,} steps,"
+        return f"{self.episodes:,} of {self.planned:,} episodes{steps} in {self.path}"
 
 
 def _check_given(
@@ -82,13 +99,17 @@ def _check_given(
         raise ConfigError(f"{what} has no use for {' and '.join(given)}: leave it out")
 
 
-def _export_trajectories(path: str, to: Target, output: str, episodes: str | None, *, trust: bool) -> None:
+def _print_json(written: _Written) -> None:
+    print_json(written._asdict())
+
+
+def _export_trajectories(path: str, to: Target, output: str, episodes: str | None, *, trust: bool) -> _Written:
     result = load_to_run(path, trust)
     indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
     from rl_eval.trajectories.export import export_trajectories
 
     done = export_trajectories(result, to, output, indices, trust=True)
-    typer.echo(f"{done.episodes:,} of {len(result.plan):,} episodes, {done.frames:,} steps, in {done.path}")
+    return _Written(str(done.path), done.episodes, len(result.plan), done.frames)
 
 
 def _export_rows(
@@ -98,7 +119,7 @@ def _export_rows(
     episodes: str | None,
     *,
     force: bool,
-) -> None:
+) -> _Written:
     from rl_eval.results.loading import load
 
     target = _default_file(path, format) if output is None else output
@@ -110,7 +131,7 @@ def _export_rows(
         _write(rows, format, target)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-    typer.echo(f"{len(rows):,} of {len(result.plan):,} episodes in {target}")
+    return _Written(str(target), len(rows), len(result.plan), None)
 
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002

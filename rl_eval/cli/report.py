@@ -11,7 +11,7 @@ import typer
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import counted
+from rl_eval.cli.printing import AsJson, counted, print_json
 from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
 
@@ -30,6 +30,7 @@ def report(
         Path, typer.Option("--output", "-o", metavar="FILE", help="An older report there is replaced.")
     ] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report, too.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write results as one HTML page: numbers, charts, faults, every episode; several are compared with the first."""
@@ -43,7 +44,11 @@ def report(
             write_text(output, text)
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"{output}: {counted(len(paths), 'result')}, {len(text.encode()) / 1000:,.0f} kB")
+        size = len(text.encode())
+        if as_json:
+            print_json({"path": str(output), "results": len(paths), "bytes": size})
+        else:
+            typer.echo(f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
 
 
 def _source(path: str, output: Path) -> Source:

@@ -285,10 +285,12 @@ def test_a_case_elsewhere_is_there(case, test):
 
 PRINTED = {
     "compare": ("compare", "ones", "alternate", "--json"),
+    "export": ("export", "ones", "--format", "csv", "--output", "printed.csv", "--json"),
     "list": ("list", ".", "--json"),
     "plan": ("plan", "toy.yaml", *SET, "policy.policy=cli_toys:alternate", "--detect", "1", "--json"),
     "power": ("power", "17/20", "14/20", "--json"),
     "replay": ("replay", "ones", "--episodes", "3-4", "--json"),
+    "report": ("report", "ones", "-o", "printed.html", "--json"),
     "retry": ("retry", "failed", "--attempts", "1", "--json"),
     "run": ("run", "toy.yaml", "-o", "out", "--json"),
     "show": ("show", "flaky", "--json"),
