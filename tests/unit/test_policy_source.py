@@ -152,6 +152,31 @@ def test_what_is_nearly_a_reference_is_told_how_to_be_one(tmp_path, monkeypatch)
             policy_source(text)
 
 
+def test_a_policy_without_weights_of_a_file_says_whose_it_has(folder):
+    """A factory may make random ones, and nothing else would tell; a file, or no parameters at all, says nothing."""
+    save_file({"a": torch.zeros(1)}, "net.safetensors")
+    line = "policy: no --weights are given, so it has those that cli_toys:ones makes, if any"
+    command = ("init", "made.yaml", "--env", "cli_toys:count", "--policy")
+    for policy in ("cli_toys:ones", "torch:cli_toys:ones"):
+        assert line in said(call(*command, policy))
+        (folder / "made.yaml").unlink()
+    for words in (
+        ("cli_toys:ones", "--weights", "net.safetensors"),
+        ("cli_toys:ones", "--set", "policy.weights=net.safetensors"),
+        ("torch:cli_toys:ones@net.safetensors",),
+        (f"sb3:{model(folder / 'model.zip')}",),
+        ("random",),
+    ):
+        done = call(*command, *words)
+        assert done.exit_code == 0, done.output
+        assert "no --weights are given" not in said(done)
+        (folder / "made.yaml").unlink()
+
+
+def said(done):
+    return " ".join(done.output.split())
+
+
 def test_a_folder_of_files_of_no_kind_names_them(tmp_path):
     """They are what was meant."""
     for name in ("a.zip", "b.zip"):
