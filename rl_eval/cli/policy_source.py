@@ -32,7 +32,8 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         return _guess(path, given)
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
-    close = difflib.get_close_matches(str(path), map(str, path.parent.glob("*")), n=1)
+    known = {str(one).removesuffix(".py"): one for one in path.parent.glob("*")}
+    close = [_as_policy(known[one]) for one in difflib.get_close_matches(str(path), known, n=1)]
     raise ConfigError(
         f"--policy {text}: there is no such file or folder, and it is none of random, {forms()} or pkg.module:attr"
         + (f": did you mean {close[0]!r}?" if close else "")
@@ -50,10 +51,19 @@ def keys_of(source: PolicySource) -> dict[str, Any]:
     }
 
 
+def _as_policy(path: Path) -> str:
+    """Return how a file or folder is given as a policy: one of Python by what is in it."""
+    return dotted(f"{path}:ATTR") if path.suffix == ".py" and not path.is_absolute() else str(path)
+
+
 def _guess(path: Path, given: Collection[str]) -> PolicySource:
     """Return what a path plainly is."""
     found = {name: scheme for name, scheme in schemes().items() if scheme.recognises(path)}
     if len(found) != 1:
+        if path.is_dir() and not found and (files := sorted(file.name for file in path.glob("*.zip"))):
+            raise ConfigError(
+                f"--policy {path}: its kind cannot be told, and it holds {', '.join(files)}: give one of them"
+            )
         possible = ", ".join(f"{name}:{path}" for name in found) or forms()
         raise ConfigError(f"--policy {path}: its kind cannot be told: say it with one of {possible}")
     [scheme] = found.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -85,10 +86,12 @@ def watch(
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
+        place = run_dir / "eval" if output is None else output
+        _wait_for(run_dir, pattern, place, poll_s, once=once)
         options = WatchOptions(
             run_dir=run_dir,
             pattern=pattern,
-            output=run_dir / "eval" if output is None else output,
+            output=place,
             key=key,
             step_pattern=step_pattern,
             held_out=held_out,
@@ -129,6 +132,21 @@ def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
         return path, _IN_A_FOLDER
     first = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
     return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
+
+
+def _wait_for(folder: Path, pattern: str, output: Path, poll_s: float, *, once: bool) -> None:
+    """Wait for the folder of a training run where the output is to go into it: made for that, it may be misspelt.
+
+    Raises:
+        ConfigError: It is not there, and only what is there is to be evaluated.
+    """
+    if folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
+        return
+    if once:
+        raise ConfigError(f"nothing in {str(folder.resolve())!r} matches {pattern!r}: there is no such folder")
+    typer.echo(redact_text(f"waiting for {folder}, which is not there yet"))
+    while not folder.is_dir():
+        time.sleep(poll_s)
 
 
 def _exit_code(watcher: Watcher, interruption: Interruption) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = [
     "with_named_policies",
 ]
 
+_WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
+"""A reference with a file behind it, which no Python name can have."""
 _MODULES: Final = ("sb3_files", "rllib_files", "module_files")
 """Modules of ``rl_eval.integrations`` that have schemes."""
 
@@ -102,6 +105,11 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
         )
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
+        if _WITH_FILE.fullmatch(text):
+            raise ConfigError(
+                f"the policy {text!r}: a file belongs to a reference with a scheme alone: write 'torch:{text}', or "
+                "give the file as the weights (--weights, policy.weights)"
+            )
         return None
     scheme = schemes()[name]
     reference, path = scheme.split(rest)

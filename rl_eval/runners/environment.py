@@ -95,8 +95,15 @@ def build_env(
     if not callable(factory):
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
+            + (f": did you mean {meant!r}?" if (meant := _meant_id(env)) else "")
         )
     return _call(factory, kwargs, context)
+
+
+def _meant_id(env: Any) -> str:
+    """Return the newest id that is called so but for case and version; empty if there is none."""
+    found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
+    return max(found, key=lambda spec: spec.version or 0).id if found else ""
 
 
 def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes
+from rl_eval.config.policy_schemes import schemes
 from rl_eval.config.settings import EvalSettings, EvaluationSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
@@ -395,7 +396,8 @@ class Watcher:
         try:
             weights = load_weights_file(snapshot.path, self._settings.policy.weights_key)
         except ConfigError as error:
-            raise _BadCheckpoint(str(error).replace(str(snapshot.path), str(path))) from error
+            reason = str(error).replace(str(snapshot.path), str(path))
+            raise _BadCheckpoint(f"{reason}{_of_library(snapshot.path)}") from error
         if self._group is None:
             self._group = EvalRunnerGroup(with_checkpoint(self._settings, WEIGHTS, None))
         # What a result says about itself: the trainer's file, which can be looked for when the copy is gone.
@@ -414,6 +416,13 @@ class Watcher:
         if self._group is not None:
             group, self._group = self._group, None
             group.stop()
+
+
+def _of_library(path: Path) -> str:
+    """Return how the model of a library is watched, whose file holds more than weights; empty for any other file."""
+    forms = [one.form for one in schemes().values() if "@" not in one.form and one.recognises(path)]
+    remedy = "set policy.policy to what loads it, and give --as policy.policy_kwargs.path"
+    return f". It is a policy as {forms[0]} names it: {remedy}" if forms else ""
 
 
 def _version(info: CheckpointInfo) -> int:

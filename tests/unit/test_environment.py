@@ -178,6 +178,8 @@ def test_environments_do_not_share_the_containers_in_their_kwargs(env: Any) -> N
         (":Corridor", ['"module:attr"']),
         (f"{__name__}:", ['"module:attr"']),
         (f"{__name__}:NOT_CALLABLE", ["give a gymnasium id"]),
+        ("cartpole", ["did you mean 'CartPole-v1'?"]),
+        ("mountaincarcontinuous", ["did you mean 'MountainCarContinuous-v0'?"]),
         (NOT_CALLABLE, ["give a gymnasium id", '"module:attr"', "callable"]),
         (dict, ["built a dict, which is not a gymnasium.Env"]),
         (lambda context: None, ["built a NoneType, which is not a gymnasium.Env"]),

@@ -153,6 +153,54 @@ def test_references_and_what_is_neither(tmp_path, monkeypatch):
         policy_source("./a:b")
 
 
+def test_what_is_nearly_a_reference_is_told_how_to_be_one(tmp_path, monkeypatch):
+    """A file behind it needs a scheme, and a module an attribute; a suggestion is never refused in its turn."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").touch()
+    message = r"write 'torch:net:Net@lin\.pt', or give the file as the weights"
+    with pytest.raises(ConfigError, match=message):
+        policy_source("net:Net@lin.pt")
+    with pytest.raises(ConfigError, match=message):
+        EvalConfig().environment("CartPole-v1").policy("net:Net@lin.pt").build()
+    for text in ("net", "nets"):
+        with pytest.raises(ConfigError, match=r"did you mean 'net:ATTR'\?"):
+            policy_source(text)
+
+
+def test_a_policy_without_weights_of_a_file_says_whose_it_has(folder):
+    """A factory may make random ones, and nothing else would tell; a file, or no parameters at all, says nothing."""
+    save_file({"a": torch.zeros(1)}, "net.safetensors")
+    line = "policy: no --weights are given, so it has those that cli_toys:ones makes, if any"
+    command = ("init", "made.yaml", "--env", "cli_toys:count", "--policy")
+    for policy in ("cli_toys:ones", "torch:cli_toys:ones"):
+        assert line in said(call(*command, policy))
+        (folder / "made.yaml").unlink()
+    for words in (
+        ("cli_toys:ones", "--weights", "net.safetensors"),
+        ("cli_toys:ones", "--set", "policy.weights=net.safetensors"),
+        ("torch:cli_toys:ones@net.safetensors",),
+        (f"sb3:{model(folder / 'model.zip')}",),
+        ("random",),
+    ):
+        done = call(*command, *words)
+        assert done.exit_code == 0, done.output
+        assert "no --weights are given" not in said(done)
+        (folder / "made.yaml").unlink()
+
+
+def said(done):
+    return " ".join(done.output.split())
+
+
+def test_a_folder_of_files_of_no_kind_names_them(tmp_path):
+    """They are what was meant."""
+    for name in ("a.zip", "b.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("x", b"")
+    with pytest.raises(ConfigError, match=r"its kind cannot be told, and it holds a\.zip, b\.zip: give one of them"):
+        policy_source(str(tmp_path))
+
+
 def test_a_scheme_says_at_once_that_a_file_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in ("sb3:modle.zip", "rllib:checkpoint", "torch:pkg:make@net.pt", "cleanrl:ppo:Agent@ppo.cleanrl_model"):

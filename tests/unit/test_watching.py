@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -586,6 +588,43 @@ def test_checkpoints_are_a_folder_or_a_glob(folder, monkeypatch, checkpoints, fo
     outcome = watch_once("--held-out", 0, "--set", "evaluation.num_episodes=1", checkpoints=checkpoints.format(folder))
     assert outcome.exit_code == 0, outcome.output
     assert [row["name"] for row in curve(f"{home}/eval")] == found
+
+
+def test_a_folder_that_is_not_there_is_waited_for_and_not_made(folder, monkeypatch):
+    """Its training run makes it, or nobody does where it is misspelt; with ``--once`` nothing is left behind."""
+    looks = []
+
+    def train(seconds):
+        assert not Path("later").exists()
+        looks.append(seconds)
+        if len(looks) == 2:
+            Path("later").mkdir()
+            save(1, folder="later")
+
+    outcome = watch_once(checkpoints="later")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert f"nothing in '{folder}/later' matches '*.safetensors': there is no such folder" in " ".join(
+        outcome.stderr.split()
+    )
+    assert not Path("later").exists()
+    watch = sys.modules["rl_eval.cli.watch"]
+    monkeypatch.setattr(watch.time, "sleep", train)
+    watch._wait_for(Path("later"), "*.safetensors", Path("later/eval"), 3.0, once=False)
+    assert looks == [3.0, 3.0]
+    watch._wait_for(Path("never"), "*.safetensors", Path("eval"), 3.0, once=False)
+
+
+def test_a_model_of_another_library_says_which_option_takes_it(folder):
+    """Its weights are no file of their own."""
+    with zipfile.ZipFile("run/model_1.zip", "w") as archive:
+        archive.writestr("data", "{}")
+        archive.writestr("policy.pth", b"")
+    outcome = watch_once("--retry-s", 0, checkpoints="run/*.zip")
+    assert outcome.exit_code == ExitCode.FAILED, outcome.output
+    assert (
+        "as sb3:PATH names it: set policy.policy to what loads it, and give --as policy.policy_kwargs.path"
+        in outcome.output
+    )
 
 
 def test_a_curve_has_points_of_one_evaluation(folder):
