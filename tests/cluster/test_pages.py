@@ -11,7 +11,7 @@ import torch
 from service_world import echo
 
 from rl_eval import EvalConfig
-from rl_eval.training.service.directory import end_service
+from rl_eval.training.service.directory import end_service, list_services
 from tests.unit.pages_world import Reader, pages
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -62,7 +62,8 @@ BEFORE: dict[str, Callable[[], dict[str, Any]]] = {"loggers": cartpole, "service
 def _no_service_is_left() -> Iterator[None]:
     """A detached service outlives the reader."""
     yield
-    end_service("eval")
+    for namespace, name in list_services():
+        end_service(name, namespace)
 
 
 @pytest.mark.usefixtures("_no_service_is_left")

@@ -40,9 +40,7 @@ _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | r
 _PIP = re.compile(r"pip install -c constraints\.txt (?:\.|'\.\[([\w,]+)\]')")
 _PREPARING = ("python -m venv .venv", "source .venv/bin/activate")
 _SHOWN = doctest.OutputChecker()
-_PYTEST = [
-    f"-p no:{name}".replace(" ", "") for name in ("cacheprovider", "faulthandler", "randomly", "timeout", "xdist")
-]
+_PYTEST = [f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "randomly", "timeout", "xdist")]
 """A run of pytest within one of pytest keeps what belongs to the process as it is."""
 
 
