@@ -46,6 +46,7 @@ import numpy as np
 
 
 class Masked(gym.Env):
+    metadata = {"render_modes": ["rgb_array"]}
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
 
