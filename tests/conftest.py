@@ -128,6 +128,19 @@ def _nodes() -> Iterator[object]:
         yield cluster
 
 
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Somebody who reads the docs, in a folder with the configs of this project, from which modules can be imported."""
+    from tests.unit.pages_world import ROOT, Reader, forget
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    yield Reader(tmp_path)
+    forget(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def ray_cluster(_nodes: object) -> Iterator[None]:
     """Connect a module's tests to the cluster of the session; afterwards nothing of theirs may run there."""

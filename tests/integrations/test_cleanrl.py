@@ -4,9 +4,6 @@ The networks are those of CleanRL's ``ppo.py``, ``ppo_continuous_action.py``, ``
 ``c51.py`` and ``td3_continuous_action.py`` (MIT licence), but smaller.
 """
 
-import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -314,17 +311,3 @@ def test_weights_of_another_agent_are_refused(tmp_path):
     for name in ("dqn", "none"):
         with pytest.raises(ConfigError, match=r"policy_kwargs\.path: .* cannot be read as weights of Agent"):
             load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS, SPACES["discrete"])
-
-
-def test_the_page_of_the_docs_runs(tmp_path, monkeypatch):
-    """Beside a script ``ppo.py`` and what it has saved."""
-    page = (Path(__file__).parents[2] / "docs" / "coming_from_cleanrl.md").read_text()
-    script = SimpleNamespace(Agent=Agent)
-    monkeypatch.setitem(sys.modules, "ppo", script)
-    monkeypatch.chdir(tmp_path)
-    envs = gym.make_vec("CartPole-v1", num_envs=2)
-    torch.save(Agent(envs).state_dict(), "ppo.cleanrl_model")
-    names = {"agent": Agent(envs), "q_network": QNetwork(envs)}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "docs/coming_from_cleanrl.md", "exec"), names)
-    assert names["result"].status == "complete"

@@ -1,10 +1,6 @@
 """Policies of sb3-contrib, and gSDE, beside plain loops of their own ``predict`` on the same seeds."""
 
 import copy
-import re
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -313,16 +309,3 @@ def test_gsde_does_not_depend_on_the_layout():
     config, model = config_of("box", deterministic=False), gsde(SAC)
     prints = {evaluate(config.runners(num_envs_per_runner=lanes), model).fingerprint for lanes in (1, 7, 20)}
     assert len(prints) == 1
-
-
-def test_the_page_of_the_docs_evaluates_a_masked_model(monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "coming_from_sb3.md").read_text()
-    (block,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "action_masks=True" in text]
-    monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
-    gym.register("MaskedEnv-v0", Masked, max_episode_steps=5)
-    try:
-        names = {"EvalConfig": EvalConfig, "evaluate": evaluate, "maskable_model": maskable()}
-        exec(compile(block, "docs/coming_from_sb3.md", "exec"), names)
-    finally:
-        gym.registry.pop("MaskedEnv-v0")
-    assert names["result"].status == "complete"

@@ -12,16 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from rl_eval.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
+FOLLOWED = {
+    "tests/cluster/test_pages.py": ("loggers", "service", "testing", "worker_interface"),
+    "tests/integrations/test_pages.py": ("coming_from_rllib", "coming_from_sb3", "coming_from_torchrl"),
+    "tests/unit/test_multi_agent.py": ("multi_agent",),
+    "tests/unit/test_ope.py": ("off_policy",),
+    "tests/unit/test_report_docs.py": ("report",),
+}
+"""Tests that follow pages of their own; ``tests/unit/test_docs_site.py`` follows all others that have Python."""
+PROGRAMS = {
+    "tune_gain.py": "a slow test runs it, in a process of its own",
+    "optuna_gain.py": "a slow test runs it where Optuna is installed",
+    "jax_actor.py": "JAX is not installed with the tests: test_foreign_arrays.py runs it with a stand-in",
+    "sampling.py": "test_foreign_arrays.py runs it",
+}
+"""Files of Python that a page shows and does not use itself, and what runs them."""
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _PIP = re.compile(r"pip install -c constraints\.txt (?:\.|'\.\[([\w,]+)\]')")
 _PREPARING = ("python -m venv .venv", "source .venv/bin/activate")
 _SHOWN = doctest.OutputChecker()
+_PYTEST = [f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "randomly", "timeout", "xdist")]
+"""A run of pytest within one of pytest keeps what belongs to the process as it is."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,19 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """Return the blocks of a page, in order."""
     return [Block(*found) for found in _FENCE.findall(page.read_text())]
+
+
+def pages(test: str) -> list[Path]:
+    """Return the pages that a file of tests follows."""
+    if test in FOLLOWED:
+        return [DOCS / f"{name}.md" for name in FOLLOWED[test]]
+    elsewhere = [page for other in FOLLOWED for page in pages(other)]
+    return [page for page in PAGES if page not in elsewhere and (page in GUIDES or has_python(page))]
+
+
+def has_python(page: Path) -> bool:
+    """Whether a page has a block of Python, in whatever way it is marked."""
+    return bool(re.search(r"^\s*(```|~~~)\s*\{?\.?py", page.read_text(), re.MULTILINE))
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -53,26 +86,46 @@ class Reader:
     names: dict[str, Any] = field(default_factory=dict)
     code: int = 0
 
-    def follow(self, page: Path, without: tuple[str, ...] = ()) -> None:
-        """Save what has a title, run Python, and type commands, but those that end with a file of ``without``.
+    def follow(self, page: Path) -> None:
+        """Save what has a title, run Python, and type commands, but those that end with one of ``PROGRAMS``.
 
         Raises:
-            AssertionError: A command does not print what is shown.
+            AssertionError: A command does not print what is shown, or nothing has executed a file of Python.
         """
         for block in blocks(page):
             if block.title:
-                assert block.language in ("python", "yaml")
-                (self.folder / block.title).write_text(block.text)
+                self._save(block)
             elif block.language == "python":
-                exec(compile(block.text, str(page), "exec"), self.names)
+                exec(compile(self._here(block.text), str(page), "exec"), self.names)
             elif block.language == "console":
                 for command, shown in commands(block.text):
-                    if command.split()[-1] not in without:
+                    if command.split()[-1] not in PROGRAMS:
                         self.type(command, shown)
-            elif block.language == "bash":  # Whole machines are set up by .ci/run, which takes its lines from here.
-                assert all(line.startswith("pip install -c constraints.txt ") for line in block.text.splitlines())
-            else:
+            elif block.language in ("bash", "sh"):
+                for line in block.text.splitlines():
+                    self._must(line)
+            elif page in GUIDES:
                 assert block.language == "text", f"{page.name} has a block of {block.language!r}: who executes it?"
+        written = {block.title for block in blocks(page) if block.title and block.language == "python"}
+        assert written - PROGRAMS.keys() <= {Path(path).name for path in _files_of(self.folder)}, "not imported"
+
+    def _here(self, text: str) -> str:
+        """Return what a page says, with its folders at the root of the disk in that of the reader."""
+        return re.sub(r"(?<=[\"' ])/(?=(?:checkpoints|data|results)/)", f"{self.folder}/", text)
+
+    def _save(self, block: Block) -> None:
+        """Write a file; pytest runs it if it is named as a file of tests."""
+        assert block.language in ("python", "yaml")
+        path = self.folder / block.title
+        path.write_text(self._here(block.text))
+        if block.title.startswith("test_"):
+            assert pytest.main([str(path), *_PYTEST], plugins=[]) == 0
+
+    def _must(self, line: str) -> None:
+        """Run a command that has to succeed; whole machines are set up by .ci/run, which takes its lines from here."""
+        if not line.startswith("pip install -c constraints.txt "):
+            self.type(line.partition("  #")[0], "")
+            assert self.code == 0, line
 
     def type(self, command: str, shown: str) -> None:
         """Run a command, and compare what it prints; ``...`` stands for anything."""
@@ -137,6 +190,11 @@ def links(page: Path) -> list[str]:
 
 def forget(folder: Path) -> None:
     """Drop the modules that were imported from a folder: another page may have others of their names."""
-    for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
-            del sys.modules[name]
+    for name in _files_of(folder).values():
+        del sys.modules[name]
+
+
+def _files_of(folder: Path) -> dict[str, str]:
+    """Return the files of a folder that were imported, with the names of their modules."""
+    files = {getattr(module, "__file__", None) or "/": name for name, module in list(sys.modules.items())}
+    return {path: name for path, name in files.items() if Path(path).is_relative_to(folder)}

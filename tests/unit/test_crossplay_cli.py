@@ -1,9 +1,8 @@
-"""``rl-eval crossplay``, and the example of its page in the docs."""
+"""``rl-eval crossplay``, with the example of its page in the docs."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,15 @@ from typer.testing import CliRunner, Result
 
 from rl_eval.cli import app
 from tests.unit.cli_world import printed
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def blocks(language: str) -> list[str]:
-    """Return the blocks of a language on the page, in order."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / "crossplay.md").read_text(), re.DOTALL | re.MULTILINE)
-    return [text for name, text in found if name == language]
+from tests.unit.pages_world import DOCS, blocks
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the files of the example."""
-    (tmp_path / "dice.py").write_text(blocks("python")[0])
-    (tmp_path / "dice.yaml").write_text(blocks("yaml")[0])
+    for block in blocks(DOCS / "crossplay.md"):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "dice", raising=False)
@@ -37,16 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def call(*args: str) -> Result:
     return CliRunner().invoke(app, ["crossplay", "dice.yaml", *args])
-
-
-def test_the_example_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints what the page shows, and the Python code reads what it saved."""
-    command, *shown = blocks("")[0].splitlines()
-    done = call(*command.split()[4:])
-    assert done.exit_code == 0, done.output
-    assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in shown]
-    exec(compile(blocks("python")[1], "docs/crossplay.md", "exec"), {})  # The page is ours.
-    assert "('even', 'loaded', 'plain')" in capsys.readouterr().out
 
 
 def test_files_and_json_say_the_same(folder: Path) -> None:

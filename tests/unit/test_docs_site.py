@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,31 +21,114 @@ import rl_eval
 from rl_eval import EvalConfig, evaluate
 from rl_eval.backends import pickled_settings
 from rl_eval.errors import ConfigError
-from tests.unit.pages_world import DOCS, ROOT, Reader, anchors, blocks, commands, forget, is_said, links, templates
+from tests.unit.pages_world import (
+    DOCS,
+    FOLLOWED,
+    GUIDES,
+    PAGES,
+    ROOT,
+    Reader,
+    anchors,
+    blocks,
+    commands,
+    has_python,
+    is_said,
+    links,
+    pages,
+    templates,
+)
 
-GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
+HERE = "tests/unit/test_docs_site.py"
 PROGRAMS = {"tune_gain.py": "ray.tune", "optuna_gain.py": "optuna"}
 """Files of the how-to that are run by themselves, and what they need."""
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-
-
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """A reader in an empty folder, from which modules can be imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield Reader(tmp_path)
-    forget(tmp_path)
+NEEDS = {"video": [pytest.mark.process]}
+"""Marks of pages: videos are encoded by ffmpeg."""
 
 
 # ------------------------------------------------------------------------------ what is shown runs
 
 
-@pytest.mark.parametrize("page", [*GUIDES, ROOT / "README.md"], ids=lambda page: page.stem)
-def test_a_guide_can_be_followed(reader: Reader, page: Path) -> None:
+def cleanrl() -> dict[str, Any]:
+    """A script of CleanRL, and what it saved."""
+    Path("ppo.py").write_text(AGENT)
+    import ppo
+    import torch
+
+    agent = ppo.Agent(gym.make_vec("CartPole-v1", num_envs=2))
+    torch.save(agent.state_dict(), "ppo.cleanrl_model")
+    return {"agent": agent, "q_network": torch.nn.Linear(4, 2)}
+
+
+def log() -> dict[str, Any]:
+    """A log in ``DIR``."""
+    evaluate(cartpole(), balance, run_dir="DIR")
+    return {}
+
+
+def training() -> dict[str, Any]:
+    """A training that makes great steps and changes nothing."""
+    import torch
+
+    steps = iter(range(250_000, 2_000_000, 250_000))
+    module = torch.nn.Linear(4, 2)
+    return {"config": cartpole(), "module": module, "chosen": module, "step": 0, "train": lambda module: next(steps)}
+
+
+AGENT = """
+from torch import nn
+from torch.distributions import Categorical
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def get_action_and_value(self, x, action=None):
+        drawn = Categorical(logits=self.actor(x))
+        action = drawn.sample() if action is None else action
+        return action, drawn.log_prob(action), drawn.entropy(), self.critic(x)
+"""
+"""The part of a script of CleanRL that is the agent."""
+
+
+def cartpole() -> EvalConfig:
+    return EvalConfig().environment("CartPole-v1").evaluation(num_episodes=2)
+
+
+def balance(observations: Any) -> Any:
+    return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+
+
+BEFORE: dict[str, Callable[[], dict[str, Any]]] = {
+    "coming_from_cleanrl": cleanrl,
+    "evaluator": lambda: {**training(), "train": lambda module: None},
+    "faults": lambda: {"config": cartpole().policy(balance)},
+    "log": log,
+    "training_loops": training,
+    "video": lambda: {"config": cartpole(), "policy": balance},
+}
+"""What a page takes for granted: it makes the files, and returns the names."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=NEEDS.get(page.stem, ()), id=page.stem) for page in pages(HERE)]
+)
+def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
     """All its Python runs, and every command prints what is shown and ends with the code that is shown."""
-    assert blocks(page)
-    reader.follow(page, without=tuple(PROGRAMS))
+    reader.names |= BEFORE.get(page.stem, dict)()
+    reader.follow(page)
+
+
+def test_no_python_is_left_out() -> None:
+    """Each page that has Python is followed by one file of tests, and a reader sees all its blocks."""
+    followed = Counter(page for test in (HERE, *FOLLOWED) for page in pages(test))
+    assert followed == Counter({*filter(has_python, PAGES), *GUIDES})
+    for page in followed:
+        opened = re.findall(r"^\s*(?:```|~~~)(?=.)", page.read_text(), re.MULTILINE)
+        assert len(opened) == sum(bool(block.language) for block in blocks(page)), f"{page.name} has another fence"
+    for test in FOLLOWED:
+        assert "reader.follow(page)" in (ROOT / test).read_text()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

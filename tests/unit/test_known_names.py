@@ -114,25 +114,6 @@ def test_a_counterpart_that_is_missing_is_noticed() -> None:
         exists("rl_eval.errors:NoSuch")
 
 
-# ------------------------------------------------------------------------------ examples
-
-
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """One after the other, but for that which needs Ray."""
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {}
-    for block in blocks():
-        if "import ray" not in block:
-            exec(compile(block, str(PAGE), "exec"), space)
-    shown = capsys.readouterr().out
-    assert (tmp_path / "filters.json").exists()
-    assert "evaluated" in shown
-
-
 def test_yaml_of_the_page_are_keys_that_there_are() -> None:
     """And of the page on environments."""
     import yaml

@@ -35,6 +35,7 @@ from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.trajectories.export import export_trajectories
 from rl_eval.weights import save_weights_file, snapshot_weights
+from tests.unit.pages_world import Reader, pages
 
 
 def bits(result: EvalResult) -> tuple[str, bytes]:
@@ -860,12 +861,11 @@ def test_a_config_of_several_policies_goes_through_yaml(tmp_path: Path) -> None:
     assert again == settings
 
 
-def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_page_run(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     """One after the other, as somebody who reads it would."""
-    page = (Path(__file__).parents[2] / "docs" / "multi_agent.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "docs/multi_agent.md", "exec"), names)
+    [page] = pages("tests/unit/test_multi_agent.py")
+    reader.follow(page)
+    names = reader.names
     assert names["swapped"].status == names["after"].status == "complete"
     assert names["before"].fingerprint != names["after"].fingerprint
     printed = capsys.readouterr().out

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -23,6 +21,7 @@ from rl_eval.ope.weights import effective_sample_size, importance_weights, large
 from rl_eval.policies.filters import FilteredPolicy
 from rl_eval.policies.function import CallablePolicy
 from tests.unit.cli_world import call, make_folder, printed
+from tests.unit.pages_world import blocks, pages
 
 WORLDS = 200
 ESTIMATORS = {**MODEL_FREE, **WITH_MODEL}
@@ -578,12 +577,11 @@ def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
 # The documentation
 
 
-def test_the_example_of_the_documentation_prints_what_it_shows(capsys):
+def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys):
     """``docs/off_policy.md``, line by line."""
-    page = (Path(__file__).parents[2] / "docs" / "off_policy.md").read_text()
-    code, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
-    exec(compile(code, "off_policy.md", "exec"), {})
-    assert capsys.readouterr().out == shown
+    [page] = pages("tests/unit/test_ope.py")
+    reader.follow(page)
+    assert capsys.readouterr().out in [block.text for block in blocks(page)]
 
 
 # The command line

@@ -1,0 +1,119 @@
+"""Pages of the docs on what comes from elsewhere: their Python runs where the other library is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.pages_world import Reader, pages
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+NEEDS = {"coming_from_rllib": "ormsgpack", "coming_from_sb3": "sb3_contrib", "coming_from_torchrl": "torchrl"}
+BIRDS = """
+import gymnasium as gym
+import numpy as np
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+
+class HawksAndDoves(MultiAgentEnv):
+    def __init__(self, config=None):
+        super().__init__()
+        self.agents = self.possible_agents = ["hawk", "dove"]
+        self.observation_spaces = dict.fromkeys(self.agents, gym.spaces.Box(-1.0, 1.0, (2,), np.float32))
+        self.action_spaces = dict.fromkeys(self.agents, gym.spaces.Discrete(2))
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return dict.fromkeys(self.agents, np.zeros(2, np.float32)), {}
+
+    def step(self, actions):
+        self.steps += 1
+        seen, over = dict.fromkeys(self.agents, np.zeros(2, np.float32)), {"__all__": self.steps >= 5}
+        return seen, {bird: float(action) for bird, action in actions.items()}, over, {"__all__": False}, {}
+
+
+def mapping(agent, episode):
+    return agent
+"""
+"""A game of two birds, one of each kind."""
+MASKED = """
+import gymnasium as gym
+import numpy as np
+
+
+class Masked(gym.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def action_masks(self):
+        return np.array([True, False, True])
+
+    def step(self, action):
+        assert action != 1
+        return np.zeros(2, np.float32), float(action), False, False, {}
+
+
+gym.register("MaskedEnv-v0", Masked, max_episode_steps=5)
+"""
+"""A package with an environment of which one action is never legal."""
+
+
+def rllib(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A game for several agents, in the session of the reader, so that it travels by value."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(BIRDS, names)
+    return names
+
+
+def sb3(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A model with its normalizer, one with masks, and trainings that end soon."""
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    learn = PPO.learn
+    patch.setattr(PPO, "learn", lambda model, steps, callback=None: learn(model, min(steps, 64), callback))
+    venv = VecNormalize(make_vec_env("Hopper-v5"))
+    PPO("MlpPolicy", venv, n_steps=64).learn(64).save("model.zip")
+    venv.save("vn.pkl")
+    Path("my_package.py").write_text(MASKED)
+    maskable = MaskablePPO("MlpPolicy", "my_package:MaskedEnv-v0", n_steps=8, batch_size=8)
+    return {"maskable_model": maskable, "eval_env": make_vec_env("Hopper-v5")}
+
+
+def torchrl(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """An environment and a policy of TorchRL."""
+    from torch import nn
+    from torchrl.envs import GymEnv
+    from torchrl.modules import QValueActor
+
+    def make() -> Any:
+        return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+    return {"make_torchrl_env": make, "policy": QValueActor(nn.Linear(4, 2), spec=make().action_spec)}
+
+
+BEFORE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
+    "coming_from_rllib": rllib,
+    "coming_from_sb3": sb3,
+    "coming_from_torchrl": torchrl,
+}
+"""What a page takes for granted: it makes the files, and returns the names."""
+
+
+@pytest.mark.parametrize("page", pages("tests/integrations/test_pages.py"), ids=lambda page: page.stem)
+def test_a_page_can_be_followed(reader: Reader, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its Python runs."""
+    pytest.importorskip(NEEDS[page.stem])
+    reader.names |= BEFORE[page.stem](monkeypatch)
+    reader.follow(page)
