@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import operator
 import os
@@ -19,7 +20,7 @@ from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors import ConfigError, EvalError, UsageError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
@@ -115,6 +116,10 @@ class EvalRunnerGroup(WorkerCalls):
             self._pool.weights = PublishedWeights(*self._backend.publish(weights))
         self._posted = self._pool.weights
         """The weights that were posted last."""
+        if not settings.runners.num_runners:
+            with contextlib.suppress(EvalError):  # An evaluation says it.
+                # It may build an environment, which must not be while the loop's thread builds others.
+                settings.runners.runner_class.columns(settings)
         self._loop.start()
         if settings.runners.num_runners:
             # Before Ray goes down with the process: its driver must not call it then.

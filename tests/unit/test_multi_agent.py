@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,27 @@ def test_a_single_policy_plays_all_agents() -> None:
     config = EvalConfig().environment(Crowd).policy(Counting(1), deterministic=False).evaluation(num_episodes=20)
     seen = {bits(evaluate(config.copy().runners(runner="multi_agent", num_envs_per_runner=n))) for n in (1, 5)}
     assert len(seen) == 1
+
+
+class Alone(Crowd):
+    """Notes when two are built at the same time, which many simulators do not survive."""
+
+    building = overlapping = 0
+
+    def __init__(self) -> None:
+        Alone.building += 1
+        Alone.overlapping += Alone.building > 1
+        time.sleep(0.05)
+        super().__init__()
+        Alone.building -= 1
+
+
+def test_no_two_environments_are_built_at_the_same_time() -> None:
+    """The agents are asked for in the caller's thread, and runners of a group are built in another."""
+    Alone.overlapping = 0
+    with EvalRunnerGroup(crowd_config(num_envs_per_runner=2).environment(Alone)) as group:
+        assert group.evaluate(num_episodes=2).status == "complete"
+    assert not Alone.overlapping
 
 
 def test_other_noise_for_every_agent_step_and_episode() -> None:
