@@ -117,6 +117,7 @@ class Reader:
         """Write a file; pytest runs it if it is named as a file of tests."""
         assert block.language in ("python", "yaml")
         path = self.folder / block.title
+        sys.modules.pop(path.stem, None)  # Another reader's.
         path.write_text(self._here(block.text))
         if block.title.startswith("test_"):
             assert pytest.main([str(path), *_PYTEST], plugins=[]) == 0

@@ -62,8 +62,8 @@ def moves(space: gym.Space[Any], seed: int, seat: int, step: int, mask: Any = No
 
 
 def test_a_parallel_environment_gives_the_returns_of_its_own_loop() -> None:
-    """Pursuit of two by three in mpe2: 20 of 20 episodes, agent by agent, in batches of all."""
-    result = evaluate(tag_config(20, num_envs_per_runner=16))
+    """Pursuit of two by three in mpe2: 100 of 100 episodes, agent by agent, in batches of all."""
+    result = evaluate(tag_config(100, num_envs_per_runner=16))
     assert result.status == "complete"
     env = mpe2.simple_tag_v3.parallel_env(num_good=2, num_adversaries=3, num_obstacles=1, max_cycles=20)
     for record in result.episodes:
@@ -80,8 +80,8 @@ def test_a_parallel_environment_gives_the_returns_of_its_own_loop() -> None:
 
 
 def test_a_board_game_gives_the_returns_of_its_own_loop() -> None:
-    """Tic-tac-toe through ``agent_iter`` and ``last``: 40 of 40 games."""
-    result = evaluate(tictactoe_config(40, num_envs_per_runner=16))
+    """Tic-tac-toe through ``agent_iter`` and ``last``: 100 of 100 games."""
+    result = evaluate(tictactoe_config(100, num_envs_per_runner=16))
     env = pettingzoo.make("aec", "classic/tictactoe-v3")
     for record in result.episodes:
         env.reset(seed=record.seed)

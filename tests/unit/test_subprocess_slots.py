@@ -209,7 +209,8 @@ def test_calls_reach_the_environments_where_they_live_and_none_is_left() -> None
 def test_the_death_of_a_runner_ends_its_processes(how: str, tmp_path: Path) -> None:
     """Also those that are busy in a step, and hold the interpreter's lock."""
     script = f"""
-import os, sys, time
+import sys, time
+sys.path.append({str(Path(__file__).parents[1] / "cluster")!r})
 from tests.unit.test_subprocess_slots import config, leases, running
 made = config(2, 2, kind={how!r}, episodes=[0, 1])
 with running(made) as runner:
