@@ -44,11 +44,12 @@ from rl_eval.cli.exits import (
     REPLAY_CODES,
     RETRY_CODES,
     RUN_CODES,
+    VERBOSE,
     VIDEO_CODES,
     VIEW_CODES,
     WATCH_CODES,
 )
-from rl_eval.cli.shared import CommandLine
+from rl_eval.cli.shared import CommandLine, NoColor
 
 __all__ = ["app", "main"]
 
@@ -99,10 +100,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _with_tracebacks(wanted: bool) -> None:
+    if wanted:
+        os.environ[VERBOSE] = "1"  # Where every command finds it.
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", callback=_with_tracebacks, help="Show the traceback of any error."),
+    ] = False,
+    no_color: NoColor = False,
 ) -> None:
     """Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone."""

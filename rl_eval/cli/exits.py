@@ -33,6 +33,7 @@ __all__ = [
     "REPLAY_CODES",
     "RETRY_CODES",
     "RUN_CODES",
+    "VERBOSE",
     "VIDEO_CODES",
     "VIEW_CODES",
     "WATCH_CODES",
@@ -209,9 +210,10 @@ Exit codes:
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-Debug = Annotated[
-    bool, typer.Option("--verbose", "-v", envvar="RL_EVAL_VERBOSE", help="Show the traceback of any error.")
-]
+VERBOSE: Final = "RL_EVAL_VERBOSE"
+"""Environment variable that does what ``--verbose`` does."""
+
+Debug = Annotated[bool, typer.Option("--verbose", "-v", envvar=VERBOSE, help="Show the traceback of any error.")]
 
 
 def code_of(error: EvalError) -> ExitCode:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["CommandLine", "FolderOfRuns", "argument", "option"]
+__all__ = ["CommandLine", "FolderOfRuns", "NoColor", "argument", "option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,22 +33,22 @@ def _without_color(wanted: bool) -> None:
         os.environ["NO_COLOR"] = "1"  # What rich looks at, in this process and in those that it starts.
 
 
+NoColor = Annotated[
+    bool,
+    typer.Option(
+        "--no-color",
+        callback=_without_color,
+        is_eager=True,
+        expose_value=False,
+        help="No colours on the terminal; NO_COLOR=1 does the same.",
+    ),
+]
+
 _shared = typer.Typer(add_completion=False)
 
 
 @_shared.command()
-def _options(
-    no_color: Annotated[
-        bool,
-        typer.Option(
-            "--no-color",
-            callback=_without_color,
-            is_eager=True,
-            expose_value=False,
-            help="No colours on the terminal; NO_COLOR=1 does the same.",
-        ),
-    ] = False,
-) -> None:
+def _options(no_color: NoColor = False) -> None:
     """Do nothing: only the options count."""
 
 

@@ -75,10 +75,17 @@ def folder(tmp_path, monkeypatch):
 def test_no_color_prints_none(folder):
     """Neither in a table nor in an error; processes that it starts learn of it."""
     for words in (("show", "runs"), ("show", "nowhere")):
-        colored, plain = call(*words), call(*words, "--no-color")
-        assert COLOR.search(colored.output)
-        assert not COLOR.search(plain.output)
-        assert os.environ.pop("NO_COLOR") == "1"
+        assert COLOR.search(call(*words).output)
+        for plain in ((*words, "--no-color"), ("--no-color", *words)):
+            assert not COLOR.search(call(*plain).output)
+            assert os.environ.pop("NO_COLOR") == "1"
+
+
+def test_a_traceback_may_be_asked_for_before_the_command(folder, monkeypatch):
+    monkeypatch.setenv("RL_EVAL_VERBOSE", "")
+    assert "Traceback" not in call("show", "nowhere").output
+    for words in (("show", "nowhere", "-v"), ("-v", "show", "nowhere")):
+        assert "Traceback" in call(*words).output
 
 
 def test_quiet_leaves_one_line(folder):
