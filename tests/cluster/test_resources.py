@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, RunnerStartError
@@ -65,6 +66,7 @@ def test_runners_may_be_in_the_bundles_of_their_caller() -> None:
 
         with EvalRunnerGroup(asked) as group:
             status = group.evaluate().status
+            assert eventually(lambda: group.healthy_runner_ids == [0, 1])
             return ray.util.get_current_placement_group().id, group.foreach_runner(place), status
 
     group = ray.util.placement_group([{"CPU": 1}] * 3)
