@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,10 +91,11 @@ def config_keys(
     if weights is not None and str(weights).startswith("hf:/"):
         raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
     keys = _policy_keys(policy, say, assignments or (), trust=trust)
-    if weights is not None and (keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())):
+    named = keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())
+    if weights is not None and named:
         raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
     given = {assignment.partition("=")[0] for assignment in assignments or ()}
-    if weights is None and "policy.weights" not in given and _makes_its_weights(policy, keys):
+    if weights is None and "policy.weights" not in given and policy not in (None, "random") and not named:
         say(f"policy: no --weights are given, so it has those that {keys['policy.policy']} makes, if any")
     flags = {
         "policy.weights": None if weights is None else absolute(weights),
@@ -130,12 +131,6 @@ def _policy_keys(
             raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
     say(f"policy: {source.said}")
     return keys_of(source)
-
-
-def _makes_its_weights(policy: str | None, keys: Mapping[str, Any]) -> bool:
-    """Whether a policy has the weights that its factory gives it, maybe at random, and no file is named."""
-    named = keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())
-    return policy not in (None, "random") and not named
 
 
 def check_evaluated(command: str, env: str | None, policy: str | None, assignments: list[str] | None) -> None:

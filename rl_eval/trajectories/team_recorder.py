@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 
@@ -15,20 +15,9 @@ from rl_eval.trajectories.trajectory import Key, Trajectory, agent_leaves
 
 __all__ = ["TeamRecorder", "make_recorder"]
 
-_REWARD: Final = "reward"
-
 
 def make_recorder(env: Any, info_keys: Sequence[str] = (), *, compress_images: bool = False) -> Any:
-    """Return the observer that records trajectories of an environment, of one agent or of several.
-
-    Args:
-        env: The environment that it sees.
-        info_keys: Scalars of the step ``info`` to keep.
-        compress_images: Compress images without loss as they come in.
-
-    Raises:
-        ConfigError: A space has parts that are no arrays of one shape.
-    """
+    """Return the observer that records trajectories of an environment, of one agent or of several; see these."""
     recorder = TeamRecorder if isinstance(env, TeamEnv) else TrajectoryRecorder
     return recorder(env, info_keys, compress_images=compress_images)
 
@@ -86,7 +75,7 @@ class TeamRecorder:
         for agent, reward in self._env.unread.items():  # The episode was cut before it was the agent's turn.
             self._rewards.array[steps - 1] += reward
             agents[agent].rewards.array[steps - 1] += reward
-        rewards = {f"{_REWARD}/{agent}": columns.rewards for agent, columns in agents.items()}
+        rewards = {f"reward/{agent}": columns.rewards for agent, columns in agents.items()}
         return Trajectory(
             index=record.index,
             seed=record.seed,
