@@ -513,14 +513,14 @@ def test_a_model_that_cannot_be_saved_does_not_end_the_training(tmp_path, caplog
 
 def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypatch):
     """As in SB3's file, which has every evaluation when the training ends."""
-    monkeypatch.setattr("rl_eval.integrations.sb3.callback._KEPT", 2)
+    monkeypatch.setattr("rl_eval.integrations.sb3.callback._KEPT", 1)
     callback = EvalCallback(make_config(), every_steps=40, log_path=tmp_path, verbose=0)
     seen: list[tuple[int, EvalResult]] = []
     log = callback._log
     monkeypatch.setattr(callback, "_log", lambda step, result: (seen.append((step, result)), log(step, result)))
     make_ppo().learn(320, callback=callback)
-    assert len(seen) > 2
-    assert callback.results == seen[-2:]
+    assert len(seen) > 1  # The first and the last; how many come between is up to the machine.
+    assert callback.results == seen[-1:]
     with np.load(tmp_path / "evaluations.npz") as arrays:
         assert arrays["timesteps"].tolist() == [step for step, _ in seen]
         assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in seen])

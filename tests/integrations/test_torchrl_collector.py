@@ -283,7 +283,9 @@ def test_actors_collect_the_same(ray_cluster: None) -> None:
 
 def test_minari_data_are_read_by_torchrl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("minari")
-    from torchrl.data.datasets import MinariExperienceReplay
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # As above.
+        from torchrl.data.datasets import MinariExperienceReplay
 
     from rl_eval.trajectories.export import export_trajectories
 
