@@ -62,10 +62,13 @@ class ObservationBatch:
         """Those that were not yet noted as outside."""
         self._batches = 0
         self._look_at_once = True
-        self._only: Array | None = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
-        self._row_shape = self._only.shape[1:] if self._only is not None else ()
+        # Of a space without parts, kept here because they are needed at every step.
+        only = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
+        self._row_views = [] if only is None else [only[row, ...] for row in range(rows)]
+        self._row_dtype = None if only is None else only.dtype
+        self._row_shape = () if only is None else only.shape[1:]
         self.note: Callable[[int, str, str], None] = lambda *_: None
         """Takes the row, what is odd about its observation, and what was seen."""
 
@@ -75,14 +78,12 @@ class ObservationBatch:
         Raises:
             EnvError: Its structure or a shape differs from the space's.
         """
-        only = self._only
         if (
-            only is not None
-            and type(observation) is np.ndarray
-            and observation.dtype is only.dtype
+            type(observation) is np.ndarray
+            and observation.dtype is self._row_dtype
             and observation.shape == self._row_shape
         ):
-            only[row] = observation
+            self._row_views[row][...] = observation
             return
         for path, array in self._leaves:
             self._write_leaf(array, row, path, observation)
