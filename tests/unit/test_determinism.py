@@ -79,11 +79,11 @@ def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int 
 
 
 @given(st.integers(1, 2000), st.integers(0, 2**32))
-def test_auto_chooses_five_from_the_second_half(episodes: int, seed: int) -> None:
+def test_auto_chooses_six_from_the_second_half(episodes: int, seed: int) -> None:
     """Most environments have served others by then; a short plan is taken as it is."""
     chosen = candidates(episodes, "auto", seed)
-    assert len(set(chosen)) == len(chosen) == min(5, episodes)
-    assert all(min(episodes // 2, max(0, episodes - 5)) <= index < episodes for index in chosen)
+    assert len(set(chosen)) == len(chosen) == min(6, episodes)
+    assert all(min(episodes // 2, max(0, episodes - 6)) <= index < episodes for index in chosen)
     assert chosen == candidates(episodes, "auto", seed)
 
 
@@ -122,6 +122,21 @@ def test_auto_takes_no_longer_than_two_seconds_or_two_percent(
         assert sum((own + passes)[chosen]) <= budget * runners * (1 + 1e-9)
     if max(own + passes) * 4 <= budget:
         assert len(chosen) == 4
+
+
+@given(st.lists(st.integers(1, 1000), min_size=200, max_size=200), st.integers(0, 2**32), st.sets(st.integers(0, 199)))
+def test_auto_takes_no_more_than_two_percent_of_the_steps_of_200_episodes(lengths, seed, failed) -> None:
+    """The longest four that fit, so that long episodes are looked at as well; fewer only where no four do."""
+    records = table(200, failed=tuple(failed))
+    records.rows["length"] = lengths
+    sample = candidates(200, "auto", seed)
+    chosen, _ = affordable(records, sample, 10.0, 0.0, 1, 1)
+    steps, done = np.array(lengths), records.completed
+    most, among = 4 * steps[done].mean(), sorted(steps[index] for index in sample if done[index])
+    if among and among[0] <= most:
+        assert set(chosen) <= set(sample)
+        assert steps[chosen].sum() <= most
+    assert len(chosen) == max([count for count in range(1, min(4, len(among)) + 1) if sum(among[:count]) <= most] or [1])
 
 
 def test_a_network_that_is_slow_for_one_is_not_run_again() -> None:
