@@ -113,7 +113,8 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
     Args:
         num_episodes: Episodes of the plan.
-        share: Share of the plan, at least one episode; ``auto`` is six, of which four run again.
+        share: Share of the plan, at least one episode; ``auto`` is six of the second half, or the last five of a plan
+            that has less, of which four run again.
         seed: Root seed of the plan.
 
     Returns:
@@ -123,7 +124,7 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
         return []
     first, count = 0, 0
     if share == "auto":
-        first = max(0, min(num_episodes - _TRACED, num_episodes // 2))
+        first = max(0, min(num_episodes - _EPISODES - 1, num_episodes // 2))
         count = min(_TRACED, num_episodes - first)
     else:
         count = max(1, math.ceil(share * num_episodes))

@@ -187,7 +187,7 @@ def test_an_environment_that_leaks_is_told_wherever_its_numbers_are(folder, monk
     outcome = watch_once("--set", "environment.env=watch_leaky:make")
     lines = [line for line in outcome.stdout.splitlines() if "mean return" in line]
     assert len(lines) == 3
-    assert all("NOT a function of its seed" in line for line in lines)
+    assert all("NOT a function of its seed" in line for line in lines), lines
     (row,), found = curve(), best()
     assert "NOT a function of its seed" in row["determinism"]
     assert "NOT a function of its seed" in row["held_out_determinism"]
