@@ -141,6 +141,14 @@ def test_auto_takes_no_more_than_two_percent_of_the_steps_of_200_episodes(length
     assert len(chosen) == max([count for count in counts if sum(among[:count]) <= most], default=1)
 
 
+def test_auto_prefers_the_long_ones_of_those_that_fit() -> None:
+    """What goes wrong late in an episode is not seen in a short one."""
+    records = table(200)
+    records.rows["length"] = 12
+    records.rows["length"][100:106] = 5, 10, 5, 10, 10, 10
+    assert sorted(affordable(records, range(100, 106), 10.0, 0.0, 1, 1)[0]) == [101, 103, 104, 105]
+
+
 def test_a_network_that_is_slow_for_one_is_not_run_again() -> None:
     """32 episodes share a forward pass of 5 ms: 0.16 s of 1000 passes is a share, and 5 s the price of another run."""
     records = table(episodes=64, seconds=0.3)
