@@ -137,6 +137,9 @@ def affordable(
 ) -> tuple[list[int], str]:
     """Return which episodes ``auto`` runs again, or why none.
 
+    As many as fit, at most four, and of those sets the longest: together they take no longer than allowed, and have no
+    more steps than four average episodes, so that the check of 200 episodes takes at most 2 % of their steps.
+
     Args:
         table: Records of the whole plan.
         chosen: Candidates.
@@ -159,25 +162,16 @@ def affordable(
             f"one more episode would take {seconds[cheapest]:.1f} s, longer than {_FREE_SECONDS:g} s and "
             f"{100 * _FREE_SHARE:g} % of the run; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
         )
-    taken: list[int] = []
-    for index in sorted(_no_longer_than_average(table, chosen), key=lambda index: seconds[index]):
-        more = [*taken, index]
-        passes = math.ceil(len(more) / (runners * lanes)) * policy[more].max()
-        if max(seconds[more].max(), own[more].sum() / runners + passes) <= budget:
-            taken = more
-    return taken or [cheapest], ""
+    lengths = table.rows["length"]
+    most_steps = _EPISODES * lengths[completed].mean()
 
+    def fits(some: list[int]) -> bool:
+        passes = math.ceil(len(some) / (runners * lanes)) * policy[some].max()
+        longest = max(seconds[some].max(), own[some].sum() / runners + passes)
+        return bool(longest <= budget and lengths[some].sum() <= most_steps)
 
-def _no_longer_than_average(table: EpisodeTable, chosen: Sequence[int]) -> tuple[int, ...]:
-    """Return the longest four candidates that have at most the steps of four average episodes, or fewer.
-
-    So the check of 200 episodes takes at most 2 % of their steps.
-    """
-    lengths, completed = table.rows["length"], table.completed
-    most = _EPISODES * lengths[completed].mean()
-    eligible = [index for index in chosen if completed[index]]
+    eligible = [index for index in chosen if table.completed[index]]
     for count in range(min(_EPISODES, len(eligible)), 0, -1):
-        fitting = [some for some in combinations(eligible, count) if lengths[list(some)].sum() <= most]
-        if fitting:
-            return max(fitting, key=lambda some: int(lengths[list(some)].sum()))
-    return ()
+        if fitting := [some for some in map(list, combinations(eligible, count)) if fits(some)]:
+            return max(fitting, key=lambda some: int(lengths[some].sum())), ""
+    return [cheapest], ""

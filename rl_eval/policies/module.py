@@ -61,7 +61,6 @@ class ModulePolicy:
         self._space = action_space
         self._deterministic = deterministic
         self._device = torch.device(device)
-        self._on_cpu = self._device.type == "cpu"
         self._dtype = _observation_dtype(module)
         self._last: tuple[Array, Array | None, Array] | None = None
         """What the module computed for the last batch, and the actions that were drawn from it."""
@@ -131,7 +130,7 @@ class ModulePolicy:
         tensor = torch.from_numpy(array)
         if self._dtype not in (None, tensor.dtype) and tensor.is_floating_point():
             tensor = tensor.to(self._dtype)
-        return tensor if self._on_cpu else tensor.to(self._device)
+        return tensor.to(self._device)
 
     def _read(
         self, output: Array, log_std: Array | None, live: npt.NDArray[np.bool_], noise: NoiseSource | None

@@ -149,6 +149,15 @@ def test_auto_prefers_the_long_ones_of_those_that_fit() -> None:
     assert sorted(affordable(records, range(100, 106), 10.0, 0.0, 1, 1)[0]) == [101, 103, 104, 105]
 
 
+def test_auto_prefers_many_to_long_ones() -> None:
+    """Where the long ones take too long together, the short ones run again."""
+    records = table(200)
+    records.rows["length"] = 120
+    for column, unit in (("length", 100), ("step_seconds", 1.0)):
+        records.rows[column][100:106] = [unit * length for length in (0.3, 0.4, 0.5, 0.6, 1.0, 1.1)]
+    assert sorted(affordable(records, range(100, 106), 10.0, 0.0, 1, 1)[0]) == [100, 101, 102, 103]
+
+
 def test_a_network_that_is_slow_for_one_is_not_run_again() -> None:
     """32 episodes share a forward pass of 5 ms: 0.16 s of 1000 passes is a share, and 5 s the price of another run."""
     records = table(episodes=64, seconds=0.3)
