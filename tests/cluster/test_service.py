@@ -92,11 +92,13 @@ def state(name: str) -> str:
     return "none" if found is None else found.state
 
 
-def actors() -> set[int]:
-    """Pids of all actors of the cluster."""
+def processes_of(service: str) -> set[int]:
+    """Pids of the actor of a service and of its runners; other services start theirs at any time."""
     from ray._private import state as cluster
 
-    return {one["Pid"] for one in cluster.actors().values() if one["State"] == "ALIVE" and one["Pid"]}
+    living = [one for one in cluster.actors().values() if one["State"] == "ALIVE"]
+    (home,) = (one["Address"] for one in living if one["Name"] == f"rl_eval:{service}")
+    return {one["Pid"] for one in living if home in (one["Address"], one["OwnerAddress"])}
 
 
 def alive(pid: int) -> bool:
@@ -222,11 +224,12 @@ def test_four_processes_are_each_answered_once_and_in_order(tmp_path: Path) -> N
 
 def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes(tmp_path: Path) -> None:
     """``stop`` keeps what was accepted; the next service on the folder answers it, to a client of the same name."""
-    before, gate = actors(), tmp_path / "gate"
+    gate = tmp_path / "gate"
     with own_service("first", client="trainer", run_dir=tmp_path / "service", detached=True, gate=str(gate)) as ev:
         handles = [ev.submit(weights(value), step=value) for value in (1, 2)]
         assert eventually(lambda: handles[0].progress().num_runners == 1)
-        pids = actors() - before
+        pids = processes_of("first")
+        assert len(pids) == 2
         stopped = CliRunner().invoke(app, ["service", "stop", "first"])
         assert (stopped.exit_code, stopped.output) == (0, "service first has ended\n")
         for handle in handles:
