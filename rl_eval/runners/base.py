@@ -465,6 +465,8 @@ class EvalRunner(WorkerInterface):
         lane.stale = lane.stale or self._renewing or lane.lease.fresh
         if lane.trace is not None or lane.observed is not None:
             lane.unwrap()
+            if self._sweeps is not None:
+                self._sweeps.end(lane.index)
         lane.lease = None
         lane.unreported = True
         self._spent += lane.stale

@@ -104,8 +104,6 @@ class Inference:
     def end(self, lane: int) -> None:
         """Free the lane."""
         self.live[lane] = False
-        if self.sweeps is not None:
-            self.sweeps.end(lane)
 
     def act(self) -> tuple[Any, dict[int, Exception]]:
         """Choose an action for every live lane.

@@ -157,7 +157,7 @@ class Lane:
             self.discounted_return,
             self.length,
             terminated,
-            cut is not Truncation.NONE,
+            bool(cut),
             cut,
             self.success_once,
             self.success_at_end,
