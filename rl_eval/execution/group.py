@@ -409,6 +409,7 @@ class EvalRunnerGroup(WorkerCalls):
             if on_submitted is not None:
                 on_submitted(handle)
             if sync is not None:
+                sync.evaluation = handle
                 self._loop.post(sync)
             self._loop.post(Opening(outcome, sync, held))
         return handle

@@ -136,7 +136,7 @@ class EvalHandle:
         return asyncio.wrap_future(self._future).__await__()
 
     def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
-        """Stop; episodes that have not finished are dropped.
+        """Stop; episodes that have not finished are dropped. One that waits for its turn is done at once.
 
         Args:
             reason: What the result will say.

@@ -16,6 +16,7 @@ from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.supervision.flight_recorder import CrashReport
 
 if TYPE_CHECKING:
+    from rl_eval.execution.handle import EvalHandle
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
@@ -170,8 +171,13 @@ class WeightsSync(_Broadcast):
         super().__init__(requests.SetWeights(weights.handle))
         self._weights = weights
         self._former: PublishedWeights | None = None
-        self.superseded = False
+        self.evaluation: EvalHandle | None = None
+        """What it is sent for, if that is an evaluation."""
+
+    @property
+    def superseded(self) -> bool:
         """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
+        return self.evaluation is not None and self.evaluation.done()
 
     @property
     def version(self) -> int:
@@ -265,7 +271,11 @@ class FollowUp:
     """Work of a runner right after an evaluation, while it still has its weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
-    """Given the result, in the driver's thread: what to call with a runner, one after the other."""
+    """Given the result, in the driver's thread: what to call with a runner, one after the other.
+
+    The result of an evaluation that was cancelled before it began comes in the thread that cancelled it; no runner is
+    called then.
+    """
     done: Callable[[list[Future[Any]]], object]
     """Given what they returned or raised, once, when all are done; must return soon."""
     timeout_s: float

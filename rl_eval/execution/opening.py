@@ -43,10 +43,12 @@ class Opening(Job):
         self._held = held
         self._reading: Future[tuple[Manifest, LogContents] | None] = Future()
         self._next: list[Job] | None = None
+        self._taken = False
 
     def start(self, now: float) -> None:
         """See :class:`Job`."""
-        if self._withdrawn():  # It may have been cancelled before it was ever waiting.
+        self._taken = self._outcome.take()
+        if not self._taken:
             return
         if self._sync is not None and (error := self._sync.future.exception()) is not None:
             self._outcome.fail(error)  # Nothing is being read yet that could be waited for.
@@ -66,7 +68,7 @@ class Opening(Job):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self.done or (not self.started and self._withdrawn()) or not self._reading.done():
+        if self.done or not self._reading.done():
             return
         try:
             if found := self._reading.result():
@@ -78,10 +80,11 @@ class Opening(Job):
 
     def fail(self, error: BaseException) -> None:
         """See :class:`Job`."""
-        if self.started and self._outcome.store.durable and not self.done:
+        if self._taken and self._outcome.store.durable and not self.done:
             with suppress(Exception):
                 self._reading.result(_LAST_READ_S)
-        self._outcome.fail(error)
+        if self._taken or self._outcome.take():
+            self._outcome.fail(error)
 
     @property
     def done(self) -> bool:
@@ -91,15 +94,6 @@ class Opening(Job):
     def successors(self) -> list[Job]:
         """See :class:`Job`."""
         return self._next or []
-
-    def _withdrawn(self) -> bool:
-        """End if it was cancelled before its turn came; return whether it was."""
-        reason = self._outcome.cancelled or self._outcome.cancelled_while_waiting
-        if reason:
-            if self._sync is not None:
-                self._sync.superseded = True
-            self._next = self._outcome.conclude(reason)
-        return bool(reason)
 
     def _read(self) -> None:
         outcome = self._outcome

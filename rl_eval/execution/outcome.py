@@ -5,6 +5,7 @@ The jobs of an evaluation write into it, one after the other; when it is done it
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,7 +68,10 @@ class EvalOutcome:
         """Whether episodes run again for the determinism check."""
         self.failure = ""
         """Why it ends although nobody cancelled it."""
-        self.cancelled = self.cancelled_while_waiting = ""
+        self.cancelled = ""
+        """Why it ends although it has begun."""
+        self._taken = threading.Lock()
+        """Held from when it begins, or is ended before."""
         self._follow_up = follow_up
         self._agreement = NumericsAgreement()
         self._determinism = UNFINISHED
@@ -83,6 +87,10 @@ class EvalOutcome:
         )
 
     # ------------------------------------------------------------------ what happens
+
+    def take(self) -> bool:
+        """Return whether it is the caller's, and nobody else's, to begin it or to end it before; of any thread."""
+        return self._taken.acquire(blocking=False)
 
     def begin(self, pool: RunnerPool) -> None:
         """Its turn has come: from now on it has the weights that the runners have."""
@@ -185,9 +193,11 @@ class EvalOutcome:
     # ------------------------------------------------------------------ inside
 
     def _request_cancel(self, reason: str, unless_started: bool) -> None:
-        if unless_started:
-            self.cancelled_while_waiting = reason
-        else:
+        if self.take():
+            # Not in the control loop: requests that come and go as fast as it can end them would leave it no time.
+            for job in self.conclude(reason):
+                job.fail(EvalError(reason))
+        elif not unless_started:
             self.cancelled = reason
 
     def _close(self) -> None:

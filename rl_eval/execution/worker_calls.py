@@ -31,8 +31,9 @@ Result = TypeVar("Result")
 
 
 class GroupCallbacks:
-    """Callbacks of a group, to derive from. They are called in a thread of the group and must return soon.
+    """Callbacks of a group, to derive from.
 
+    They are called in a thread of the group, or in the one that cancels an evaluation, and must return soon.
     What an episode does is for observers (``evaluation.observers``), which are where it runs.
     """
 

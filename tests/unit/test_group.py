@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,14 +52,56 @@ class _Hangs(gym.Wrapper[Any, Any, Any, Any]):
         super().close()
 
 
-def test_stop_does_not_wait_for_ever_nor_close_under_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hung step delays stop() by its limit; the handle fails, and the environment is closed where it was stepped."""
-    monkeypatch.setattr("rl_eval.execution.loop._STOP_TIMEOUT_S", 0.2)
+@pytest.fixture
+def hanging() -> Iterator[EvalConfig]:
+    """An environment whose steps return from when :attr:`_Hangs.go` is set, which is at the end at the latest."""
     _Hangs.entered.clear()
     _Hangs.go.clear()
     _Hangs.closed_by.clear()
-    config = cartpole().environment(lambda context: _Hangs(gym.make("CartPole-v1"))).runners(num_envs_per_runner=1)
-    group = EvalRunnerGroup(config)
+    yield cartpole().environment(lambda context: _Hangs(gym.make("CartPole-v1"))).runners(num_envs_per_runner=1)
+    _Hangs.go.set()
+
+
+def test_a_queued_evaluation_is_cancelled_at_once_while_an_environment_hangs(hanging: EvalConfig) -> None:
+    """However many are cancelled, those that cancel them do the work, so the evaluation that runs is not held up."""
+    with EvalRunnerGroup(hanging) as group:
+        first = group.submit()
+        assert _Hangs.entered.wait(30)
+        queued = [group.submit(weights=MLPActor(4, 2)) for _ in range(3)]
+        for number, handle in enumerate(queued[:-1]):
+            handle.cancel(f"replaced by {number + 1}", unless_started=True)
+            assert handle.done()
+            assert f"replaced by {number + 1}" in handle.result().reason
+        _Hangs.go.set()
+        assert first.result(timeout=30).status == "complete"
+        assert queued[-1].result(timeout=30).status == "complete"
+        assert queued[-1].result().episodes[0].weights_version == 3
+        queued[-1].cancel("too late")
+
+
+def test_a_queued_evaluation_is_cancelled_or_runs_whoever_is_first() -> None:
+    """It has one result, whatever its turn coming, its cancellation and the end of its group have in common."""
+    for _ in range(50):
+        group = EvalRunnerGroup(cartpole())
+        handles = [group.submit(num_episodes=1) for _ in range(4)]
+        threads = [threading.Thread(target=handle.cancel, args=("not needed",)) for handle in handles]
+        threads.append(threading.Thread(target=group.stop))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        for handle in handles:
+            assert handle.done()
+            error = handle.exception()
+            assert isinstance(error, ClusterError) or len(handle.result().episodes) in (0, 1)
+
+
+def test_stop_does_not_wait_for_ever_nor_close_under_a_step(
+    hanging: EvalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung step delays stop() by its limit; the handle fails, and the environment is closed where it was stepped."""
+    monkeypatch.setattr("rl_eval.execution.loop._STOP_TIMEOUT_S", 0.2)
+    group = EvalRunnerGroup(hanging)
     handle = group.submit()
     assert _Hangs.entered.wait(30)
     group.stop()
