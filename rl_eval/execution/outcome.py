@@ -89,7 +89,7 @@ class EvalOutcome:
     # ------------------------------------------------------------------ what happens
 
     def take(self) -> bool:
-        """Return whether it is the caller's, and nobody else's, to begin it or to end it before; of any thread."""
+        """Claim the right to begin it, or to end it before; return whether nobody, in any thread, had it yet."""
         return self._taken.acquire(blocking=False)
 
     def begin(self, pool: RunnerPool) -> None:
