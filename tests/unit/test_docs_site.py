@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -222,10 +223,36 @@ def test_links_lead_somewhere(page: Path) -> None:
 # ------------------------------------------------------------------------------ nothing is missing
 
 
+def entries() -> set[str]:
+    """Return what ``docs/api.md`` and ``docs/api_packages.md`` have entries of."""
+    pages = (DOCS / name for name in ("api.md", "api_packages.md"))
+    return {entry for page in pages for entry in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)}
+
+
 def test_every_public_name_has_an_entry() -> None:
     """Add ``::: rl_eval.NAME`` to ``docs/api.md`` if this fails."""
-    listed = re.findall(r"^::: rl_eval\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*set(rl_eval.__all__) - {"__version__"}, "errors"])
+    listed = {entry for entry in entries() if entry.count(".") == 1}
+    assert listed == {f"rl_eval.{name}" for name in {*rl_eval.__all__, "errors"} - {"__version__"}}
+
+
+@pytest.mark.parametrize("package", ["loggers", "ope", "testing", "trajectories", "video"])
+def test_every_name_of_a_package_has_an_entry(package: str) -> None:
+    """Add ``::: rl_eval.PACKAGE.NAME`` to ``docs/api_packages.md`` if this fails, or the next one."""
+    names = {f"rl_eval.{package}.{name}" for name in import_module(f"rl_eval.{package}").__all__}
+    assert names - {"rl_eval.video.VideoSettings"} - entries() == set()
+
+
+def test_every_name_that_a_page_gives_has_an_entry() -> None:
+    """What a reader imports, or names in a configuration, can be looked up."""
+    known, given = entries(), set()
+    for text in (page.read_text() for page in PAGES):
+        given.update(re.findall(r"\b(rl_eval[\w.]*):([a-zA-Z]\w*)", text))
+        for module, names in re.findall(r"\bfrom (rl_eval[\w.]*) import \(?([\w, ]+)", text):
+            given.update((module, name) for name in re.findall(r"\w+", names))
+    assert len(given) > 40
+    assert [
+        f"{module}.{name}" for module, name in sorted(given) if not {f"rl_eval.{name}", f"{module}.{name}"} & known
+    ] == []
 
 
 def test_every_metric_has_an_entry() -> None:
