@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import print_page
+from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.results.report.table import Line, Page
 
@@ -51,6 +52,7 @@ app = CommandLine(
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show the evaluation services of a cluster: what they do, and their clients."""
@@ -58,6 +60,9 @@ def list_(
         from rl_eval.training.service.directory import list_services
 
         services = list_services(namespace)
+        if as_json:
+            print_json([_plain(space, name, status) for (space, name), status in services.items()])
+            return
         for (space, name), status in services.items():
             if status is None:
                 silent = [f"no answer; `rl-eval service stop {name}`"]
@@ -91,6 +96,17 @@ def _connected(address: str | None) -> Iterator[None]:
 
     with closing(reach(address)):
         yield
+
+
+def _plain(namespace: str, name: str, status: ServiceStatus | None) -> dict[str, Any]:
+    """Return what is known of a service as JSON; of one that does not answer there are name, namespace and state."""
+    if status is None:
+        return {"name": name, "namespace": namespace, "state": "silent"}
+    clients = [
+        {**asdict(client), "silent_s": None if math.isinf(client.silent_s) else client.silent_s}
+        for client in status.clients
+    ]
+    return {**asdict(status), "clients": clients}
 
 
 def _page(status: ServiceStatus) -> Page:

@@ -23,6 +23,7 @@ from rl_eval.training.service.directory import end_service, list_services
 from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
+from tests.unit.cli_world import printed
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -293,6 +294,10 @@ def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
         handles.append(modest.submit(weights(100), step=100))
         listed = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval"])
         assert listed.exit_code == 0
+        as_json = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval", "--json"])
+        (shared,) = printed("service list", as_json.stdout)
+        assert (shared["state"], shared["running"], shared["num_waiting"]) == ("running", "hasty, step 0", 4)
+        assert {"name": "hasty", "num_waiting": 3, "num_undelivered": 0}.items() <= shared["clients"][0].items()
         for pattern in (
             "service shared +running",
             "running +hasty, step 0",
