@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -280,7 +281,8 @@ def _start_of(settings: EvalSettings) -> str:
 
 
 def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
-    handle.cancel()
+    # A signal handler must not wait, and whoever cancels an evaluation that has not begun ends it.
+    threading.Thread(target=handle.cancel, daemon=True).start()
     monitor.announce("stopping; a second signal gives the result up")
 
 

@@ -127,7 +127,10 @@ class EvalHandle:
         return self._future.exception() if self.done() else None
 
     def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
-        """Call a function with this handle when it is done, at once if it is; it must return soon."""
+        """Call a function with this handle when it is done, at once if it is; it must return soon.
+
+        It is called in the thread that ends the evaluation, which may be one that cancels it.
+        """
         self._future.add_done_callback(lambda _: function(self))
 
     def __await__(self) -> Generator[Any, None, EvalResult]:

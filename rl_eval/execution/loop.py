@@ -152,10 +152,11 @@ class ControlLoop:
 
     def _retire(self) -> None:
         """Let jobs go that are done; what they ask for next comes before all others."""
-        ended = [job for job in [*self._active.values(), *self._waiting] if job.done]
-        self._active = {tag: job for tag, job in self._active.items() if not job.done}
-        self._waiting = deque(job for job in self._waiting if not job.done)
-        for job in reversed([job for one in ended for job in one.successors()]):
+        # Asked once: another thread may end a job that waits, at any moment.
+        ended = {job.tag: job for job in [*self._active.values(), *self._waiting] if job.done}
+        self._active = {tag: job for tag, job in self._active.items() if tag not in ended}
+        self._waiting = deque(job for job in self._waiting if job.tag not in ended)
+        for job in reversed([job for one in ended.values() for job in one.successors()]):
             self._adopt(job)
             self._waiting.appendleft(job)
         # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.

@@ -194,11 +194,22 @@ class EvalOutcome:
 
     def _request_cancel(self, reason: str, unless_started: bool) -> None:
         if self.take():
-            # Not in the control loop: requests that come and go as fast as it can end them would leave it no time.
-            for job in self.conclude(reason):
-                job.fail(EvalError(reason))
+            self._withdraw(reason)
         elif not unless_started:
             self.cancelled = reason
+
+    def _withdraw(self, reason: str) -> None:
+        """End it before it has begun.
+
+        Not in the control loop: requests that come and go as fast as it can end them would leave it no time.
+        """
+        try:
+            for job in self.conclude(reason):
+                job.fail(EvalError(reason))
+        except BaseException as error:  # Ctrl-C, too: nobody else can end it any more.
+            if not self.done:
+                self.handle.set_error(EvalError(f"{reason}, and that was interrupted by {type(error).__name__}"))
+            raise
 
     def _close(self) -> None:
         """Give the log up; a handle that is kept keeps nothing of this evaluation."""

@@ -357,7 +357,8 @@ class Evaluator:
             self._delivery.expect(request)
             if replaced is not None:
                 replaced.replaced = True
-                replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
+        if replaced is not None:
+            replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
         return request
 
     def _submit_patiently(self, weights: Any, step: int | None) -> Request:

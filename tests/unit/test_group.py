@@ -13,7 +13,7 @@ import pytest
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.errors import ClusterError, ConfigError
+from rl_eval.errors import ClusterError, ConfigError, EvalError
 from rl_eval.policies.mlp import MLPActor
 
 
@@ -77,6 +77,28 @@ def test_a_queued_evaluation_is_cancelled_at_once_while_an_environment_hangs(han
         assert queued[-1].result(timeout=30).status == "complete"
         assert queued[-1].result().episodes[0].weights_version == 3
         queued[-1].cancel("too late")
+
+
+def test_ctrl_c_while_a_queued_evaluation_is_cancelled_ends_it(
+    hanging: EvalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an error, since it was to have a result, and those after it have their turn."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with EvalRunnerGroup(hanging) as group:
+        first = group.submit()
+        assert _Hangs.entered.wait(30)
+        second, third = group.submit(), group.submit()
+        with monkeypatch.context() as patch:
+            patch.setattr("rl_eval.execution.outcome.provenance", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                second.cancel("not needed")
+        with pytest.raises(EvalError, match="not needed, and that was interrupted by KeyboardInterrupt"):
+            second.result(timeout=30)
+        _Hangs.go.set()
+        assert [handle.result(timeout=30).status for handle in (first, third)] == ["complete", "complete"]
 
 
 def test_a_queued_evaluation_is_cancelled_or_runs_whoever_is_first() -> None:

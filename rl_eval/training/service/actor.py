@@ -208,13 +208,13 @@ class EvalService:
             request = self._journal.requests.get(name)
             if request is None or request.done.done():
                 return
-            if not self._queue.remove(request.client, request):
-                if not unless_started:
-                    request.cancelled = reason
-                    if request.handle is not None:
-                        request.handle.cancel(reason)
-                return
-        self._conclude(request, self._nothing_ran(reason))
+            waits, handle = self._queue.remove(request.client, request), request.handle
+            if not waits and not unless_started:
+                request.cancelled = reason
+        if waits:
+            self._conclude(request, self._nothing_ran(reason))
+        elif handle is not None and not unless_started:
+            handle.cancel(reason)
 
     @_in_thread
     def progress(self, name: str) -> EvalProgress | None:
@@ -351,8 +351,9 @@ class EvalService:
             return
         with self._lock:
             request.handle = handle
-            if request.cancelled is not None:
-                handle.cancel(request.cancelled)
+            cancelled = request.cancelled
+        if cancelled is not None:
+            handle.cancel(cancelled)
         handle.add_done_callback(lambda done: self._post(partial(self._finished, request, done)))
 
     def _start(self, request: Request) -> EvalHandle:
