@@ -13,6 +13,7 @@ from typer.main import get_command
 from rl_eval.cli import app
 from rl_eval.cli.exits import ExitCode
 from tests.unit.cli_world import call, make_folder, printed
+from tests.unit.test_reference_pages import commands_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 ALWAYS = {70, 130, 143}
@@ -31,15 +32,16 @@ def documented():
     return found
 
 
-def helped(group=None, before=""):
+def helped():
     """Return the codes of each command in its help, those of groups such as ``service`` as well."""
-    found = {}
-    for name, command in (group or get_command(app)).commands.items():
-        if hasattr(command, "commands"):
-            found |= helped(command, f"{before}{name} ")
-        else:
-            found[before + name] = {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)}
-    return found
+    return {
+        name: {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)} for name, command in every_command()
+    }
+
+
+def every_command():
+    """Yield the commands by name."""
+    return ((name.removeprefix("rl-eval "), command) for name, command in commands_of(get_command(app)))
 
 
 def described():
@@ -308,22 +310,12 @@ VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "video"}
 
 
 def test_every_command_that_prints_json_has_a_shape():
-    commands = dict(every_command(get_command(app)))
-    prints = {name for name, command in commands.items() if "as_json" in {param.name for param in command.params}}
+    prints = {name for name, command in every_command() if "as_json" in {param.name for param in command.params}}
     assert prints == PRINTED.keys() - {"show --episodes"} | VALIDATED_ELSEWHERE
     shapes = yaml.safe_load((PAGE.parent / "json_schemas.yaml").read_text())
     assert shapes.keys() - {"definitions"} == PRINTED.keys() | VALIDATED_ELSEWHERE
     page = PAGE.read_text()
     assert f"What {listed(sorted(prints))} print with `--json` has the JSON Schemas" in page
-
-
-def every_command(group):
-    """Yield the commands of a group by name, and those of the groups in it."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from ((f"{name} {inner}", one) for inner, one in every_command(command))
-        else:
-            yield name, command
 
 
 def listed(names):
