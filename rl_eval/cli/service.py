@@ -102,11 +102,11 @@ def _plain(namespace: str, name: str, status: ServiceStatus | None) -> dict[str,
     """Return what is known of a service as JSON; of one that does not answer there are name, namespace and state."""
     if status is None:
         return {"name": name, "namespace": namespace, "state": "silent"}
-    clients = [
-        {**asdict(client), "silent_s": None if math.isinf(client.silent_s) else client.silent_s}
-        for client in status.clients
-    ]
-    return {**asdict(status), "clients": clients}
+    described = asdict(status)
+    for client in described["clients"]:
+        if math.isinf(client["silent_s"]):
+            client["silent_s"] = None
+    return described
 
 
 def _page(status: ServiceStatus) -> Page:

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from typer.main import get_command
 
-from rl_eval.cli import app
 from rl_eval.cli.exits import ExitCode
 from tests.unit.cli_world import call, make_folder, printed
-from tests.unit.test_reference_pages import commands_of
+from tests.unit.test_shared_options import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 ALWAYS = {70, 130, 143}
@@ -35,13 +33,8 @@ def documented():
 def helped():
     """Return the codes of each command in its help, those of groups such as ``service`` as well."""
     return {
-        name: {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)} for name, command in every_command()
+        name: {int(code) for code in re.findall(r"(?m)^(\d+) ", command.epilog)} for name, command in COMMANDS.items()
     }
-
-
-def every_command():
-    """Yield the commands by name."""
-    return ((name.removeprefix("rl-eval "), command) for name, command in commands_of(get_command(app)))
 
 
 def described():
@@ -310,7 +303,7 @@ VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "video"}
 
 
 def test_every_command_that_prints_json_has_a_shape():
-    prints = {name for name, command in every_command() if "as_json" in {param.name for param in command.params}}
+    prints = {name for name, command in COMMANDS.items() if "as_json" in {param.name for param in command.params}}
     assert prints == PRINTED.keys() - {"show --episodes"} | VALIDATED_ELSEWHERE
     shapes = yaml.safe_load((PAGE.parent / "json_schemas.yaml").read_text())
     assert shapes.keys() - {"definitions"} == PRINTED.keys() | VALIDATED_ELSEWHERE
