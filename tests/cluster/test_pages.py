@@ -16,31 +16,6 @@ from tests.unit.pages_world import Reader, pages
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-ENVS = """
-import gymnasium as gym
-
-
-def make_env():
-    return gym.make("CartPole-v1", max_episode_steps=30)
-"""
-POLICIES = """
-import numpy as np
-from rl_eval.testing import make_gru as make_policy
-
-
-def my_policy(observations):
-    return (observations[:, 2] > 0).astype(np.int64)
-"""
-RUNNERS = "from rl_eval import VectorEvalRunner as MyRunner"
-
-
-def package() -> dict[str, Any]:
-    """A package with what one would test."""
-    Path("my_pkg").mkdir()
-    for name, text in (("__init__", ""), ("envs", ENVS), ("policies", POLICIES), ("runners", RUNNERS)):
-        Path(f"my_pkg/{name}.py").write_text(text)
-    return {}
-
 
 def service() -> dict[str, Any]:
     """A training under way."""
@@ -54,7 +29,7 @@ def cartpole() -> dict[str, Any]:
     return {"config": config, "policy": torch.nn.Linear(4, 2)}
 
 
-BEFORE: dict[str, Callable[[], dict[str, Any]]] = {"loggers": cartpole, "service": service, "testing": package}
+BEFORE: dict[str, Callable[[], dict[str, Any]]] = {"loggers": cartpole, "service": service}
 """What a page takes for granted: it makes the files, and returns the names."""
 
 

@@ -1,6 +1,7 @@
 """A driver that is killed, at any moment, and continued: every episode once, the same bits, little work done twice."""
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -12,9 +13,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pyarrow.parquet  # noqa: F401  # Before the forks, which then have it.
+import pyarrow.parquet  # noqa: F401  # The server of the drivers imports it once for all of them.
 import pytest
-from waiting import gone
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
@@ -25,6 +25,10 @@ from rl_eval.testing import faulty
 pytestmark = pytest.mark.process
 
 LANES = 8
+
+# Drivers are forked, which costs little, but not from this process: threads of Ray in it may be anywhere in their work.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", __name__])
 
 
 def config(episodes: int = 300, **faults: Any) -> EvalConfig:
@@ -50,16 +54,27 @@ def witnessed(context: Any) -> Witness:
     return Witness(faulty(context), folder)
 
 
-def driven(config_: EvalConfig, folder: Path) -> int:
-    """Run an evaluation in a child process, which is what a fork costs; return the child's pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        evaluate(config_, run_dir=folder)
-        os._exit(0)
-    except BaseException:
-        os._exit(1)
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> None:
+    """It has imported everything before the first driver is killed."""
+    first = SERVER.Process(target=int)
+    first.start()
+    first.join()
+
+
+def driven(config_: EvalConfig, folder: Path) -> Any:
+    """Run an evaluation in a child process, and return the process."""
+    child = SERVER.Process(target=evaluate, args=(config_,), kwargs={"run_dir": folder})
+    child.start()
+    return child
+
+
+def killed(child: Any) -> bool:
+    """Kill a driver; return whether it was still at work."""
+    child.kill()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return bool(child.exitcode)
 
 
 def finished(folder: Path) -> set[int]:
@@ -75,9 +90,7 @@ def kill_until_complete(config_: EvalConfig, folder: Path, kills: int, longest_s
     for _ in range(kills):
         child = driven(config_, folder)
         time.sleep(rng.uniform(0.0, longest_s))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        struck += os.WIFSIGNALED(status)
+        struck += killed(child)
         before = finished(folder)
         assert len(before) <= config_.build().evaluation.num_episodes
     return struck
@@ -103,8 +116,8 @@ def test_a_continued_run_does_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_killed_drivers_lose_nothing_that_was_flushed(tmp_path: Path) -> None:
     """Kill -9 at random moments, then continue: the table of an undisturbed run."""
-    flaky = config(1_000, attempt_rates=[0.2])
-    assert kill_until_complete(flaky, tmp_path, kills=3, longest_s=0.8, seed=1) > 0
+    flaky = config(500, attempt_rates=[0.2])
+    assert kill_until_complete(flaky, tmp_path, kills=3, longest_s=0.4, seed=1) > 0
     check_continued(flaky, tmp_path)
 
 
@@ -117,12 +130,11 @@ def test_what_is_in_the_log_is_not_run_again(tmp_path: Path) -> None:
     for _ in range(2):
         committed = finished(tmp_path / "log")
         child = driven(watched, tmp_path / "log")
-        while finished(tmp_path / "log") <= committed and not gone(child):
+        while finished(tmp_path / "log") <= committed and child.is_alive():
             time.sleep(0.05)
         time.sleep(rng.uniform(0.0, 0.3))
-        os.kill(child, signal.SIGKILL)  # A child that has ended is a zombie until it is waited for.
-        os.waitpid(child, 0)
-        began = {int(line) for file in seen.glob(str(child)) for line in file.read_text().split()}
+        killed(child)
+        began = {int(line) for file in seen.glob(str(child.pid)) for line in file.read_text().split()}
         assert began or len(committed) == 3_000
         assert began.isdisjoint(committed)
     assert finished(tmp_path / "log")
@@ -147,7 +159,8 @@ def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
     """An episode that used up two attempts before the driver died has one left, and its faults are told once."""
     never = config(40, attempt_rates=[1.0] * 3, within_steps=3)
     first = driven(never.fault_tolerance(max_attempts_per_episode=3), tmp_path)
-    os.waitpid(first, 0)
+    first.join()
+    assert first.exitcode == 0
     result = evaluate(never, run_dir=tmp_path)
     assert result.status == "failed"
     assert {record.attempts for record in result.episodes} == {3}

@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 FOLLOWED = {
-    "tests/cluster/test_pages.py": ("loggers", "service", "testing", "worker_interface"),
+    "tests/cluster/test_pages.py": ("loggers", "service", "worker_interface"),
     "tests/integrations/test_pages.py": ("coming_from_rllib", "coming_from_sb3", "coming_from_torchrl"),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
     "tests/unit/test_ope.py": ("off_policy",),

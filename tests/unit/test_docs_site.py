@@ -66,6 +66,24 @@ def log() -> dict[str, Any]:
     return {}
 
 
+def package() -> dict[str, Any]:
+    """A package with what one would test."""
+    Path("my_pkg").mkdir()
+    for name, text in (("__init__", ""), ("envs", ENVS), ("policies", POLICIES), ("runners", RUNNERS)):
+        Path(f"my_pkg/{name}.py").write_text(text)
+    return {}
+
+
+def videos() -> dict[str, Any]:
+    """The config of the page with short episodes: a frame takes longer than a step."""
+    text = Path("configs/local.yaml").read_text()
+    Path("configs").unlink()
+    Path("configs").mkdir()
+    Path("configs/local.yaml").write_text(text + "  max_episode_steps: 30\n")
+    Path("configs/weights").symlink_to(ROOT / "configs/weights")
+    return {"config": cartpole().evaluation(max_episode_steps=30), "policy": balance}
+
+
 def training() -> dict[str, Any]:
     """A training that makes great steps and changes nothing."""
     import torch
@@ -91,6 +109,22 @@ class Agent(nn.Module):
         return action, drawn.log_prob(action), drawn.entropy(), self.critic(x)
 """
 """The part of a script of CleanRL that is the agent."""
+ENVS = """
+import gymnasium as gym
+
+
+def make_env():
+    return gym.make("CartPole-v1", max_episode_steps=30)
+"""
+POLICIES = """
+import numpy as np
+from rl_eval.testing import make_gru as make_policy
+
+
+def my_policy(observations):
+    return (observations[:, 2] > 0).astype(np.int64)
+"""
+RUNNERS = "from rl_eval import VectorEvalRunner as MyRunner"
 
 
 def cartpole() -> EvalConfig:
@@ -106,8 +140,9 @@ BEFORE: dict[str, Callable[[], dict[str, Any]]] = {
     "evaluator": lambda: {**training(), "train": lambda module: None},
     "faults": lambda: {"config": cartpole().policy(balance)},
     "log": log,
+    "testing": package,
     "training_loops": training,
-    "video": lambda: {"config": cartpole(), "policy": balance},
+    "video": videos,
 }
 """What a page takes for granted: it makes the files, and returns the names."""
 
