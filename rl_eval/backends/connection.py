@@ -18,7 +18,7 @@ from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.crash_signals import crash_handlers_kept
 from rl_eval.supervision.process_environment import reproducible_environment
 
-__all__ = ["Connection", "runtime_env_of", "summarize"]
+__all__ = ["Connection", "summarize"]
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
@@ -42,8 +42,10 @@ class Connection:
     def __init__(self, section: RunnersSection) -> None:
         self.owned = not ray.is_initialized()
         """Whether it ends with this object."""
+        address = section.address or os.environ.get("RAY_ADDRESS")
+        self._starts_cluster = self.owned and not address
         if self.owned:
-            _connect(section)
+            _connect(section, address)
         else:
             _check_connection(section)
         self._identity = _identity()
@@ -52,6 +54,16 @@ class Connection:
     def lost(self) -> bool:
         """Whether ``ray.shutdown()`` was called: whatever is asked of Ray now would connect anew, to any cluster."""
         return not ray.is_initialized() or _identity() != self._identity
+
+    def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
+        """Return what an actor needs besides what it inherits from this connection.
+
+        Without any variables Ray need not start an interpreter that starts the worker's.
+        """
+        inherited = {} if self.owned else section.runtime_env
+        variables = {} if self._starts_cluster else reproducible_environment()
+        variables |= section.runtime_env.get("env_vars", {})
+        return {**inherited, "env_vars": variables} if variables else {}
 
     def close(self) -> None:
         """Disconnect, if that was not done already; may be called again."""
@@ -66,10 +78,9 @@ def _identity() -> tuple[str, str]:
     return context.gcs_address, context.get_job_id()
 
 
-def _connect(section: RunnersSection) -> None:
+def _connect(section: RunnersSection, address: str | None) -> None:
     # What is given here holds for all actors of this driver, and Ray uploads local folders.
     runtime_env = {key: value for key, value in section.runtime_env.items() if key != "env_vars"}
-    address = section.address or os.environ.get("RAY_ADDRESS")
     try:
         if address:
             _connect_once(address)
@@ -79,6 +90,8 @@ def _connect(section: RunnersSection) -> None:
         else:
             # Without "local", Ray would join a cluster that somebody else has started on this machine.
             with _process_kept():
+                # Workers inherit what their cluster starts with.
+                os.environ.update(reproducible_environment())
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -99,12 +112,6 @@ def _connect(section: RunnersSection) -> None:
             f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}. Start one with "
             "`ray start --head`, correct the address, or leave it out to run on a local cluster"
         ) from error
-
-
-def runtime_env_of(section: RunnersSection, *, inherits: bool) -> dict[str, Any]:
-    """Return what an actor needs besides what it inherits from the connection, if that is ours."""
-    variables = reproducible_environment() | section.runtime_env.get("env_vars", {})
-    return {**({} if inherits else section.runtime_env), "env_vars": variables}
 
 
 def summarize(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_eval.backends import Call, Reply, pickled, pickled_settings
 from rl_eval.backends.agents import NodeAgents
-from rl_eval.backends.connection import Connection, runtime_env_of, summarize
+from rl_eval.backends.connection import Connection, summarize
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
@@ -75,7 +75,7 @@ class RayBackend:
         try:
             self._payload = ray.put(payload)
             self._init_fn = init_fn
-            runtime_env = runtime_env_of(settings.runners, inherits=self._connection.owned)
+            runtime_env = self._connection.runtime_env(settings.runners)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
         except ConfigError:
             self._connection.close()

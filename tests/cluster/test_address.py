@@ -15,8 +15,9 @@ from launched import Machine, free_ports, machine, start_options
 from numpy_world import lean
 from waiting import eventually
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import RunnerStartError
+from rl_eval.supervision.process_environment import reproducible_environment
 
 pytestmark = pytest.mark.ray
 
@@ -34,11 +35,18 @@ def test_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ray.is_initialized()
 
 
-def test_a_local_cluster_ends_with_the_group_that_started_it() -> None:
-    """Without an address a cluster is started, and shut down."""
+def test_a_local_cluster_ends_with_the_group_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an address a cluster is started, and shut down; runners have their variables from it, and at once."""
+    needed = reproducible_environment()
+    for name in needed:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
     config = EvalConfig().environment("CartPole-v1").runners(num_runners=1).evaluation(num_episodes=4)
-    result = evaluate(config, policy=lean())
-    assert result.status == "complete"
+    with EvalRunnerGroup(config, lean()) as group:
+        assert dict(os.environ) == before
+        assert group.evaluate().status == "complete"
+        assert group.foreach_runner(lambda runner: {name: os.environ.get(name) for name in needed}) == [needed]
+        assert group.foreach_runner(lambda runner: dict(ray.get_runtime_context().runtime_env)) == [{}]
     assert not ray.is_initialized()
 
 

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rl_eval.backends import pickled_settings
-from rl_eval.backends.connection import Connection, runtime_env_of, summarize
+from rl_eval.backends.connection import Connection, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.execution.group import portable_policy
@@ -102,7 +102,7 @@ def start_service(
     payload = pickled_settings(_for_the_service(settings), portable_policy(policy), videos, max_queue)
     connection = Connection(runners)
     try:
-        environment = runtime_env_of(runners, inherits=connection.owned)
+        environment = connection.runtime_env(runners)
         folder = str(Path(_session_folder(name) if run_dir is None else run_dir).absolute())
         actor = _create(name, namespace, environment, folder, detached, idle_timeout_s)
         try:
