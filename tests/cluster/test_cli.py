@@ -12,7 +12,7 @@ import rl_eval
 from rl_eval.log import read_log
 from tests.unit.cli_world import call, make_folder, start
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MARK = "RL_EVAL_TEST_MARK"
 RAYS_OWN = ("DashboardAgent", "dashboard/agent.py", "RuntimeEnvAgent", "runtime_env/agent/main.py")
@@ -37,7 +37,7 @@ def descendants(mark):
     return [command for command in found if not any(name in command for name in RAYS_OWN)]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, number):
     """What was in the log is not run again, and the result is that of an undisturbed run."""
     mark = str(folder)

@@ -124,7 +124,8 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [5, 100])
 def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Path, count: int) -> None:
     """The driver that started the service, and then its own process, amid the requests of four clients."""
     gate, folder = tmp_path / "gate", tmp_path / "service"
@@ -223,6 +224,7 @@ def test_four_processes_are_each_answered_once_and_in_order(tmp_path: Path) -> N
             assert client.hear() == [list(range(100))]
 
 
+@pytest.mark.slow
 def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes(tmp_path: Path) -> None:
     """``stop`` keeps what was accepted; the next service on the folder answers it, to a client of the same name."""
     gate = tmp_path / "gate"
