@@ -60,9 +60,11 @@ class Connection:
 
         Without any variables Ray need not start an interpreter that starts the worker's.
         """
-        inherited = {} if self.owned else section.runtime_env
-        variables = {} if self._starts_cluster else reproducible_environment()
+        variables = reproducible_environment()
+        if self._starts_cluster:  # Its workers inherit what this process had, such as that of the command line.
+            variables = {name: value for name, value in variables.items() if os.environ.get(name) != value}
         variables |= section.runtime_env.get("env_vars", {})
+        inherited = {} if self.owned else section.runtime_env
         return {**inherited, "env_vars": variables} if variables else {}
 
     def close(self) -> None:
@@ -90,8 +92,6 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         else:
             # Without "local", Ray would join a cluster that somebody else has started on this machine.
             with _process_kept():
-                # Workers inherit what their cluster starts with.
-                os.environ.update(reproducible_environment())
                 ray.init(
                     address="local",
                     include_dashboard=False,

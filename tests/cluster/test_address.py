@@ -16,6 +16,8 @@ from numpy_world import lean
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.backends import connection
+from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import RunnerStartError
 from rl_eval.supervision.process_environment import reproducible_environment
 
@@ -36,18 +38,29 @@ def test_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_local_cluster_ends_with_the_group_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an address a cluster is started, and shut down; runners have their variables from it, and at once."""
+    """Without an address a cluster is started, and shut down; runners are told the variables that we lack."""
     needed = reproducible_environment()
-    for name in needed:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTHONHASHSEED")
     before = dict(os.environ)
     config = EvalConfig().environment("CartPole-v1").runners(num_runners=1).evaluation(num_episodes=4)
     with EvalRunnerGroup(config, lean()) as group:
         assert dict(os.environ) == before
         assert group.evaluate().status == "complete"
         assert group.foreach_runner(lambda runner: {name: os.environ.get(name) for name in needed}) == [needed]
-        assert group.foreach_runner(lambda runner: dict(ray.get_runtime_context().runtime_env)) == [{}]
+        told = group.foreach_runner(lambda runner: ray.get_runtime_context().runtime_env["env_vars"])
+        assert told == [{"PYTHONHASHSEED": needed["PYTHONHASHSEED"]}]
     assert not ray.is_initialized()
+
+
+def test_a_local_cluster_whose_variables_we_have_needs_no_other_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No runtime environment at all, unless the user gives one."""
+    monkeypatch.setattr(connection, "_connect", lambda section, address: None)
+    monkeypatch.setattr(connection, "_identity", lambda: ("", ""))
+    local = connection.Connection(RunnersSection(num_runners=1))
+    mine = RunnersSection(num_runners=1, runtime_env={"env_vars": {"MUJOCO_GL": "egl"}})
+    assert (local.runtime_env(RunnersSection(num_runners=1)), local.runtime_env(mine)) == ({}, mine.runtime_env)
+    elsewhere = connection.Connection(RunnersSection(num_runners=1, address="10.0.0.1:6379"))
+    assert elsewhere.runtime_env(mine) == {"env_vars": {**reproducible_environment(), "MUJOCO_GL": "egl"}}
 
 
 _FORGETFUL = """
