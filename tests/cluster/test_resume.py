@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pyarrow.parquet  # noqa: F401  # The server of the drivers imports it once for all of them.
 import pytest
 from workloads import cartpole
 
@@ -28,7 +27,7 @@ LANES = 8
 
 # Drivers are forked, which costs little, but not from this process: threads of Ray in it may be anywhere in their work.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", __name__])
+SERVER.set_forkserver_preload(["torch", "pyarrow.parquet", __name__])
 
 
 def config(episodes: int = 300, **faults: Any) -> EvalConfig:
