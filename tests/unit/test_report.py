@@ -27,11 +27,13 @@ from rl_eval.errors import UsageError
 from rl_eval.results.comparison import compare
 from rl_eval.results.loading import load
 from rl_eval.results.page.axes import axis_over
+from rl_eval.results.page.breakdowns import group_tables
 from rl_eval.results.page.columns import episode_data, pack
 from rl_eval.results.page.html import Source, render
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_mean, scatter
 from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.videos import video_name, videos_of
 from tests.unit.cli_world import call
 from tests.unit.report_world import TRACEBACK, make_result
@@ -71,6 +73,13 @@ class Elements(HTMLParser):
     def data(self) -> list:
         """What the script reads."""
         return json.loads(self.inside["script"][0])
+
+
+def with_column(result: EvalResult, name: str, values: object) -> EvalResult:
+    """Return a result with other values in one field of its records."""
+    result.table.rows[name] = values
+    parts = ("table", "plan", "status", "reason", "timing", "provenance")
+    return EvalResult(**{part: getattr(result, part) for part in parts})
 
 
 def page(*results: EvalResult) -> str:
@@ -113,10 +122,8 @@ def test_the_headline_claims_no_more_than_is_known(arguments: dict, sentence: st
 
 def test_in_the_table_of_all_results_equal_returns_are_told_in_a_whole_sentence() -> None:
     """Others have the ends of their interval there."""
-    other = make_result(30, 1)
-    other.table.rows["episode_return"] = 500.0
-    parts = {name: getattr(other, name) for name in ("table", "plan", "status", "reason", "timing", "provenance")}
-    shown = Elements(page(make_result(30), EvalResult(**parts))).shown
+    other = with_column(make_result(30, 1), "episode_return", 500.0)
+    shown = Elements(page(make_result(30), other)).shown
     assert "500 all equal, so the 95 % interval is this one value complete" in shown
     assert re.search(r" [\d.]+ to [\d.]+, BCa bootstrap complete 30", shown)
 
@@ -166,6 +173,15 @@ def test_any_numbers_can_be_packed(values: list[float]) -> None:
     np.testing.assert_allclose(unpack(pack(np.array(values, np.float64))), values, rtol=1.1e-7)
 
 
+def test_seconds_keep_three_digits() -> None:
+    """Those that they have without JavaScript, for each number of three digits."""
+    seconds = [digits * 10.0**place for digits in range(100, 1000) for place in range(-8, 4)]
+    result = make_result(len(seconds))
+    result.table.rows["step_seconds"] = seconds
+    shown = unpack(episode_data(result)["columns"]["seconds"])
+    assert [f"{told:.3g}" for told in shown] == [f"{exact:.3g}" for exact in seconds]
+
+
 @given(st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=20))
 def test_any_integers_can_be_packed(values: list[int]) -> None:
     """Exactly, where a browser can count."""
@@ -188,6 +204,49 @@ def test_rows_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     data = episode_data(make_result(80))
     assert data["omitted"] == 30
     assert data["columns"]["index"][1] == 50
+
+
+# Groups
+
+
+def test_a_task_has_its_own_numbers() -> None:
+    """An info scalar of a few whole numbers divides the counted episodes; those that have none are in no group."""
+    result = make_result(90, info_keys=("distance", "task", "level"), failed=(4,))
+    result.table.infos[:, 1] = np.arange(90) % 3
+    result.table.infos[80:, 1] = np.nan
+    result.table.infos[:, 2] = 5
+    [group] = group_tables(result)
+    assert group.headings[0] == "task"
+    assert [row[:2] for row in group.rows] == [("0", "27"), ("1", "26"), ("2", "26")]
+    own = [i for i in range(80) if i % 3 == 1 and i != 4]
+    rows = result.table.rows[own]
+    interval = mean_interval(rows["episode_return"])
+    expected = (
+        f"{rows['episode_return'].mean():.2f}", f"{interval.low:.2f} to {interval.high:.2f}",
+        f"{rows['length'].mean():.1f}", f"{100 * np.mean(rows['success_at_end'] == 1):.1f} %",
+    )  # fmt: skip
+    assert group.rows[1][2:6] == expected
+    low, high = (float(end.removesuffix(" %")) for end in group.rows[1][6].split(" to "))
+    assert low < float(expected[3].removesuffix(" %")) < high
+    assert "By task" in Elements(page(result)).shown
+
+
+@pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])
+def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
+    result = make_result(90, info_keys=("distance",))
+    result.table.infos[:, 0] = values
+    assert group_tables(result) == []
+
+
+def test_successes_that_nobody_reports_are_none() -> None:
+    """A group of which some do has an interval that is true whatever the others were."""
+    reports = [-1] * 20 + [1] * 10 + [-1] * 10
+    result = with_column(make_result(40, info_keys=("task",)), "success_at_end", reports)
+    result.table.infos[:, 0] = np.arange(40) // 20
+    nobody, half = group_tables(result)[0].rows
+    assert nobody[5:] == ("n/a", "n/a")
+    assert half[5] == "50.0 %"
+    assert half[6] == "29.9 % to 100.0 %"
 
 
 # Several results
@@ -301,6 +360,16 @@ def test_the_page_is_small(num_episodes: int, limit: int) -> None:
     """Whatever the number of episodes, with 1 % of them failed: bytes of the whole page."""
     result = make_result(num_episodes, failed=range(1, num_episodes, 100))
     assert len(page(result).encode()) <= limit
+
+
+def test_a_comparison_of_ten_thousand_pairs_is_no_larger() -> None:
+    """Seeds, and whatever else both sides have in common, are in it once."""
+    a, b = (make_result(10_000, seed, failed=range(1, 10_000, 100)) for seed in (1, 2))
+    text = page(a, b)
+    assert len(text.encode()) <= 500_000
+    first, second = Elements(text).data
+    assert {"return", "length"} <= set(second["columns"])
+    assert "seed" in set(first["columns"]) - set(second["columns"])
 
 
 # Videos

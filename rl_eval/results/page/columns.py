@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rl_eval.records.episode import Fault
     from rl_eval.results.result import EvalResult
 
-__all__ = ["MOST_ROWS", "episode_data", "pack", "shown_rows"]
+__all__ = ["MOST_ROWS", "data_of_all", "episode_data", "pack", "shown_rows"]
 
 MOST_ROWS: Final = 200_000
 """Episodes of one result in the table; the others are in the numbers alone."""
@@ -35,6 +35,15 @@ _MOST_TRACEBACKS: Final = 2_000_000
 _UNSIGNED: Final = ("<u1", "<u2", "<u4")
 _DIGITS: Final = 1e-7
 """Relative error that does not show."""
+
+
+def data_of_all(results: Sequence[EvalResult]) -> list[dict[str, Any]]:
+    """Return :func:`episode_data` of each result, without columns that equal the first result's, as seeds do."""
+    first, *others = map(episode_data, results)
+    for other in others:
+        columns = other["columns"].items()
+        other["columns"] = {name: packed for name, packed in columns if packed != first["columns"][name]}
+    return [first, *others]
 
 
 def episode_data(result: EvalResult) -> dict[str, Any]:
@@ -114,10 +123,11 @@ def _ends(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
 
 
 def _three_digits(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Round to three digits: more would be noise, and noise does not compress."""
+    """Round to three decimal digits, then to the eleven binary ones that tell them apart: noise does not compress."""
     with np.errstate(all="ignore"):
         scale = 10.0 ** (np.floor(np.log10(np.abs(seconds))) - 2)
-        rounded = np.round(seconds / scale) * scale
+        mantissas, exponents = np.frexp(np.round(seconds / scale) * scale)
+    rounded = np.ldexp(np.round(mantissas * 2**11) / 2**11, exponents)
     return np.where(np.isfinite(rounded), rounded, seconds)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rl_eval.results.page.columns import episode_data
+from rl_eval.results.page.columns import data_of_all
 from rl_eval.results.page.relations import overview, pairs
 from rl_eval.results.page.sections import run_section
 from rl_eval.results.result import EvalResult
@@ -53,8 +53,8 @@ def render(sources: Sequence[Source]) -> str:
         for position, (source, name) in enumerate(zip(sources, _names(sources), strict=True), 1)
     ]
     data = [
-        {"path": run.path, "anchor": run.anchor, "videos": dict(run.videos), **episode_data(result)}
-        for run, result in zip(runs, results, strict=True)
+        {"path": run.path, "anchor": run.anchor, "videos": dict(run.videos), **episodes}
+        for run, episodes in zip(runs, data_of_all(results), strict=True)
     ]
     return page_of(
         "report.html.j2", script=_asset("report.js"), data=data, runs=runs, overview=overview(runs, results),

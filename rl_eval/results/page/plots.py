@@ -28,7 +28,7 @@ _POINTS: Final = 300
 """Episodes at which a running mean is drawn."""
 _MOST_DOTS: Final = 1_500
 """Dots of a scatter plot; beyond, cells are drawn by how many lie in them."""
-_CELLS: Final = 40
+_CELLS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +279,10 @@ def _dots(across: npt.NDArray[np.float64], up: npt.NDArray[np.float64]) -> list[
 def _cells(x: Axis, y: Axis, across: npt.NDArray[np.float64], up: npt.NDArray[np.float64]) -> list[Shape]:
     ends = ((x.start, x.end), (y.end, y.start))
     counts, lefts, tops = np.histogram2d(across, up, bins=_CELLS, range=ends)
-    width, height, most = lefts[1] - lefts[0], tops[1] - tops[0], counts.max()
+    width, height, most = _px(lefts[1] - lefts[0]), _px(tops[1] - tops[0]), counts.max()
     return [
-        Shape("rect", f"dot shade{math.ceil(5 * math.sqrt(counts[i, j] / most))}",
-              {"x": _px(lefts[i]), "y": _px(tops[j]), "width": _px(width), "height": _px(height)},
+        Shape("path", f"dot shade{math.ceil(5 * math.sqrt(counts[i, j] / most))}",
+              {"d": f"M{_px(lefts[i])} {_px(tops[j])}h{width}v{height}h-{width}z"},
               f"{int(counts[i, j]):,} episodes")
         for i, j in np.argwhere(counts > 0)
     ]  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from rl_eval.errors import ComparisonError
 from rl_eval.results.comparison import Comparison, compare
+from rl_eval.results.page.breakdowns import Table
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
-from rl_eval.results.page.sections import Run, Table
+from rl_eval.results.page.sections import Run
 from rl_eval.results.report.table import difference_places, interval_text, lookup, number, percent
 from rl_eval.results.result import EvalResult
 

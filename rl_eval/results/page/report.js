@@ -55,7 +55,8 @@
 
     async load() {
       const columns = {};
-      for (const [name, packed] of Object.entries(this.run.columns)) columns[name] = await unpack(packed);
+      const packed = { ...runs[0].columns, ...this.run.columns };
+      for (const name of Object.keys(packed)) columns[name] = await unpack(packed[name]);
       this.columns = columns;
       this.infos = [];
       for (const [name, packed] of this.run.infos) this.infos.push([name, await unpack(packed)]);

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-import numpy as np
-
-from rl_eval.records.agents import agents_in
 from rl_eval.records.episode import EpisodeRecord, Fault
 from rl_eval.records.plain import leaves
 from rl_eval.redaction import redact, redact_text
-from rl_eval.results.agents import policy_names
+from rl_eval.results.page.breakdowns import Table, agent_tables, group_tables
 from rl_eval.results.page.columns import shown_rows
 from rl_eval.results.page.meaning import meaning
 from rl_eval.results.page.plots import Bar, Plot, histogram, running_mean, time_bars
@@ -30,15 +27,13 @@ from rl_eval.results.report.table import (
     weights_name,
 )
 from rl_eval.results.result import EvalResult
-from rl_eval.results.stats.interval import mean_interval
 
-__all__ = ["STATIC_ROWS", "FaultKind", "Run", "Table", "Tile", "run_section"]
+__all__ = ["STATIC_ROWS", "FaultKind", "Run", "Tile", "run_section"]
 
 STATIC_ROWS: Final = 100
 """Episodes that are readable without JavaScript."""
 
 _MOST_KINDS: Final = 20
-_MOST_AGENTS: Final = 50
 _MOST_VIDEOS: Final = 1_000
 _MOST_LEAVES: Final = 400
 _LONGEST: Final = 300
@@ -55,15 +50,6 @@ class Tile:
     value: str
     detail: str = ""
     css: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A small table of text."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +83,8 @@ class Run:
     running_mean: Plot | None
     numbers: tuple[Table, Table]
     agents: list[Table]
+    groups: list[Table]
+    """By each info scalar that names a task, a level or the like."""
     fault_kinds: list[FaultKind]
     fault_note: str
     time: list[Bar]
@@ -139,7 +127,8 @@ def run_section(result: EvalResult, number_: int, name: str, path: str, videos: 
         histogram=histogram(returns, "return", lines=_marks(result)),
         running_mean=running_mean(result.counted_rows["index"], returns, confidence),
         numbers=_numbers(result),
-        agents=_agent_tables(result) if len(result.agents) else [],
+        agents=agent_tables(result),
+        groups=group_tables(result),
         fault_kinds=kinds[:_MOST_KINDS],
         fault_note=_fault_note(result, kinds),
         time=time_bars(result.timing.shares),
@@ -213,40 +202,6 @@ def _numbers(result: EvalResult) -> tuple[Table, Table]:
     rows += [("terminated", percent(shown["terminated_rate"])), ("truncated", percent(shown["truncated_rate"]))]
     half = len(rows) // 2
     return Table((), rows[:half]), Table((), rows[half:])
-
-
-# Agents
-
-
-def _agent_tables(result: EvalResult) -> list[Table]:
-    rows = result.agents[np.isin(result.agents["index"], result.counted_rows["index"])]
-    agents, policies = agents_in(result.table.info_keys)[:_MOST_AGENTS], policy_names(result.provenance)
-    level = f"{100 * result.confidence:g} % interval"
-    headings = ("agent", "episodes", "mean return", level, "mean length", "won", "drawn", "lost")
-    return [
-        Table(headings, [_agent_row(result, agent, rows[rows["agent"] == agent]) for agent in agents]),
-        Table(
-            ("policy", "mean return", "team return", "per capita", "won", "drawn", "lost"),
-            [_policy_row(result.metrics, name) for name in policies[:_MOST_AGENTS]],
-        ),
-    ]
-
-
-def _agent_row(result: EvalResult, agent: str, own: Any) -> list[str]:
-    interval = mean_interval(own["return"], result.confidence)
-    ends = f"{number(interval.low, 3)} to {number(interval.high, 3)}" if interval.exists else interval.note
-    shares = [percent(float(np.mean(own["outcome"] == code))) if len(own) else "n/a" for code in (1, 0, -1)]
-    means = [number(result.metrics[f"agent_{what}_mean/{agent}"], 3) for what in ("episode_returns", "episode_len")]
-    return [agent, f"{len(own):,}", means[0], ends, means[1], *shares]
-
-
-def _policy_row(metrics: Mapping[str, float], name: str) -> list[str]:
-    means = ("module_episode_returns_mean", "policy_team_return_mean", "policy_per_capita_return_mean")
-    return [
-        name,
-        *(number(metrics[f"{mean}/{name}"], 3) for mean in means),
-        *(percent(metrics[f"{word}_rate/{name}"]) for word in ("win", "draw", "loss")),
-    ]
 
 
 # Faults and time
