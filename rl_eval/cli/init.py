@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from rl_eval.cli.evaluated import (
     config_keys,
 )
 from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, read_config
 from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
@@ -43,6 +45,7 @@ def init(
     seed: Seed = None,
     address: Address = None,
     assignments: Assignments = None,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a config file that does what rl-eval run does with the same options, and explains every key."""
@@ -68,7 +71,11 @@ def init(
         from rl_eval.config.commented import commented_yaml
 
         _write(path, commented_yaml(config))
-        typer.echo(f"written: run it with rl-eval run {path}", err=True)
+        command = f"rl-eval run {shlex.quote(str(path))}"
+        if as_json:
+            print_json({"path": str(path), "command": command})
+        else:
+            typer.echo(f"written: run it with {command}", err=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import counted
+from rl_eval.cli.printing import AsJson, counted, print_json
 from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.errors import ConfigError
 
@@ -26,12 +26,16 @@ def view(
         int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
     ] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show the runs in a folder to a browser on this machine: an index, a report of each, comparisons; until Ctrl-C."""
     with reported(debug), suppress(KeyboardInterrupt), _serving(folder, port) as server:
         runs = server.site.num_runs
-        typer.echo(f"{server.url}   {counted(runs, 'run')} in {folder}, until Ctrl-C")
+        if as_json:
+            print_json({"url": server.url, "folder": str(folder), "runs": runs})
+        else:
+            typer.echo(f"{server.url}   {counted(runs, 'run')} in {folder}, until Ctrl-C")
         if open_:
             webbrowser.open(server.url)
         server.serve_forever()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import glob
 import time
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.printing import print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
@@ -77,6 +80,9 @@ def watch(
     retry_unreadable: Annotated[
         bool, typer.Option("--retry-unreadable", help="Try again what could not be loaded in earlier calls.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the curve as JSON when the watch ends; lines go to stderr.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
@@ -87,7 +93,8 @@ def watch(
         from rl_eval.watching import Watcher, WatchOptions
 
         place = run_dir / "eval" if output is None else output
-        _wait_for(run_dir, pattern, place, poll_s, once=once)
+        tell = partial(_tell, err=as_json)
+        _wait_for(run_dir, pattern, place, None if once else poll_s, tell)
         options = WatchOptions(
             run_dir=run_dir,
             pattern=pattern,
@@ -100,7 +107,7 @@ def watch(
         watcher = Watcher(
             settings,
             options,
-            lambda line: typer.echo(redact_text(line)),
+            tell,
             stopping=lambda: interruption.number is not None,
             submitted=lambda handle: interruption.defer(handle.flush),
         )
@@ -112,6 +119,8 @@ def watch(
                 watcher.run_once(poll_s)
             else:
                 watcher.run(poll_s)
+            if as_json:
+                print_json(watcher.curve)
             code = _exit_code(watcher, interruption)
             interruption.conclude(code)
         if code:
@@ -134,19 +143,30 @@ def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
     return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
 
 
-def _wait_for(folder: Path, pattern: str, output: Path, poll_s: float, *, once: bool) -> None:
+def _wait_for(folder: Path, pattern: str, output: Path, poll_s: float | None, tell: Callable[[str], None]) -> None:
     """Wait for the folder of a training run where the output is to go into it: made for that, it may be misspelt.
+
+    Args:
+        folder: The folder.
+        pattern: What is looked for there.
+        output: Where the output goes.
+        poll_s: Seconds between two looks; None to look once.
+        tell: Takes a line for the user.
 
     Raises:
         ConfigError: It is not there, and only what is there is to be evaluated.
     """
     if folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
         return
-    if once:
+    if poll_s is None:
         raise ConfigError(f"nothing in {str(folder.resolve())!r} matches {pattern!r}: there is no such folder")
-    typer.echo(redact_text(f"waiting for {folder}, which is not there yet"))
+    tell(f"waiting for {folder}, which is not there yet")
     while not folder.is_dir():
         time.sleep(poll_s)
+
+
+def _tell(line: str, *, err: bool) -> None:
+    typer.echo(redact_text(line), err=err)
 
 
 def _exit_code(watcher: Watcher, interruption: Interruption) -> int:

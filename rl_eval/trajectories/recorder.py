@@ -93,13 +93,8 @@ class TrajectoryRecorder:
     def on_episode_end(self, record: EpisodeRecord) -> Trajectory:
         """Return the trajectory of the attempt that completed."""
         steps = self._steps
-        return Trajectory(
-            index=record.index,
-            seed=record.seed,
-            attempt=record.attempts,
-            weights_version=record.weights_version,
-            terminated=record.terminated,
-            truncated=record.truncated,
+        return Trajectory.of(
+            record,
             observations={leaf.key: column.taken(steps + 1) for leaf, column in self._observations},
             actions={leaf.key: column.taken(steps) for leaf, column in self._actions},
             rewards=self._rewards.taken(steps),

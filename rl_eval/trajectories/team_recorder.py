@@ -76,13 +76,8 @@ class TeamRecorder:
             self._rewards.array[steps - 1] += reward
             agents[agent].rewards.array[steps - 1] += reward
         rewards = {f"reward/{agent}": columns.rewards for agent, columns in agents.items()}
-        return Trajectory(
-            index=record.index,
-            seed=record.seed,
-            attempt=record.attempts,
-            weights_version=record.weights_version,
-            terminated=record.terminated,
-            truncated=record.truncated,
+        return Trajectory.of(
+            record,
             observations={leaf.key: rows.taken(steps + 1) for one in agents.values() for leaf, rows in one.observed},
             actions={leaf.key: rows.taken(steps) for one in agents.values() for leaf, rows in one.acted},
             rewards=self._rewards.taken(steps),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeRecord
 
 __all__ = [
     "ACTION_LOG_PROB",
@@ -181,6 +182,19 @@ class Trajectory:
     outputs: Mapping[Key, Array]
     """What the policy computed besides actions, its ``outputs``, each of shape (T, \\*shape): above all
     ``action_log_prob``, the logarithms of the probabilities (densities) of the actions that it drew."""
+
+    @classmethod
+    def of(cls, record: EpisodeRecord, **columns: Any) -> Trajectory:
+        """Return the trajectory of an episode that has its record, with its columns by the names of their fields."""
+        return cls(
+            record.index,
+            record.seed,
+            record.attempts,
+            record.weights_version,
+            terminated=record.terminated,
+            truncated=record.truncated,
+            **columns,
+        )
 
     def __len__(self) -> int:
         return len(self.rewards)

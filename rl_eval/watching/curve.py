@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rl_eval.watching.journal import Entry, Score
 
-__all__ = ["CSV_FILE", "PNG_FILE", "curve_csv", "curve_png"]
+__all__ = ["CSV_FILE", "PNG_FILE", "curve_csv", "curve_png", "curve_rows"]
 
 CSV_FILE: Final = "curve.csv"
 PNG_FILE: Final = "curve.png"
@@ -33,12 +33,22 @@ _BEST: Final = "#d62728"
 
 
 def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
-    """Return one line per checkpoint, in the order of training; absent numbers are empty."""
+    """Return :func:`curve_rows` as lines; absent numbers are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_row(entry, best) for entry in entries)
+    writer.writerows({**row, "best": str(row["best"]).lower()} for row in curve_rows(entries, best))
     return text.getvalue()
+
+
+def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any]]:
+    """Return one row per checkpoint, in the order of training, as JSON values.
+
+    Args:
+        entries: Checkpoints.
+        best: Id of the one that was kept as the best.
+    """
+    return [_row(entry, best) for entry in entries]
 
 
 def _row(entry: Entry, best: str | None) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def _row(entry: Entry, best: str | None) -> dict[str, Any]:
         "episode_return_ci_high": score.high,
         "num_episodes": score.num_episodes,
         "num_failed_episodes": score.num_failed,
-        "best": "true" if entry.id == best else "false",
+        "best": entry.id == best,
         "held_out_return_mean": held_out and held_out.mean,
         "held_out_return_ci_low": held_out and held_out.low,
         "held_out_return_ci_high": held_out and held_out.high,

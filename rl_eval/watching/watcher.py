@@ -27,7 +27,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.watching.best import BestCheckpoint, describe
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
 from rl_eval.watching.claim import OutputClaim
-from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png
+from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png, curve_rows
 from rl_eval.watching.journal import Entry, Journal, Score
 from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
 from rl_eval.weights import load_weights_file
@@ -149,6 +149,11 @@ class Watcher:
     def journal(self) -> Journal:
         """Journal of the checkpoints and their evaluations."""
         return self._journal
+
+    @property
+    def curve(self) -> list[dict[str, Any]]:
+        """Rows of the curve, as JSON values: what ``curve.csv`` has."""
+        return curve_rows(self._journal.curve, self._best.id)
 
     @property
     def unfinished(self) -> bool:

@@ -32,7 +32,7 @@ FOLLOWED = {
 PROGRAMS = {
     "tune_gain.py": "a slow test runs it, in a process of its own",
     "optuna_gain.py": "a slow test runs it where Optuna is installed",
-    "jax_actor.py": "JAX is not installed with the tests: test_foreign_arrays.py runs it with a stand-in",
+    "jax_actor.py": "test_foreign_arrays.py runs it: with a stand-in, and where JAX is installed with that",
     "sampling.py": "test_foreign_arrays.py runs it",
 }
 """Files of Python that a page shows and does not use itself, and what runs them."""

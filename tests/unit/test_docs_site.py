@@ -188,7 +188,7 @@ def test_a_program_of_the_guides_prints_what_is_shown(reader: Reader, program: s
         if block.title == program:
             Path(program).write_text(block.text)
         shown |= dict(commands(block.text)) if block.language == "console" else {}
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     expected = shown[f"python {program}"].splitlines()[-1].replace("...", "")

@@ -281,6 +281,7 @@ def test_a_case_elsewhere_is_there(case, test):
 PRINTED = {
     "compare": ("compare", "ones", "alternate", "--json"),
     "export": ("export", "ones", "--format", "csv", "--output", "printed.csv", "--json"),
+    "init": ("init", "printed.yaml", "--env", "CartPole-v1", "--policy", "random", "--json"),
     "list": ("list", ".", "--json"),
     "plan": ("plan", "toy.yaml", *SET, "policy.policy=cli_toys:alternate", "--detect", "1", "--json"),
     "power": ("power", "17/20", "14/20", "--json"),
@@ -298,8 +299,8 @@ def test_json_has_the_documented_shape(place, name):
     assert printed(name, call(*PRINTED[name]).stdout)
 
 
-VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "video"}
-"""Their own tests have the games, the data, the cluster and the pictures."""
+VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "video", "view", "watch"}
+"""Their own tests have the games, the data, the cluster, the pictures, the server and the checkpoints."""
 
 
 def test_every_command_that_prints_json_has_a_shape():

@@ -2,6 +2,7 @@
 
 import sys
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,6 +69,23 @@ def test_the_recipe_gives_a_result_that_depends_on_no_layout(sampling):
     assert one.fingerprint != evaluate(CONFIG, policy).fingerprint
 
 
+KERNEL = [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+"""Weights of logits by which a network does what :func:`follow` does."""
+NETWORK = '''
+import flax.linen as nn
+
+
+class Actor(nn.Module):
+    """Logits of the actions."""
+
+    actions: int
+
+    @nn.compact
+    def __call__(self, observations):
+        return nn.Dense(self.actions)(observations)
+'''
+
+
 class Actor:
     """Looks like a module of flax: parameters are given with every call."""
 
@@ -81,20 +99,37 @@ class Actor:
         return observations @ params
 
 
+def recipe_of_jax(reader, params):
+    """Write the files of the page, which load parameters of this name; return the config."""
+    for block in blocks(DOCS / "coming_from_cleanrl.md"):
+        if block.title.startswith("jax"):
+            (reader.folder / block.title).write_text(block.text.replace("/checkpoints/actor_1000000.msgpack", params))
+    return EvalConfig.from_yaml("jax.yaml").evaluation(num_episodes=8)
+
+
 def test_the_recipe_of_jax_runs_beside_a_stand_in(reader, monkeypatch):
-    """JAX is not installed with the tests: the policy of the page's config is made from a file, and acts."""
-    np.save("params.npy", [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    """The policy of the page's config is made from a file, and acts; a slow test has JAX itself."""
+    np.save("params.npy", KERNEL)
     random, serialization = SimpleNamespace(key=lambda seed: seed), SimpleNamespace(from_bytes=from_bytes)
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(random=random, jit=lambda function: function))
     monkeypatch.setitem(sys.modules, "flax", SimpleNamespace(serialization=serialization))
     monkeypatch.setitem(sys.modules, "my_network", SimpleNamespace(Actor=Actor))
-    for block in blocks(DOCS / "coming_from_cleanrl.md"):
-        if block.title.startswith("jax"):
-            (reader.folder / block.title).write_text(
-                block.text.replace("/checkpoints/actor_1000000.msgpack", "params.npy")
-            )
-    config = EvalConfig.from_yaml("jax.yaml").evaluation(num_episodes=8)
+    config = recipe_of_jax(reader, "params.npy")
     assert evaluate(config).fingerprint == evaluate(CONFIG, follow).fingerprint
+
+
+@pytest.mark.slow
+def test_the_recipe_of_jax_runs_with_jax(reader):
+    """In every layout it does what the same rule does in numpy."""
+    pytest.importorskip("jax")
+    serialization = pytest.importorskip("flax.serialization")
+    Path("my_network.py").write_text(NETWORK)
+    params = {"params": {"Dense_0": {"kernel": np.float32(KERNEL), "bias": np.zeros(2, np.float32)}}}
+    Path("actor.msgpack").write_bytes(serialization.to_bytes(params))
+    config = recipe_of_jax(reader, "actor.msgpack")
+    results = [evaluate(config.copy().runners(num_envs_per_runner=lanes)) for lanes in (1, 5)]
+    assert {result.fingerprint for result in results} == {evaluate(CONFIG, follow).fingerprint}
+    assert [result.determinism.passed for result in results] == [True, True]
 
 
 def from_bytes(template, data):

@@ -11,7 +11,7 @@ from rl_eval.config.commented import commented_yaml
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, make_folder, printed
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.yaml"))
 
@@ -91,6 +91,12 @@ def test_nothing_is_replaced(folder):
     assert outcome.exit_code == ExitCode.USAGE
     assert "toy.yaml exists already" in outcome.stderr
     assert Path("toy.yaml").read_text() == before
+
+
+def test_a_script_is_told_the_file_and_the_command(folder):
+    outcome = call("init", "a b.yaml", "--env", "CartPole-v1", "--policy", "random", "--json")
+    assert printed("init", outcome.stdout) == {"path": "a b.yaml", "command": "rl-eval run 'a b.yaml'"}
+    assert Path("a b.yaml").exists()
 
 
 def test_what_is_evaluated_must_be_said(folder):

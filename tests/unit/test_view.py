@@ -27,7 +27,7 @@ from rl_eval.results.page.server import RunServer
 from rl_eval.results.page.site import RunSite
 from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.videos import video_name
-from tests.unit.cli_world import call, start
+from tests.unit.cli_world import call, printed, start
 from tests.unit.report_world import make_result
 
 NOTHING = {"default-src", "base-uri", "frame-ancestors"}
@@ -430,6 +430,14 @@ def test_the_command_prints_its_address_and_ends_quietly(
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     address = re.fullmatch(rf"(http://127\.0\.0\.1:\d+/)   1 run in {tmp_path}, until Ctrl-C\n", outcome.stdout)
     assert opened == [address[1]] * len(words)
+
+
+def test_a_script_is_told_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunServer, "serve_forever", lambda server: None)
+    make_result(5).save(tmp_path / "run")
+    told = printed("view", call("view", tmp_path, "--json").stdout)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", told.pop("url"))
+    assert told == {"folder": str(tmp_path), "runs": 1}
 
 
 @pytest.mark.process

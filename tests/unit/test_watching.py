@@ -24,7 +24,7 @@ from rl_eval.watching import Watcher, WatchOptions, watcher
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, compile_step_pattern
 from rl_eval.watching.curve import curve_png
 from rl_eval.watching.journal import Journal, Score
-from tests.unit.cli_world import call, environment, start
+from tests.unit.cli_world import call, environment, printed, start
 from tests.unit.watch_world import (
     CONFIG,
     age,
@@ -80,6 +80,23 @@ def test_a_folder_of_checkpoints_becomes_a_curve(folder):
         assert (row["status"], row["num_episodes"], row["num_failed_episodes"]) == ("complete", "6", "0")
         assert log_of(row).manifest.weights["version"] == int(row["step"])
     assert "step 20 (model_20.safetensors): mean return" in outcome.stdout
+
+
+def test_a_script_reads_the_curve_and_a_person_what_happens(folder):
+    """The curve is on stdout when the watch ends, with what ``curve.csv`` has, and the lines are on stderr."""
+    save(1)
+    save(2, good=True)
+    outcome = watch_once("--json")
+    told, rows = printed("watch", outcome.stdout), curve()
+    assert [point["step"] for point in told] == [1, 2]
+    assert [point["best"] for point in told] == [False, True]
+    assert told[1]["held_out_return_mean"] == float(rows[1]["held_out_return_mean"])
+    assert told[0]["held_out_return_mean"] is None
+    assert [[str(point[key]) for key in ("name", "fingerprint", "episode_return_mean")] for point in told] == [
+        [row[key] for key in ("name", "fingerprint", "episode_return_mean")] for row in rows
+    ]
+    assert "step 2 (model_2.safetensors): mean return" in outcome.stderr
+    assert printed("watch", watch_once("--json").stdout) == told
 
 
 def test_the_picture_can_be_looked_at(folder, monkeypatch):
@@ -608,9 +625,9 @@ def test_a_folder_that_is_not_there_is_waited_for_and_not_made(folder, monkeypat
     assert not Path("later").exists()
     watch = sys.modules["rl_eval.cli.watch"]
     monkeypatch.setattr(watch.time, "sleep", train)
-    watch._wait_for(Path("later"), "*.safetensors", Path("later/eval"), 3.0, once=False)
+    watch._wait_for(Path("later"), "*.safetensors", Path("later/eval"), 3.0, print)
     assert looks == [3.0, 3.0]
-    watch._wait_for(Path("never"), "*.safetensors", Path("eval"), 3.0, once=False)
+    watch._wait_for(Path("never"), "*.safetensors", Path("eval"), 3.0, print)
 
 
 def test_a_model_of_another_library_says_which_option_takes_it(folder):
