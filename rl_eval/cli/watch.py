@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import print_json
+from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
@@ -80,9 +80,7 @@ def watch(
     retry_unreadable: Annotated[
         bool, typer.Option("--retry-unreadable", help="Try again what could not be loaded in earlier calls.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the curve as JSON when the watch ends; lines go to stderr.")
-    ] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""

@@ -176,7 +176,7 @@ class Trajectory:
     actions: Mapping[Key, Array]
     """Actions as the environment was given them, each of shape (T, \\*leaf_shape)."""
     rewards: npt.NDArray[np.float64]
-    """Rewards, shape (T,); their sum in order is the episode's return."""
+    """Rewards, shape (T,); added in order, as ``np.cumsum`` does, they are the episode's return bit by bit."""
     infos: Mapping[str, npt.NDArray[np.float64]]
     """Scalars of ``evaluation.info_keys``, each of shape (T,); NaN at steps that do not report them."""
     outputs: Mapping[Key, Array]
@@ -208,11 +208,6 @@ class Trajectory:
             for key, array in self.outputs.items()
             if key[0] not in taken and not any(_overlap(key, seen) for seen in self.observations)
         }
-
-    @property
-    def episode_return(self) -> float:
-        """Sum of the rewards, in step order: the return of the episode's record, bit by bit."""
-        return float(sum(self.rewards.tolist()))
 
     @property
     def nbytes(self) -> int:

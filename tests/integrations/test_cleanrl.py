@@ -188,7 +188,7 @@ def loop(result, action, act):
             observation, reward, terminated, truncated, _ = env.step(taken)
             rewards.append(reward)
             over = terminated or truncated
-        played.append((seed, sum(rewards), len(rewards)))
+        played.append((seed, np.cumsum(rewards)[-1], len(rewards)))
     assert len({total for _, total, _ in played}) == EPISODES
     return played
 

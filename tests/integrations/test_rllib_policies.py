@@ -110,7 +110,7 @@ class InRLlib:
                 self.step(env, episodes[lane], *acted)
                 if episodes[lane].is_done:
                     rewards = [float(reward) for reward in episodes[lane].get_rewards()]
-                    found.setdefault(lane, sum(rewards))
+                    found.setdefault(lane, float(np.cumsum(rewards)[-1]))
                     episodes[lane] = self.begin(env, lane)
         return [found[lane] for lane in range(len(seeds))]
 

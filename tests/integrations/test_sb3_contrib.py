@@ -121,7 +121,7 @@ def loop(
             observation, reward, terminated, truncated, _ = env.step(actions[0])
             rewards.append(float(reward))
             over = terminated or truncated or len(rewards) == STEPS
-        played.append((seed, sum(rewards), len(rewards)))
+        played.append((seed, np.cumsum(rewards)[-1], len(rewards)))
     assert len(played) == EPISODES
     assert len({total for _, total, _ in played}) == EPISODES
     return played

@@ -119,7 +119,7 @@ def theirs(result, policy):
             observation, reward, terminated, truncated, _ = env.step(actions[0])
             rewards.append(reward)
             over = terminated or truncated
-        played.append((seed, sum(rewards), len(rewards)))
+        played.append((seed, np.cumsum(rewards)[-1], len(rewards)))
     assert len({total for _, total, _ in played}) == EPISODES
     return played
 

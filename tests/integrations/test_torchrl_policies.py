@@ -115,7 +115,7 @@ def rollouts(make: Any, policy: Any, result: Any, limit: int = 2000) -> list[flo
         env.set_seed(record.seed, static_seed=True)
         with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
             rewards = env.rollout(limit, policy.eval())["next", "reward"]
-        returns.append(sum(float(reward) for reward in rewards.flatten()))
+        returns.append(float(np.cumsum(rewards.double().numpy())[-1]))
         assert len(rewards) == record.length
     return returns
 
