@@ -44,6 +44,6 @@ def _no_service_is_left() -> Iterator[None]:
 @pytest.mark.usefixtures("_no_service_is_left")
 @pytest.mark.parametrize("page", pages("tests/cluster/test_pages.py"), ids=lambda page: page.stem)
 def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
-    """All its Python runs."""
+    """All its Python runs, and its commands."""
     reader.names |= BEFORE.get(page.stem, dict)()
     reader.follow(page)

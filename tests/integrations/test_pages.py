@@ -1,18 +1,27 @@
-"""Pages of the docs on what comes from elsewhere: their Python runs where the other library is installed."""
+"""Pages of the docs that need another library: their Python and their commands run where it is installed."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rl_eval import EvalConfig, evaluate
 from tests.unit.pages_world import Reader, pages
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-NEEDS = {"coming_from_rllib": "ormsgpack", "coming_from_sb3": "sb3_contrib", "coming_from_torchrl": "torchrl"}
+NEEDS = {
+    "cli": "stable_baselines3",
+    "coming_from_rllib": "ormsgpack",
+    "coming_from_sb3": "sb3_contrib",
+    "coming_from_torchrl": "torchrl",
+    "watch": "stable_baselines3",
+}
 BIRDS = """
 import gymnasium as gym
 import numpy as np
@@ -67,6 +76,36 @@ gym.register("MaskedEnv-v0", Masked, max_episode_steps=5)
 """A package with an environment of which one action is never legal."""
 
 
+def command_line(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A model of SB3, results of an old and a new policy, and a run of which some episodes failed."""
+    from stable_baselines3 import PPO
+
+    PPO("MlpPolicy", "CartPole-v1").save("model.zip")
+    local = EvalConfig.from_yaml("configs/local.yaml")
+    for name, weights in (("old", "early"), ("new", "final")):
+        weights = f"configs/weights/cartpole_ppo_{weights}.safetensors"
+        evaluate(local.copy().policy(weights=weights)).save(f"out/{name}")
+    flaky = EvalConfig.from_yaml("configs/flaky.yaml").runners(num_runners=0).evaluation(num_episodes=30)
+    assert evaluate(flaky.fault_tolerance(max_attempts_per_episode=1), run_dir="runs/flaky").num_failed
+    return {}
+
+
+def checkpoints(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two folders of checkpoints, and what is to be done with each."""
+    from stable_baselines3 import PPO
+
+    for library, policy in (("eval", "rl_eval.policies.mlp:make_mlp"), ("sb3", "rl_eval.integrations.sb3:load_policy")):
+        settings = {"environment": {"env": "CartPole-v1"}, "policy": {"policy": policy}}
+        evaluation = {"runners": {"num_runners": 0}, "evaluation": {"num_episodes": 3}}
+        Path(f"{library}.yaml").write_text(yaml.safe_dump(settings | evaluation))
+    for folder in ("ppo", "sb3"):
+        Path(f"runs/{folder}").mkdir(parents=True)
+    for step, name in ((1, "early"), (2, "final")):
+        shutil.copy(f"configs/weights/cartpole_ppo_{name}.safetensors", f"runs/ppo/model_{step}.safetensors")
+        PPO("MlpPolicy", "CartPole-v1").save(f"runs/sb3/model_{step}_steps.zip")
+    return {}
+
+
 def rllib(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A game for several agents, in the session of the reader, so that it travels by value."""
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -104,16 +143,18 @@ def torchrl(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 BEFORE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
+    "cli": command_line,
     "coming_from_rllib": rllib,
     "coming_from_sb3": sb3,
     "coming_from_torchrl": torchrl,
+    "watch": checkpoints,
 }
 """What a page takes for granted: it makes the files, and returns the names."""
 
 
 @pytest.mark.parametrize("page", pages("tests/integrations/test_pages.py"), ids=lambda page: page.stem)
 def test_a_page_can_be_followed(reader: Reader, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its Python runs."""
+    """All its Python runs, and its commands."""
     pytest.importorskip(NEEDS[page.stem])
     reader.names |= BEFORE[page.stem](monkeypatch)
     reader.follow(page)

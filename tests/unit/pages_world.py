@@ -23,12 +23,19 @@ PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"
 GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 FOLLOWED = {
     "tests/cluster/test_pages.py": ("loggers", "service", "worker_interface"),
-    "tests/integrations/test_pages.py": ("coming_from_rllib", "coming_from_sb3", "coming_from_torchrl"),
+    "tests/integrations/test_pages.py": ("cli", "coming_from_rllib", "coming_from_sb3", "coming_from_torchrl", "watch"),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
     "tests/unit/test_ope.py": ("off_policy",),
     "tests/unit/test_report_docs.py": ("report",),
 }
-"""Tests that follow pages of their own; ``tests/unit/test_docs_site.py`` follows all others that have Python."""
+"""Tests that follow pages of their own; ``tests/unit/test_docs_site.py`` follows all others that have code."""
+NOT_FOLLOWED = {
+    "benchmarks": "hours of measurements",
+    "cluster": "machines and clouds; test_jobs.py and test_ray_submit.py do on one machine what it shows",
+    "CONTRIBUTING": "all of CI",
+    "environments": "simulators of other people, in an environment of their own",
+}
+"""Pages that need more than a test has."""
 PROGRAMS = {
     "tune_gain.py": "a slow test runs it, in a process of its own",
     "optuna_gain.py": "a slow test runs it where Optuna is installed",
@@ -38,7 +45,8 @@ PROGRAMS = {
 """Files of Python that a page shows and does not use itself, and what runs them."""
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _PIP = re.compile(r"pip install -c constraints\.txt (?:\.|'\.\[([\w,]+)\]')")
-_PREPARING = ("python -m venv .venv", "source .venv/bin/activate")
+_PREPARING = ("python -m venv .venv", "source .venv/bin/activate", "export RAY_", "ray start --head")
+"""Beginnings of commands whose work is done where a reader begins."""
 _SHOWN = doctest.OutputChecker()
 _PYTEST = [f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "randomly", "timeout", "xdist")]
 """A run of pytest within one of pytest keeps what belongs to the process as it is."""
@@ -63,12 +71,13 @@ def pages(test: str) -> list[Path]:
     if test in FOLLOWED:
         return [DOCS / f"{name}.md" for name in FOLLOWED[test]]
     elsewhere = [page for other in FOLLOWED for page in pages(other)]
-    return [page for page in PAGES if page not in elsewhere and (page in GUIDES or has_python(page))]
+    return [page for page in PAGES if page not in elsewhere and (page in GUIDES or has_code(page))]
 
 
-def has_python(page: Path) -> bool:
-    """Whether a page has a block of Python, in whatever way it is marked."""
-    return bool(re.search(r"^\s*(```|~~~)\s*\{?\.?py", page.read_text(), re.MULTILINE))
+def has_code(page: Path) -> bool:
+    """Whether a page has a block of Python, in whatever way it is marked, or commands, that a test can run."""
+    code = re.search(r"^\s*(```|~~~)\s*\{?\.?(py|sh|bash|console)", page.read_text(), re.MULTILINE)
+    return code is not None and page.stem not in NOT_FOLLOWED
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -139,7 +148,7 @@ class Reader:
             return f"{self.code}\n"
         if command.startswith("pip "):
             return installs(command)
-        if command in _PREPARING:
+        if command.startswith(_PREPARING):
             return ""
         program, *arguments = shlex.split(command)
         assert program == "rl-eval", f"nobody executes {command!r}"

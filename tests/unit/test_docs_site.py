@@ -32,7 +32,7 @@ from tests.unit.pages_world import (
     anchors,
     blocks,
     commands,
-    has_python,
+    has_code,
     is_said,
     links,
     pages,
@@ -156,13 +156,15 @@ def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
     reader.follow(page)
 
 
-def test_no_python_is_left_out() -> None:
-    """Each page that has Python is followed by one file of tests, and a reader sees all its blocks."""
+def test_no_code_is_left_out() -> None:
+    """Each page that has Python or commands is followed by one file of tests, and a reader sees all its blocks."""
     followed = Counter(page for test in (HERE, *FOLLOWED) for page in pages(test))
-    assert followed == Counter({*filter(has_python, PAGES), *GUIDES})
+    assert followed == Counter({*filter(has_code, PAGES), *GUIDES})
     for page in followed:
         opened = re.findall(r"^\s*(?:```|~~~)(?=.)", page.read_text(), re.MULTILINE)
         assert len(opened) == sum(bool(block.language) for block in blocks(page)), f"{page.name} has another fence"
+    for page in PAGES:
+        assert all(block.language for block in blocks(page)), f"{page.name} has a block without a language"
     for test in FOLLOWED:
         assert "reader.follow(page)" in (ROOT / test).read_text()
 

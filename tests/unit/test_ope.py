@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval.cli.exits import ExitCode
@@ -577,9 +578,17 @@ def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
 # The documentation
 
 
-def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys):
-    """``docs/off_policy.md``, line by line."""
+def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys, monkeypatch):
+    """``docs/off_policy.md``, line by line, with two coins as policies."""
     [page] = pages("tests/unit/test_ope.py")
+    monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
+    (reader.folder / "heads.py").write_text(HEADS)
+    for name, share in (("behaviour", 0.6), ("target", 0.5)):
+        policy = {"policy": "heads:tilted", "policy_kwargs": {"share": share}, "deterministic": False}
+        config = {"environment": {"env": "CartPole-v1"}, "policy": policy, "runners": {"num_runners": 0}}
+        (reader.folder / f"{name}.yaml").write_text(
+            yaml.safe_dump(config | {"evaluation": {"num_episodes": 30, "max_episode_steps": 4}})
+        )
     reader.follow(page)
     assert capsys.readouterr().out in [block.text for block in blocks(page)]
 
@@ -644,12 +653,16 @@ import torch
 
 
 class Tilted(torch.nn.Module):
-    """Takes action 1 with probability 0.6."""
+    """Takes action 1 with a probability of its own."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
 
     def forward(self, observations):
-        return torch.log(torch.tensor([0.4, 0.6])).expand(len(observations), 2)
+        return torch.log(torch.tensor([1 - self.share, self.share])).expand(len(observations), 2)
 
 
-def tilted():
-    return Tilted()
+def tilted(share=0.6):
+    return Tilted(share)
 '''
