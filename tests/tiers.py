@@ -21,8 +21,8 @@ import pytest
 __all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
-_SYSTEM = frozenset({"git", "lscpu", "uname"})
-"""Programs that describe this machine and its sources; they take milliseconds."""
+_SYSTEM = frozenset({"fc-list", "git", "lscpu", "uname"})
+"""Programs that describe this machine, its fonts and its sources; they take milliseconds."""
 _LIBRARIES = ("/glfw/",)
 """Libraries that look for what they load with a process of a moment, when they are imported first."""
 _BESIDE = re.compile(r"tests/cluster/test_(address|cli|resume)\.py")

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,19 @@ class MinariWriter:
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         if missing := [name for name in ("minari", "h5py") if importlib.util.find_spec(name) is None]:
-            raise ConfigError(f"Minari data sets need the package {missing[0]}: pip install 'rl-eval[minari]'")
+            raise ConfigError(
+                f"Minari data sets need the package {missing[0]}: pip install 'rl-eval[minari]' (Python 3.11 or newer)"
+            )
+        from minari import __version__
         from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.dataset.minari_storage import MinariStorage
         from minari.storage.datasets_root_dir import get_dataset_path
 
+        if "jpeg_encoding" not in signature(MinariStorage.new).parameters:
+            raise ConfigError(
+                f"Minari {__version__} turns images into JPEG, which loses what they were: "
+                "pip install 'minari>=0.5.4', on Python 3.11 or newer"
+            )
         self._id = os.fspath(target)
         try:
             self._namespace = parse_dataset_id(self._id)[0]

@@ -9,14 +9,18 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict
 from rl_eval.trajectories.disk import reserve
 from rl_eval.trajectories.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 __all__ = ["NpzWriter", "Source", "TensorDictWriter", "Writer"]
 
@@ -119,6 +123,7 @@ class TensorDictWriter:
         """See :class:`Writer`."""
         batch = as_tensordict(_whole(trajectories))
         if self._data is None:
+            _make_folders(self._folder, batch)
             self._data = batch[:1].expand(self._total).memmap_like(self._folder)
             reserve(self._folder)
         stop = self._frames + len(batch)
@@ -128,6 +133,13 @@ class TensorDictWriter:
     def finish(self) -> Path:
         """See :class:`Writer`."""
         return self._folder
+
+
+def _make_folders(folder: Path, batch: TensorDictBase) -> None:
+    """Make those of keys with a slash, in whose place tensordict writes another character since 0.13."""
+    if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
+        for key in batch.keys(include_nested=True, leaves_only=True):
+            folder.joinpath(*key).parent.mkdir(parents=True, exist_ok=True)
 
 
 def publish(writer: Writer, finished: Path) -> None:

@@ -194,6 +194,7 @@ def wrapped(module: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "compiled parallel", torch.compile(parallel)
 
 
+@pytest.mark.process  # Before 2.5, torch starts processes that compile.
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch.*")
 def test_wrappers_are_taken_off() -> None:
     """Of DistributedDataParallel and of ``torch.compile``: the policy knows nothing of them."""

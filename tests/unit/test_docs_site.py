@@ -42,7 +42,10 @@ from tests.unit.pages_world import (
 HERE = "tests/unit/test_docs_site.py"
 PROGRAMS = {"tune_gain.py": "ray.tune", "optuna_gain.py": "optuna"}
 """Files of the how-to that are run by themselves, and what they need."""
-NEEDS = {"video": [pytest.mark.process]}
+NEEDS = {
+    "video": [pytest.mark.process],
+    "trajectories": [pytest.mark.skipif(find_spec("minari") is None, reason="Minari is for Python 3.11 and newer")],
+}
 """Marks of pages: videos are encoded by ffmpeg."""
 
 

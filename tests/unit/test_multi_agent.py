@@ -665,7 +665,7 @@ def test_what_the_policy_of_an_agent_tells_is_kept_with_its_steps() -> None:
 
 @pytest.mark.parametrize("to", ["npz", "tensordict"])
 def test_trajectories_of_several_agents_are_exported(tmp_path: Path, to: str) -> None:
-    """Each episode is proved by what every agent did; Minari's format has one agent."""
+    """Each episode is proved by what every agent did."""
     config = auction_config().evaluation(num_episodes=3)
     with EvalRunnerGroup(config, threaded=False) as group:
         result, expected = group.evaluate(), group.sample(3, as_arrays=True)
@@ -674,8 +674,14 @@ def test_trajectories_of_several_agents_are_exported(tmp_path: Path, to: str) ->
     assert set(found.keys()) == set(expected)
     for key, array in expected.items():
         np.testing.assert_array_equal(np.asarray(found[key]).reshape(array.shape), array, err_msg=key)
+
+
+def test_trajectories_of_several_agents_are_none_of_minaris() -> None:
+    """Its format has one agent."""
+    pytest.importorskip("minari")
+    config = auction_config().evaluation(num_episodes=1)
     with pytest.raises(ConfigError, match=r"one agent, and the episodes have ann, bob, cyd: export to npz"):
-        export_trajectories(result, "minari", "auction-v0", config=config)
+        export_trajectories(evaluate(config), "minari", "auction-v0", config=config)
 
 
 class Staying(Auction):

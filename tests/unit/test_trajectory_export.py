@@ -17,7 +17,7 @@ from rl_eval.trajectories.export import export_trajectories
 from tests.unit.cli_world import call
 from tests.unit.test_runners import seeded, steer, troubled, walk
 
-minari = pytest.importorskip("minari")
+minari = pytest.importorskip("minari", "0.5.4")
 
 
 def config(env: Any = walk, lanes: int = 2, **evaluation: Any) -> EvalConfig:
@@ -86,6 +86,14 @@ def test_minari_reads_the_episodes_that_were_chosen(ran: Any) -> None:
         np.testing.assert_array_equal(episode.terminations, expected["next.terminated"][mine])
         np.testing.assert_array_equal(episode.truncations, expected["next.truncated"][mine])
         np.testing.assert_array_equal(episode.infos["speed"][1:], expected["next.info.speed"][mine])
+
+
+def test_a_minari_that_would_lose_bits_of_images_is_refused(ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minari 0.5.3, the last one for Python 3.10, knows nothing but JPEG."""
+    storage = "minari.dataset.minari_storage.MinariStorage"
+    monkeypatch.setattr(f"{storage}.new", lambda data_path, observation_space, action_space, env_spec: None)
+    with pytest.raises(ConfigError, match=r"turns images into JPEG.*pip install 'minari>=0.5.4'"):
+        export_trajectories(ran[1], "minari", "lost-v0", config=ran[0])
 
 
 def test_images_and_nested_observations_survive_minari() -> None:
