@@ -17,9 +17,11 @@ from typing import Any, Final
 from benchmarks import strike
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
-__all__ = ["UNDISTURBED", "measure", "verdict"]
+__all__ = ["SAME", "UNDISTURBED", "measure", "verdict"]
 
 UNDISTURBED: Final = "undisturbed"
+SAME: Final = "same result"
+"""The verdict that one hopes for; an evaluation that goes on to hang has more to it."""
 _EPISODES: Final = 40
 _DEADLINE_S: Final = 2.0
 _SAMPLE_TIMEOUT_S: Final = 8.0
@@ -120,8 +122,9 @@ def _result(row: Row, twin: Row) -> str:
         return "complete, but its twin was not"
     same = all(_equal(row[key], expected.get(key)) for key in ("episodes", "mean_return", "fingerprint") if key in row)
     if same:
-        return "complete, same result"
-    return f"complete, other result: {row['episodes']} episodes, mean {row['mean_return']:.3f}"
+        return SAME
+    over = "" if row["episodes"] == expected["episodes"] else f" over {row['episodes']} episodes"
+    return f"another result: mean {row['mean_return']:.3f}{over}"
 
 
 def _equal(one: Any, other: Any) -> bool:

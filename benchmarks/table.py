@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks import environments as wild
 from benchmarks import sampling
 from benchmarks.contenders.beside import EVERY
-from benchmarks.faults import UNDISTURBED, verdict
+from benchmarks.faults import SAME, UNDISTURBED, verdict
 from benchmarks.policies import LAYOUTS, SILENT
 from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
@@ -266,10 +266,10 @@ def faults(rows: Sequence[Row]) -> list[Table]:
     """One word per fault and contender, and what rl_eval's runs took."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     cells = {(row["label"], row["column"]): row for row in rows}
-    matrix = _table("faults: one strikes, once", "fault", *labels)
+    matrix = _table("faults: one strikes, once", "fault", *(label.partition(",")[0] for label in labels))
     for fault in dict.fromkeys(row["column"] for row in rows):
         words = (verdict(cells[label, fault], cells[label, UNDISTURBED]) for label in labels)
-        matrix.add_row(fault, *words)
+        matrix.add_row(fault, *(word if word == SAME else f"[bold]{word}[/bold]" for word in words))
     ours = [row for row in rows if "fingerprint" in row]
     return [matrix, _fault_details(ours, cells)] if ours else [matrix]
 
