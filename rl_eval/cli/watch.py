@@ -14,9 +14,10 @@ import typer
 
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
+from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -86,7 +87,9 @@ def watch(
     """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
     with Interruption() as interruption, reported(debug):
         run_dir, pattern = _folder_and_pattern(checkpoints)
-        settings = read_settings(config, section, assignments)
+        read = read_config(config, section, assignments)
+        _check_policy(read.to_dict().get("policy", {}).get("policy"), key)
+        settings = read.build()
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
@@ -123,6 +126,21 @@ def watch(
             interruption.conclude(code)
         if code:
             raise typer.Exit(code)
+
+
+def _check_policy(policy: object, key: str) -> None:
+    """Refuse a policy that is one model already: what was found beside it would go with every checkpoint.
+
+    Raises:
+        ConfigError: It is one, and checkpoints go into its factory's arguments.
+    """
+    scheme = policy.partition(":")[0] if isinstance(policy, str) else ""
+    if scheme in schemes() and key.startswith("policy.policy_kwargs."):
+        raise ConfigError(
+            f"policy.policy is {policy!r}, one model with all that belongs to it, such as its normalizer, which would "
+            "go with every checkpoint: name the factory instead, as policy: rl_eval.integrations.sb3:load_policy, and "
+            "in policy_kwargs what is meant for all, as vecnormalize: FILE"
+        )
 
 
 def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from rl_eval.config.model_files import file_digests
 from rl_eval.config.policy_schemes import with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
@@ -114,6 +115,26 @@ class PolicySection(_Section):
     policy_mapping_fn: Any = None
     """A callable ``(agent_id, spec)`` that returns the id of the agent's policy in an episode, or ``"module:attr"``.
     By default the only policy, the one that ``evaluation.matchups`` seats, or the one with the agent's id."""
+
+    _digests: dict[str, tuple[Any, str]] = PrivateAttr(default_factory=dict)
+    """Path and digest of files, by argument."""
+
+    def model_post_init(self, _: Any) -> None:
+        """Take the digests of files before anybody loads them: those of later would not be of what acts."""
+        ours = isinstance(self.policy, str) and self.policy.startswith("rl_eval.integrations.")
+        for name, digest in file_digests(self.policy_kwargs, folders=ours).items():
+            self._digests[name] = self.policy_kwargs[name], digest
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        """Digests of files that ``policy_kwargs`` names, by argument; by ``policy.argument`` of several policies."""
+        taken = self._digests.items()
+        own = {name: digest for name, (path, digest) in taken if self.policy_kwargs.get(name) == path}
+        return own | {
+            f"{policy}.{name}": digest
+            for policy, section in self.policies.items()
+            for name, digest in section.file_digests.items()
+        }
 
     @model_validator(mode="before")
     @classmethod

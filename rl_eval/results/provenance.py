@@ -28,7 +28,7 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
     described = {
         "config": settings.described(),
         "identity": settings.identity(),
-        "weights": _described_weights(weights),
+        "weights": _described_weights(weights, settings.policy.file_digests),
         "numerics": dict(numerics),
         "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "python": platform.python_version(),
@@ -41,11 +41,12 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
     return {**described, "folder": working_folder(), "signature": sign(described["config"])}
 
 
-def _described_weights(weights: WeightsSnapshot | None) -> dict[str, Any]:
-    if weights is None:
-        return {"version": 0, "digest": None}
-    described = {"version": weights.version, "digest": weights.digest}
-    return {**described, "versions": dict(weights.versions)} if weights.versions else described
+def _described_weights(weights: WeightsSnapshot | None, files: dict[str, str]) -> dict[str, Any]:
+    described: dict[str, Any] = {"version": 0, "digest": None}
+    if weights is not None:
+        described = {"version": weights.version, "digest": weights.digest}
+        described |= {"versions": dict(weights.versions)} if weights.versions else {}
+    return described | ({"files": files} if files else {})
 
 
 def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:

@@ -263,6 +263,7 @@ def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
     """Return the weights that the run had."""
     version, digest = recorded["version"], recorded["digest"]
+    _check_files(recorded.get("files", {}), settings.policy.file_digests)
     if digest is None:
         return None
     section = settings.policy
@@ -281,3 +282,13 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
         held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
         raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
     return replace(found, version=version)
+
+
+def _check_files(recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse a model whose file was changed; one that is given live, or elsewhere, is judged by what it does."""
+    for name, digest in recorded.items():
+        if name in now and now[name] != digest:
+            raise WeightsError(
+                f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
+                f"{digest[:16]}: put back the file that it was made with"
+            )

@@ -19,6 +19,7 @@ from typing import Final, final
 
 import xxhash
 
+from rl_eval.config.model_files import digest_of, files_in
 from rl_eval.errors import ConfigError
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 _LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
-_CHUNK: Final = 2**20
 _GLOBS: Final = 20
 _ORIGIN: Final = "origin.json"
 _INCOMING: Final = ".incoming"
@@ -199,29 +199,10 @@ def signature_of(path: Path) -> tuple[str, float]:
     Raises:
         OSError: It cannot be looked at.
     """
-    facts = [(name, os.stat(file)) for name, file in _files(path)]  # noqa: PTH116 - a path would be built for each.
+    facts = [(name, os.stat(file)) for name, file in files_in(path)]  # noqa: PTH116 - a path would be built for each.
     lines = [f"{name} {fact.st_size} {fact.st_mtime_ns} {fact.st_ino}" for name, fact in facts]
     modified = max((fact.st_mtime for _, fact in facts), default=path.stat().st_mtime)
     return str(xxhash.xxh3_64_hexdigest("\n".join(lines).encode())), modified
-
-
-def digest_of(path: Path) -> str:
-    """Return the digest of a file, or of all names and files of a folder."""
-    digest = xxhash.xxh3_128()
-    for name, file in _files(path):
-        if name:
-            digest.update(f"{len(name)} {name} {file.stat().st_size} ".encode())
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    return str(digest.hexdigest())
-
-
-def _files(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a checkpoint with their relative names; a checkpoint that is a file has the name ""."""
-    if not path.is_dir():
-        return [("", path)]
-    return sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
 
 
 @final

@@ -99,6 +99,16 @@ def test_a_script_reads_the_curve_and_a_person_what_happens(folder):
     assert printed("watch", watch_once("--json").stdout) == told
 
 
+def test_one_model_is_no_way_to_load_others(folder):
+    """Its normalizer would be that of all checkpoints."""
+    Path("one.zip").write_bytes(b"")
+    text = Path("c.yaml").read_text().replace("rl_eval.policies.mlp:make_mlp", "sb3:one.zip")
+    Path("c.yaml").write_text(text)
+    outcome = watch_once("--as", "policy.policy_kwargs.path")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "name the factory instead" in " ".join(outcome.stderr.split())
+
+
 def test_the_picture_can_be_looked_at(folder, monkeypatch):
     """It decodes, has the promised size, and something is drawn in it."""
     monkeypatch.setattr(watcher, "curve_png", curve_png)

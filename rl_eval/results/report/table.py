@@ -329,9 +329,12 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
 
 
 def weights_name(result: EvalResult) -> str:
-    """Return digest and version of the weights, as far as they are known."""
+    """Return digests and version of the weights, as far as they are known."""
     digest, version = lookup(result.provenance, "weights", "digest"), result.metrics["weights_version"]
-    return _GAP.join(filter(None, (digest[:16], "" if math.isnan(version) else f"version {int(version)}")))
+    recorded = result.provenance.get("weights")
+    files = recorded.get("files") if isinstance(recorded, Mapping) else None
+    of_files = [f"{name} {str(found)[:16]}" for name, found in files.items()] if isinstance(files, Mapping) else []
+    return _GAP.join(filter(None, (digest[:16], *of_files, "" if math.isnan(version) else f"version {int(version)}")))
 
 
 def lookup(value: Any, *keys: str) -> str:
