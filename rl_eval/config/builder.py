@@ -20,7 +20,7 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import convert
 from rl_eval.redaction import MASK, redact
 
-__all__ = ["EvalConfig"]
+__all__ = ["EvalConfig", "settings_of"]
 
 
 class _Unset:
@@ -255,6 +255,22 @@ class EvalConfig:
 
     def __repr__(self) -> str:
         return f"EvalConfig({redact(self.to_dict())})"
+
+
+def settings_of(config: EvalConfig | EvalSettings) -> EvalSettings:
+    """Return what a config builds, or settings as they are.
+
+    Raises:
+        ConfigError: It is neither, or cannot be built.
+    """
+    if isinstance(config, EvalSettings):
+        return config
+    if isinstance(config, EvalConfig):
+        return config.build()
+    raise ConfigError(
+        f"the config is {config!r}: give an EvalConfig, such as EvalConfig().environment('CartPole-v1'), or read one "
+        "with EvalConfig.from_yaml(FILE)"
+    )
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

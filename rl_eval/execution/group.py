@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
-from rl_eval.config.builder import EvalConfig
+from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, UsageError
@@ -80,7 +80,7 @@ class EvalRunnerGroup(WorkerCalls):
         threaded: bool = True,
         callbacks: GroupCallbacks | None = None,
     ) -> None:
-        settings = config.build() if isinstance(config, EvalConfig) else config
+        settings = settings_of(config)
         if settings.runners.num_runners and not threaded:
             raise ConfigError(
                 f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
@@ -469,7 +469,7 @@ def evaluate(
         LogMismatch: The log belongs to another plan, policy or environment, or was begun with other code.
         LogOwned: Another driver is writing it.
     """
-    settings = config.build() if isinstance(config, EvalConfig) else config
+    settings = settings_of(config)
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
         return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
 

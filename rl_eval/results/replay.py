@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 from rl_eval.backends import pickled
-from rl_eval.config.builder import EvalConfig
+from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.live import live_policies, weights_of_each, with_live
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
@@ -212,7 +212,7 @@ def _settings(
         if not trust:
             check_trust(provenance)
         return make_settings(usable)
-    settings = config.build() if isinstance(config, EvalConfig) else config
+    settings = settings_of(config)
     theirs, ours = provenance["identity"], plain(settings.identity())
     passed = set() if policy is None else {"policy", "policy_kwargs", "policies"}
     if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:

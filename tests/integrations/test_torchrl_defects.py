@@ -179,14 +179,14 @@ def other_worker(ray_cluster: None, made: Any) -> Callable[..., Any]:
 def asked(one: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Submit to a worker and wait."""
     one.submit(*args, **kwargs)
-    result = one.poll(timeout=90.0)
+    result = one.poll(timeout=300.0)
     assert result is not None, "no result came"
     return result
 
 
 def finished(one: Any) -> dict[str, Any]:
     """Wait for an evaluator's result, and never for ever."""
-    result = one.wait(timeout=90.0)
+    result = one.wait(timeout=300.0)
     assert result is not None, "no result came"
     return result
 
@@ -295,7 +295,7 @@ def test_r13_after_an_error_it_works_again(worker: Any) -> None:
     """The error is raised once, by the poll of its request."""
     worker.submit({"nonsense": torch.zeros(2)}, 20)
     with pytest.raises(WeightsError, match="nonsense"):
-        worker.poll(timeout=90.0)
+        worker.poll(timeout=300.0)
     assert worker.poll() is None
     assert asked(worker, weights_of(4.0), 20)["reward"] == 20.0
 
@@ -389,7 +389,7 @@ def test_r21_named_workers_have_clients_of_their_own(other_worker: Any) -> None:
     second = RayEvalWorker.from_name("defect_r21")
     first.submit(weights_of(1.0), 20)
     second.submit(weights_of(2.0), 20)
-    assert (first.poll(timeout=90.0)["reward"], second.poll(timeout=90.0)["reward"]) == (5.0, 10.0)
+    assert (first.poll(timeout=300.0)["reward"], second.poll(timeout=300.0)["reward"]) == (5.0, 10.0)
     second.shutdown()
     assert asked(first, weights_of(3.0), 20)["reward"] == 15.0
     with pytest.raises(UsageError, match="reward_keys"):
@@ -495,13 +495,13 @@ def test_e04_an_error_reaches_the_caller(made: Any) -> None:
         one.evaluate()
     one.trigger_eval()
     with pytest.raises(EvalError, match="the simulator broke"):
-        one.wait(timeout=90.0)
+        one.wait(timeout=300.0)
     assert not one.pending
     assert one.trigger_eval() is True
     told: list[BaseException] = []
     other = made(steps(length=5, fails_at=3), constant(), num_trajectories=2, on_error=told.append)
     other.trigger_eval()
-    other.wait(timeout=90.0)
+    other.wait(timeout=300.0)
     assert len(told) == 1
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
+from rl_eval import evaluate
 from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError
 from tests.unit.cli_world import CONFIG, call, make_folder
 
 MISTAKES = '''
@@ -250,3 +252,10 @@ def test_the_toy_itself_is_no_mistake(folder):
     """What the mistakes are made in runs."""
     assert yaml.safe_load(Path("toy.yaml").read_text()) == CONFIG
     assert run().exit_code == 0
+
+
+@pytest.mark.parametrize("config", ["CartPole-v1", {"environment": {"env": "CartPole-v1"}}, None])
+def test_what_is_no_config_is_refused(config):
+    """As somebody passes who knows ``gymnasium.make``."""
+    with pytest.raises(ConfigError, match=r"give an EvalConfig, such as EvalConfig\(\)\.environment\('CartPole-v1'\)"):
+        evaluate(config, lambda observations: np.zeros(len(observations), np.int64))

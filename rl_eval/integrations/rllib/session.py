@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from rl_eval.config.builder import EvalConfig
+from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
@@ -69,7 +69,7 @@ class EvaluationSession:
         self.env_steps = 0
         """Environment steps of all of them."""
         self.stopped = False
-        settings = config.build() if isinstance(config, EvalConfig) else config
+        settings = settings_of(config)
         self._policies = tuple(settings.policy.policies)
         self._evaluator = Evaluator(
             settings,
