@@ -17,7 +17,8 @@ from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.config.policy_schemes import schemes
+from rl_eval.config.model_files import file_digests
+from rl_eval.config.policy_schemes import named_source
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -129,17 +130,18 @@ def watch(
 
 
 def _check_policy(policy: object, key: str) -> None:
-    """Refuse a policy that is one model already: what was found beside it would go with every checkpoint.
+    """Refuse a policy that is one model with other files, such as its normalizer: these would go with every checkpoint.
 
     Raises:
         ConfigError: It is one, and checkpoints go into its factory's arguments.
     """
-    scheme = policy.partition(":")[0] if isinstance(policy, str) else ""
-    if scheme in schemes() and key.startswith("policy.policy_kwargs."):
+    source = named_source(policy, ()) if isinstance(policy, str) and key.startswith("policy.policy_kwargs.") else None
+    others = set(file_digests(source.factory, source.kwargs)) - {key.rpartition(".")[2]} if source else ()
+    if source and others:
         raise ConfigError(
-            f"policy.policy is {policy!r}, one model with all that belongs to it, such as its normalizer, which would "
-            "go with every checkpoint: name the factory instead, as policy: rl_eval.integrations.sb3:load_policy, and "
-            "in policy_kwargs what is meant for all, as vecnormalize: FILE"
+            f"policy.policy is {policy!r}, one model with its own {' and '.join(sorted(others))}, which every "
+            f"checkpoint would be given: name the factory instead, as policy: {source.factory}, and in policy_kwargs "
+            "what is meant for all"
         )
 
 

@@ -268,8 +268,8 @@ def settings_of(config: EvalConfig | EvalSettings) -> EvalSettings:
     if isinstance(config, EvalConfig):
         return config.build()
     raise ConfigError(
-        f"the config is {config!r}: give an EvalConfig, such as EvalConfig().environment('CartPole-v1'), or read one "
-        "with EvalConfig.from_yaml(FILE)"
+        f"the config is a {type(config).__name__}: give an EvalConfig, such as "
+        "EvalConfig().environment('CartPole-v1'), or read one with EvalConfig.from_yaml(FILE)"
     )
 
 

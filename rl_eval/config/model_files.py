@@ -10,26 +10,40 @@ from typing import Any, Final
 
 import xxhash
 
+from rl_eval.redaction import redact
+
 __all__ = ["digest_of", "file_digests", "files_in"]
 
 _CHUNK: Final = 2**20
 
 
-def file_digests(kwargs: Mapping[str, Any], *, folders: bool) -> dict[str, str]:
-    """Return the digest of each argument that is the path of a file on this machine, by the argument's name.
+def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each argument of a factory that is the path of a file on this machine, by its name.
+
+    Lists and nested mappings are not looked into, secrets are left alone, and a folder may be anything, of any size: it
+    has a digest only for a factory that loads checkpoints of RLlib.
 
     Args:
-        kwargs: Arguments of a factory.
-        folders: Whether a folder is a model too; else it may be anything, of any size.
+        factory: ``"module:attr"``; anything else takes no arguments.
+        kwargs: Its arguments.
     """
+    shown = redact({name: str(value) for name, value in kwargs.items()}, "policy", "policy_kwargs")
     found = {}
     for name, value in kwargs.items():
-        if isinstance(value, (str, os.PathLike)):
-            with suppress(OSError, ValueError):  # A text that can be no path; a file that cannot be read.
-                path = Path(value)
-                if path.is_file() or (folders and path.is_dir()):
+        if isinstance(value, (str, os.PathLike)) and shown[name] == str(value):
+            with suppress(OSError, ValueError, RuntimeError):  # What can be no path, has no home, or cannot be read.
+                if (path := _loaded(str(factory), Path(value).expanduser())) is not None:
                     found[name] = digest_of(path)
     return found
+
+
+def _loaded(factory: str, path: Path) -> Path | None:
+    """Return what a factory loads that is given a path; None if that is not there."""
+    endings = ("", ".zip", ".pkl") if factory.startswith("rl_eval.integrations.sb3:") else ("",)
+    for candidate in (Path(f"{path}{ending}") for ending in endings):
+        if candidate.is_file():
+            return candidate
+    return path if factory.startswith("rl_eval.integrations.rllib:") and path.is_dir() else None
 
 
 def digest_of(path: Path) -> str:

@@ -117,12 +117,11 @@ class PolicySection(_Section):
     By default the only policy, the one that ``evaluation.matchups`` seats, or the one with the agent's id."""
 
     _digests: dict[str, tuple[Any, str]] = PrivateAttr(default_factory=dict)
-    """Path and digest of files, by argument."""
+    """Path and digest of files, by argument: a copy of this section may have other arguments."""
 
     def model_post_init(self, _: Any) -> None:
         """Take the digests of files before anybody loads them: those of later would not be of what acts."""
-        ours = isinstance(self.policy, str) and self.policy.startswith("rl_eval.integrations.")
-        for name, digest in file_digests(self.policy_kwargs, folders=ours).items():
+        for name, digest in file_digests(self.policy, self.policy_kwargs).items():
             self._digests[name] = self.policy_kwargs[name], digest
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Final
 import xxhash
 
 from rl_eval.errors import LogError
-from rl_eval.records.plain import ABSENT, differences, parse_json, plain
+from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 
@@ -75,13 +75,18 @@ class Manifest:
 
     def differences(self, other: Manifest) -> list[str]:
         """Return one line per value of another run that keeps it from continuing this log."""
-        found = list(differences(self._compared(), other._compared()))
+        found = [leaf for leaf in differences(self._compared(), other._compared()) if not _is_elsewhere(leaf)]
         if any(leaf.key in _PLAN for leaf in found):
             found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # It follows from them.
         return [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found]
 
     def _compared(self) -> dict[str, Any]:
         return {name: plain(getattr(self, name)) for name in _COMPARED}
+
+
+def _is_elsewhere(leaf: Difference) -> bool:
+    """Whether only one side found a file of a model: whoever loads it says what is missing."""
+    return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
 
 def checksum(body: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import gymnasium as gym
 
 from rl_eval.adapters import integration_for
+from rl_eval.config.model_files import file_digests
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
@@ -21,7 +22,7 @@ from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
 from rl_eval.weights import module_of
 
-__all__ = ["adapt_policy", "came_from_factory"]
+__all__ = ["adapt_policy", "came_from_factory", "check_files"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
@@ -93,7 +94,7 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     }
     try:
         with random_state_kept():
-            return factory(**spaces, **section.policy_kwargs)
+            made = factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
         lacking = [name for name in _required(parameters) if name not in spaces and name not in section.policy_kwargs]
         hint = _MAKES.format(lacking[0]) if lacking else ""
@@ -103,6 +104,24 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     except Exception as error:
         setattr(error, _FROM_FACTORY, True)
         raise
+    check_files(section)
+    return made
+
+
+def check_files(section: PolicySection) -> None:
+    """Refuse a model's file that is not what the settings were made with: other runners may have loaded the former.
+
+    What another factory is given may be something else, such as a file that it writes.
+    """
+    if not section.policy.startswith("rl_eval.integrations."):
+        return
+    now = file_digests(section.policy, section.policy_kwargs)
+    for name, digest in section.file_digests.items():
+        if now.get(name, digest) != digest:
+            raise ConfigError(
+                f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
+                f"{digest[:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
+            )
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

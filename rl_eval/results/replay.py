@@ -263,7 +263,8 @@ def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
     """Return the weights that the run had."""
     version, digest = recorded["version"], recorded["digest"]
-    _check_files(recorded.get("files", {}), settings.policy.file_digests)
+    if live is None or settings.policy.policies:
+        _check_files(recorded.get("files", {}), settings.policy.file_digests)
     if digest is None:
         return None
     section = settings.policy
@@ -285,7 +286,7 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
 
 
 def _check_files(recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse a model whose file was changed; one that is given live, or elsewhere, is judged by what it does."""
+    """Refuse a model whose file was changed; one that is elsewhere is judged by what it does."""
     for name, digest in recorded.items():
         if name in now and now[name] != digest:
             raise WeightsError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Literal, Protocol, final, get_args
 
-from rl_eval.config.builder import EvalConfig
+from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, make_settings
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.execution.group import EvalRunnerGroup
@@ -72,7 +72,10 @@ def with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> 
     """Bring the backend and the number of runners together."""
     if backend is not None and backend not in get_args(Backend):
         raise ConfigError(f"backend is {backend!r}: {nearest(str(backend), get_args(Backend))}")
-    values = config.to_dict() if isinstance(config, EvalConfig) else {name: dict(section) for name, section in config}
+    if isinstance(config, EvalConfig):
+        values = config.to_dict()
+    else:
+        values = {name: dict(section) for name, section in settings_of(config)}
     runners = values.setdefault("runners", {})
     if backend == "ray" and runners.get("num_runners", 0) == 0:
         runners["num_runners"] = 1

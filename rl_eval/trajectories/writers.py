@@ -139,7 +139,7 @@ def _make_folders(folder: Path, batch: TensorDictBase) -> None:
     """Make those of keys with a slash, in whose place tensordict writes another character since 0.13."""
     if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
         for key in batch.keys(include_nested=True, leaves_only=True):
-            folder.joinpath(*key).parent.mkdir(parents=True, exist_ok=True)
+            folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)
 
 
 def publish(writer: Writer, finished: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from rl_eval import evaluate
+from rl_eval import Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError
 from tests.unit.cli_world import CONFIG, call, make_folder
@@ -259,3 +259,5 @@ def test_what_is_no_config_is_refused(config):
     """As somebody passes who knows ``gymnasium.make``."""
     with pytest.raises(ConfigError, match=r"give an EvalConfig, such as EvalConfig\(\)\.environment\('CartPole-v1'\)"):
         evaluate(config, lambda observations: np.zeros(len(observations), np.int64))
+    with pytest.raises(ConfigError, match="give an EvalConfig"):
+        Evaluator(config, lambda observations: np.zeros(len(observations), np.int64), backend="inline")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-from rl_eval import EvalConfig, load
+from rl_eval import EvalConfig, load, replay
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.model_files import digest_of, file_digests
 from rl_eval.config.settings import PolicySection
+from rl_eval.errors import ConfigError
+from rl_eval.policies import check_files
 from tests.unit.cli_world import call, make_folder
 
 GAIN = """
@@ -92,14 +95,56 @@ def test_every_policy_has_its_own(folder: Path) -> None:
 @pytest.mark.parametrize("value", ["", "nowhere.zip", "x" * 5000, "a\0b", 3, None, ["gain.json"], "."])
 def test_what_is_no_file_has_no_digest(folder: Path, value: object) -> None:
     """A folder may be anything, of any size; it is a model only to what loads models from folders."""
-    assert file_digests({"path": value}, folders=False) == {}
+    assert file_digests("my:make", {"path": value}) == {}
 
 
 def test_a_folder_is_all_its_names_and_files(folder: Path) -> None:
+    loads = "rl_eval.integrations.rllib:load_policy"
     Path("model/part").mkdir(parents=True)
     Path("model/part/a").write_text("1")
-    [first] = file_digests({"path": "model"}, folders=True).values()
+    [first] = file_digests(loads, {"path": "model"}).values()
     Path("model/part/a").rename("model/part/b")
-    assert file_digests({"path": "model"}, folders=True) != {"path": first}
+    assert file_digests(loads, {"path": "model"}) != {"path": first}
     Path("model/part/b").rename("model/part/a")
-    assert file_digests({"path": Path("model")}, folders=True) == {"path": first}
+    assert file_digests(loads, {"path": Path("model")}) == {"path": first}
+    assert file_digests("my:make", {"path": "model"}) == {}
+
+
+def test_a_path_is_what_the_factory_makes_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SB3's ending may be left out, also where a folder of that name lies beside the file, and ~ is the home."""
+    loads = "rl_eval.integrations.sb3:load_policy"
+    Path("best").mkdir()
+    Path("best.zip").write_text("1")
+    monkeypatch.setenv("HOME", str(folder))
+    due = {"path": digest_of(Path("best.zip"))}
+    assert [file_digests(loads, {"path": path}) for path in ("best", "best.zip", "~/best")] == [due] * 3
+    assert file_digests("my:make", {"path": "best"}) == {}
+
+
+def test_a_secret_is_left_alone(folder: Path) -> None:
+    Path("key.txt").write_text("s")
+    assert file_digests("my:make", {"api_key": "key.txt", "path": "gain.json"}).keys() == {"path"}
+
+
+def test_a_file_that_only_one_side_found_keeps_nobody_from_continuing(folder: Path) -> None:
+    """Whoever loads it says that it is missing; a complete run needs nothing."""
+    first = call(*RUN)
+    Path("gain.json").unlink()
+    assert call(*RUN).stdout == first.stdout
+
+
+def test_a_live_policy_takes_the_place_of_the_file(folder: Path) -> None:
+    call(*RUN)
+    Path("gain.json").write_text("-1.0")
+    found = replay("runs/gain", 2, policy=lambda seen: (seen[:, 2] + 1.0 * seen[:, 3] > 0).astype(np.int64))
+    assert found.identical
+
+
+def test_a_model_that_was_rewritten_before_a_runner_loads_it_is_refused(folder: Path) -> None:
+    """Another runner may have loaded the former one. What is not ours to load may be a file that is written."""
+    settings = EvalConfig.from_yaml("gain.yaml").build()
+    ours = settings.policy.model_copy(update={"policy": "rl_eval.integrations.sb3:load_policy"})
+    Path("gain.json").write_text("2.0")
+    with pytest.raises(ConfigError, match=r"policy_kwargs\['path'\] was changed after the evaluation was configured"):
+        check_files(ours)
+    check_files(settings.policy)

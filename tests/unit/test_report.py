@@ -216,6 +216,7 @@ def test_a_task_has_its_own_numbers() -> None:
     result.table.infos[80:, 1] = np.nan
     result.table.infos[:, 2] = 5
     [group] = group_tables(result)
+    assert group.caption == ""
     assert group.headings[0] == "task"
     assert [row[:2] for row in group.rows] == [("0", "27"), ("1", "26"), ("2", "26")]
     own = [i for i in range(80) if i % 3 == 1 and i != 4]
@@ -231,6 +232,12 @@ def test_a_task_has_its_own_numbers() -> None:
     assert "By task" in Elements(page(result)).shown
 
 
+def test_few_episodes_of_a_task_have_a_caption() -> None:
+    result = make_result(40, info_keys=("task",))
+    result.table.infos[:, 0] = np.arange(40) < 19
+    assert group_tables(result)[0].caption == "Of fewer than 20 episodes an interval is likely too narrow."
+
+
 @pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])
 def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
     result = make_result(90, info_keys=("distance",))
@@ -244,6 +251,7 @@ def test_successes_that_nobody_reports_are_none() -> None:
     result = with_column(make_result(40, info_keys=("task",)), "success_at_end", reports)
     result.table.infos[:, 0] = np.arange(40) // 20
     nobody, half = group_tables(result)[0].rows
+    assert group_tables(result)[0].caption == ""
     assert nobody[5:] == ("n/a", "n/a")
     assert half[5] == "50.0 %"
     assert half[6] == "29.9 % to 100.0 %"

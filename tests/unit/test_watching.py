@@ -102,6 +102,7 @@ def test_a_script_reads_the_curve_and_a_person_what_happens(folder):
 def test_one_model_is_no_way_to_load_others(folder):
     """Its normalizer would be that of all checkpoints."""
     Path("one.zip").write_bytes(b"")
+    Path("one_vecnormalize.pkl").write_bytes(b"")
     text = Path("c.yaml").read_text().replace("rl_eval.policies.mlp:make_mlp", "sb3:one.zip")
     Path("c.yaml").write_text(text)
     outcome = watch_once("--as", "policy.policy_kwargs.path")

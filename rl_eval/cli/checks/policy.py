@@ -64,7 +64,8 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     module = module_of(runner.policy)
-    if files := settings.policy.file_digests:
+    files = settings.policy.file_digests
+    if files and str(settings.policy.policy).startswith("rl_eval.integrations."):
         return ok(f"made from {', '.join(f'{name} (digest {digest[:16]})' for name, digest in files.items())}")
     if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from rl_eval.results.report.metrics import success_counts
 from rl_eval.results.report.table import number, percent
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import Interval, mean_interval, success_interval
+from rl_eval.results.stats.interval import FEW, Interval, mean_interval, success_interval
 
 __all__ = ["Table", "agent_tables", "group_tables"]
 
@@ -54,13 +55,16 @@ def group_tables(result: EvalResult) -> list[Table]:
     """Return a table for each info scalar that divides the counted episodes into a few groups by whole numbers."""
     rows, infos, keys = result.counted_rows, result.table.infos[result.counted], result.table.info_keys
     of_agents = set(agent_columns(agents_in(keys)))
+    divided = ((key, column) for key, column in zip(keys, infos.T, strict=True) if key not in of_agents)
+    found = ((key, column, groups) for key, column in divided if (groups := _groups(column)))
     tables = []
-    for key, column in zip(keys, infos.T, strict=True):
-        if key not in of_agents and (groups := _groups(column)):
-            headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
-            own = [(f"{value:.0f}", *_group_row(rows[column == value], result.confidence)) for value in groups]
-            tables.append(Table(headings, own))
-    return tables[:_MOST_TABLES]
+    for key, column, groups in islice(found, _MOST_TABLES):
+        headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
+        own = [(f"{value:.0f}", *_group_row(rows[column == value], result.confidence)) for value in groups]
+        few = any(np.count_nonzero(column == value) < FEW for value in groups)
+        caption = f"Of fewer than {FEW} episodes an interval is likely too narrow." if few else ""
+        tables.append(Table(headings, own, caption))
+    return tables
 
 
 def _groups(column: npt.NDArray[np.float64]) -> list[float]:
