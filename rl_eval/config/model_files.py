@@ -27,12 +27,13 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
         factory: ``"module:attr"``; anything else takes no arguments.
         kwargs: Its arguments.
     """
-    shown = redact({name: str(value) for name, value in kwargs.items()}, "policy", "policy_kwargs")
+    texts = {name: os.fspath(value) for name, value in kwargs.items() if isinstance(value, (str, os.PathLike))}
+    shown = redact(texts, "policy", "policy_kwargs")
     found = {}
-    for name, value in kwargs.items():
-        if isinstance(value, (str, os.PathLike)) and shown[name] == str(value):
+    for name, text in texts.items():
+        if shown[name] == text:
             with suppress(OSError, ValueError, RuntimeError):  # What can be no path, has no home, or cannot be read.
-                if (path := _loaded(str(factory), Path(value).expanduser())) is not None:
+                if (path := _loaded(str(factory), Path(text).expanduser())) is not None:
                     found[name] = digest_of(path)
     return found
 
