@@ -12,7 +12,7 @@ import xxhash
 
 from rl_eval.redaction import redact
 
-__all__ = ["digest_of", "file_digests", "files_in"]
+__all__ = ["changed_files", "digest_of", "file_digests", "files_in", "loads_models"]
 
 _CHUNK: Final = 2**20
 
@@ -36,6 +36,16 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
                 if (path := _loaded(str(factory), Path(text).expanduser())) is not None:
                     found[name] = digest_of(path)
     return found
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the arguments whose files both sides have and that differ."""
+    return [name for name, digest in before.items() if now.get(name, digest) != digest]
+
+
+def loads_models(factory: Any) -> bool:
+    """Whether a factory is of our integrations: the files that another is given may be something else than a model."""
+    return isinstance(factory, str) and factory.startswith("rl_eval.integrations.")
 
 
 def _loaded(factory: str, path: Path) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import gymnasium as gym
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.model_files import file_digests
+from rl_eval.config.model_files import changed_files, file_digests, loads_models
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
@@ -113,15 +113,14 @@ def check_files(section: PolicySection) -> None:
 
     What another factory is given may be something else, such as a file that it writes.
     """
-    if not section.policy.startswith("rl_eval.integrations."):
+    if not loads_models(section.policy):
         return
-    now = file_digests(section.policy, section.policy_kwargs)
-    for name, digest in section.file_digests.items():
-        if now.get(name, digest) != digest:
-            raise ConfigError(
-                f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
-                f"{digest[:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
-            )
+    before, now = section.file_digests, file_digests(section.policy, section.policy_kwargs)
+    for name in changed_files(before, now):
+        raise ConfigError(
+            f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
+            f"{before[name][:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
+        )
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from rl_eval.backends import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.live import live_policies, weights_of_each, with_live
+from rl_eval.config.model_files import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.policies.filters import configured_weights
@@ -287,9 +288,8 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
 
 def _check_files(recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Refuse a model whose file was changed; one that is elsewhere is judged by what it does."""
-    for name, digest in recorded.items():
-        if name in now and now[name] != digest:
-            raise WeightsError(
-                f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
-                f"{digest[:16]}: put back the file that it was made with"
-            )
+    for name in changed_files(recorded, now):
+        raise WeightsError(
+            f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
+            f"{recorded[name][:16]}: put back the file that it was made with"
+        )

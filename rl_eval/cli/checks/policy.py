@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import configured_weights
@@ -65,7 +66,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     module = module_of(runner.policy)
     files = settings.policy.file_digests
-    if files and str(settings.policy.policy).startswith("rl_eval.integrations."):
+    if files and loads_models(settings.policy.policy):
         return ok(f"made from {', '.join(f'{name} (digest {digest[:16]})' for name, digest in files.items())}")
     if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")
