@@ -151,9 +151,14 @@ class NumericsMismatch(ClusterError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Finish an error message about an unknown word: the nearest known one, or all of them."""
+    """Finish an error message about an unknown word: the nearest known one, or all of them.
+
+    What contains all of its parts is nearest: ``mean_return`` is meant to be ``episode_return_mean``.
+    """
     options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1)
+    parts = {*word.split("_")}
+    close = sorted((option for option in options if "_" in word and parts <= {*option.split("_")}), key=len)
+    close = close or difflib.get_close_matches(word, options, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(options)}"

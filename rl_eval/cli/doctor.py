@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, Final, final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Final, final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
+from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, counted, print_json
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.printing import AsJson, counted, print_json, print_note
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
 
 __all__ = ["doctor"]
 
@@ -29,9 +32,12 @@ _INDENT: Final = len("  problem  ")
 _STYLES: Final = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
 
 
+@with_evaluated
 def doctor(
-    config: ConfigPath,
+    evaluated: Evaluated,
+    config: OptionalConfigPath = None,
     section: Section = None,
+    trust: TrustPolicy = False,
     assignments: Assignments = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start the runners too, and run a few short episodes.")] = False,
     quiet: Annotated[
@@ -44,7 +50,14 @@ def doctor(
     with reported(debug):
         find_modules_here()
         report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
-        _examine(report, config, section, assignments, ray=ray)
+        if config is None:
+            evaluated.check("doctor", assignments)
+
+        def read() -> EvalSettings:
+            keys = evaluated.keys((lambda _: None) if quiet else print_note, assignments, trust=trust)
+            return read_settings(config, section, assignments, keys)
+
+        _examine(report, read, ray=ray)
         report.conclude()
         if report.levels["problem"]:
             raise typer.Exit(ExitCode.USAGE)
@@ -115,14 +128,14 @@ class _JsonReport(_Report):
         """Nothing ends before all does."""
 
 
-def _examine(report: _Report, path: Path, section: str | None, assignments: Sequence[str] | None, *, ray: bool) -> None:
+def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
     from rl_eval.cli.checks.machine import check_address, check_machine
     from rl_eval.cli.progress import headline
 
     report.section("machine", check_machine())
     try:
-        settings = read_settings(path, section, assignments)
+        settings = read()
     except ConfigError as error:
         report.section("config", [problem(str(error))])
         return

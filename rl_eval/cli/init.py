@@ -9,20 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rl_eval.cli.evaluated import (
-    Address,
-    Device,
-    Env,
-    NumEnvsPerRunner,
-    NumEpisodes,
-    NumRunners,
-    Policy,
-    Seed,
-    Stochastic,
-    Weights,
-    check_evaluated,
-    config_keys,
-)
+from rl_eval.cli.evaluated import Evaluated, with_evaluated
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, read_config
@@ -32,40 +19,18 @@ from rl_eval.errors import ConfigError
 __all__ = ["init"]
 
 
+@with_evaluated
 def init(
     path: Annotated[Path, argument("FILE", "YAML file to write; it must not exist.")],
-    env: Env = None,
-    policy: Policy = None,
-    weights: Weights = None,
-    num_episodes: NumEpisodes = None,
-    num_runners: NumRunners = None,
-    num_envs_per_runner: NumEnvsPerRunner = None,
-    device: Device = None,
-    stochastic: Stochastic = False,
-    seed: Seed = None,
-    address: Address = None,
+    evaluated: Evaluated,
     assignments: Assignments = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a config file that does what rl-eval run does with the same options, and explains every key."""
     with reported(debug):
-        check_evaluated(f"init {path}", env, policy, assignments)
-        keys = config_keys(
-            partial(typer.echo, err=True),
-            policy=policy,
-            trust=None,
-            weights=weights,
-            stochastic=stochastic,
-            assignments=assignments,
-            env=env,
-            num_episodes=num_episodes,
-            num_runners=num_runners,
-            num_envs_per_runner=num_envs_per_runner,
-            device=device,
-            seed=seed,
-            address=address,
-        )
+        evaluated.check(f"init {path}", assignments, takes_file=False)
+        keys = evaluated.keys(partial(typer.echo, err=True), assignments, trust=None)
         config = read_config(None, None, assignments, keys)
         config.build()
         from rl_eval.config.commented import commented_yaml

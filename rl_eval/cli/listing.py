@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["list_"]
 
 _GAP: Final = "   "
+_HEADINGS: Final = ["when", "status", "episodes", "mean return (interval)", "environment", "policy", "run"]
 
 
 def list_(
@@ -33,10 +34,11 @@ def list_(
         if as_json:
             print_json([run.to_dict() for run in runs])
             return
-        for line in _lines([_cells(run) for run in runs]):
-            typer.echo(redact_text(line))
         if not runs:
             typer.echo(f"no runs in {folder}", err=True)
+            return
+        for line in _lines([_HEADINGS, *map(_cells, runs)]):
+            typer.echo(redact_text(line))
 
 
 def _cells(run: ListedRun) -> list[str]:

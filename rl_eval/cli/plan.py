@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.printing import AsJson, print_json, print_note, print_page
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.results.report.table import Line, Page, decimals, environment_name, number, policy_name
@@ -24,15 +25,16 @@ __all__ = ["plan"]
 
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""
+_FEWEST_PLANNED: Final = 2
 _NO_SPREAD: Final = "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"
 
 
+@with_evaluated
 def plan(
-    config: ConfigPath,
+    evaluated: Evaluated,
+    config: OptionalConfigPath = None,
     section: Section = None,
-    num_episodes: Annotated[
-        int | None, option("N", "Episodes; by default the config's.", "--num-episodes", "-n", min=2)
-    ] = None,
+    trust: TrustPolicy = False,
     detect: Annotated[float | None, option("D", "Say how many episodes show a difference of D in returns.")] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
@@ -53,9 +55,11 @@ def plan(
     with reported(debug):
         if detect is not None and not 0 < detect < math.inf:
             raise UsageError(f"--detect {detect:g}: give a difference above 0")
-        settings = read_settings(
-            config, section, assignments, {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
-        )
+        if config is None:
+            evaluated.check("plan", assignments)
+        settings = read_settings(config, section, assignments, evaluated.keys(print_note, assignments, trust=trust))
+        if settings.evaluation.num_episodes < _FEWEST_PLANNED:
+            raise UsageError("evaluation.num_episodes is 1, but one episode shows no difference: plan 2 or more")
         find_modules_here()
         found = _Planned(settings, _run_pilot(settings, pilot), detect, correlation)
         if as_json:
@@ -68,9 +72,11 @@ def plan(
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     """Run the first episodes of the plan, in this process if that can be."""
-    from rl_eval.execution.group import evaluate
+    from rl_eval.execution.group import EvalRunnerGroup
 
-    result = evaluate(_pilot_settings(settings, episodes))
+    settings = _pilot_settings(settings, episodes)
+    with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
+        result = group.evaluate()
     if result.status == "failed":
         raise EvalError(f"the pilot failed: {result.reason}")
     if result.status != "complete":

@@ -32,7 +32,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         return _guess(path, given)
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
-    known = {str(one).removesuffix(".py"): one for one in path.parent.glob("*")}
+    known = {"random": path.with_name("random"), **{str(one).removesuffix(".py"): one for one in path.parent.glob("*")}}
     close = [_as_policy(known[one]) for one in difflib.get_close_matches(str(path), known, n=1)]
     raise ConfigError(
         f"--policy {text}: there is no such file or folder, and it is none of random, {forms()} or pkg.module:attr"

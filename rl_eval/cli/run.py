@@ -15,21 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.episodes import episodes_option, with_episodes
-from rl_eval.cli.evaluated import (
-    Address,
-    Device,
-    Env,
-    NumEnvsPerRunner,
-    NumEpisodes,
-    NumRunners,
-    Policy,
-    Seed,
-    Stochastic,
-    TrustPolicy,
-    Weights,
-    check_evaluated,
-    config_keys,
-)
+from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
@@ -50,24 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
 
 
+@with_evaluated
 def run(
+    evaluated: Evaluated,
     config: OptionalConfigPath = None,
     section: Section = None,
-    env: Env = None,
-    policy: Policy = None,
-    weights: Weights = None,
     trust: TrustPolicy = False,
-    num_episodes: NumEpisodes = None,
     episodes: Annotated[
         str | None,
         episodes_option("Run this range of the plan only, as in 7-9; its episodes are 0, 1, ... of the run."),
     ] = None,
-    num_runners: NumRunners = None,
-    num_envs_per_runner: NumEnvsPerRunner = None,
-    device: Device = None,
-    stochastic: Stochastic = False,
-    seed: Seed = None,
-    address: Address = None,
     run_dir: LogDir = None,
     accept_code_change: Annotated[
         bool,
@@ -93,7 +71,7 @@ def run(
         option(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
-            "kept then.",
+            "kept then, and runs/latest stays where it is.",
             "--output",
             "-o",
         ),
@@ -114,27 +92,9 @@ def run(
     say = (lambda _: None) if quiet else print_note
     with reported(debug):
         if config is None:
-            if section is not None:
-                raise ConfigError(
-                    f"--section {section} is a part of a config file: give CONFIG, or leave --section out"
-                )
-            check_evaluated("run", env, policy, assignments)
+            evaluated.check("run", assignments)
         requirement = None if require is None else _requirement(require)
-        keys = config_keys(
-            say,
-            policy=policy,
-            trust=trust,
-            weights=weights,
-            stochastic=stochastic,
-            assignments=assignments,
-            env=env,
-            num_episodes=num_episodes,
-            num_runners=num_runners,
-            num_envs_per_runner=num_envs_per_runner,
-            device=device,
-            seed=seed,
-            address=address,
-        )
+        keys = evaluated.keys(say, assignments, trust=trust)
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:

@@ -25,7 +25,9 @@ __all__ = [
     "read_settings",
 ]
 
-ConfigPath = Annotated[Path, argument("CONFIG", "YAML file that says what to evaluate, and how.")]
+ConfigPath = Annotated[
+    Path, argument("CONFIG", "YAML file that says what to evaluate, and how; rl-eval init writes one.")
+]
 OptionalConfigPath = Annotated[
     Path | None,
     argument("CONFIG", "YAML file that says what to evaluate, and how; options change it, or say everything."),
@@ -64,8 +66,10 @@ def read_config(
     """Read a file, if there is one, and apply flags (by dotted key) and assignments.
 
     Raises:
-        ConfigError: The file cannot be read, or a key is unknown.
+        ConfigError: The file cannot be read, a key is unknown, or there is a section without a file.
     """
+    if path is None and section is not None:
+        raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
     from rl_eval.config.builder import EvalConfig
 
     config = EvalConfig() if path is None else EvalConfig.from_yaml(path, section)

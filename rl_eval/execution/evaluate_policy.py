@@ -12,7 +12,7 @@ import numpy as np
 from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
@@ -120,7 +120,8 @@ def evaluate_policy(
         .policy(deterministic=deterministic)
         .evaluation(num_episodes=n_eval_episodes, seed=seed)
     )
-    result = evaluate(config, model if adapt is None else adapt(model, env))
+    with EvalRunnerGroup(config, model if adapt is None else adapt(model, env), threaded=False) as group:
+        result = group.evaluate()
     if result.status != "complete":
         raise EvalError(f"{result.reason}. evaluate(config, model) returns a result in such a case, too")
     if reward_threshold is not None and not result.mean_return > reward_threshold:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import logging
 import operator
 import os
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["EvalRunnerGroup", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
+_logger: Final = logging.getLogger(__name__)
 
 
 @final
@@ -455,7 +457,7 @@ def evaluate(
     """Evaluate once: start runners, run the plan, stop them.
 
     With ``num_runners=0`` everything happens in the thread that calls, so that environments may do what only the main
-    thread may; one that never returns from a call keeps it.
+    thread may; one that never returns from a call keeps it. A result that is not complete is logged as a warning.
 
     Args:
         config: What to evaluate and how.
@@ -471,7 +473,10 @@ def evaluate(
     """
     settings = settings_of(config)
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
-        return group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
+        result = group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
+    if result.status != "complete":
+        _logger.warning("the evaluation is %s: %s", result.status, result.reason)
+    return result
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:

@@ -30,6 +30,7 @@ _MAKES: Final = (
     ". It is called to make the policy: give {!r} in policy.policy_kwargs; or, if it is itself a policy, which takes "
     "observations, name a function that returns it"
 )
+_PREDICTS: Final = ": give a function of a batch of observations, such as lambda batch: model.predict(batch)[0]"
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -67,7 +68,10 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if isinstance(candidate, Mapping):
         raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
     if not callable(candidate):
-        raise ConfigError(f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy")
+        hint = _PREDICTS if callable(getattr(candidate, "predict", None)) else ""
+        raise ConfigError(
+            f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy{hint}"
+        )
     if not section.deterministic:
         raise ConfigError(
             "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "

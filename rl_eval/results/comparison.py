@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError
-from rl_eval.records.plain import ABSENT, differences, plain
+from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
@@ -36,8 +36,12 @@ _LONGEST: Final = 40
 
 _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
 """Parts of the provenance that numbers may depend on."""
+_OF_A_POLICY: Final = ("identity", "weights")
+"""Those of which a policy's numerics are a consequence."""
 _UNTOLD: Final = ("weights.version",)
 """Known to differ without a meaning."""
+_OUTPUTS: Final = "numerics.outputs"
+"""Digest of what a policy computes, which another policy computes otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +213,18 @@ def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
 
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
+    """Yield what differs, without what only follows from it: what torch is like says nothing of a policy without it."""
+    others = any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
     for part in _RECORDED:
-        for key, ours, theirs in differences(a.get(part, ABSENT), b.get(part, ABSENT), part):
-            if key not in _UNTOLD:
-                yield DifferentSetting(key.removeprefix("identity."), ours, theirs)
+        for found in _differing(a, b, part):
+            follows = others and part == "numerics" and (found.key == _OUTPUTS or ABSENT in (found.a, found.b))
+            if not follows:
+                yield DifferentSetting(found.key.removeprefix("identity."), found.a, found.b)
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterator[Difference]:
+    found = differences(a.get(part, ABSENT), b.get(part, ABSENT), part)
+    return (one for one in found if one.key not in _UNTOLD)
 
 
 def _short(value: Any) -> str:

@@ -30,6 +30,9 @@ _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'"
 )
+_MUJOCO: Final = (
+    '. Its version is part of what an episode is: pip install -c constraints.txt ".[mujoco]" has that of our tests'
+)
 
 
 def import_env(section: EnvironmentSection) -> None:
@@ -88,6 +91,8 @@ def build_env(
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
+            if isinstance(error, gym.error.DependencyNotInstalled) and "mujoco" in str(error).lower():
+                hint = _MUJOCO
             raise ConfigError(f"environment.env is {env!r}: {str(error).rstrip('. ')}{hint}") from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if is_live_environment(factory):

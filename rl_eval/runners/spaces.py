@@ -19,6 +19,7 @@ _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
 _LOOK_EVERY: Final = 17
 """Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
+_EACH: Final = ": return an action for each observation of the batch"
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -278,7 +279,7 @@ class ActionReader:
         if array.shape != shape:
             raise PolicyError(
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
-                f"but {leaf} needs {shape}"
+                f"but {leaf} needs {shape}{'' if array.shape else _EACH}"
             )
         is_box = isinstance(leaf, gym.spaces.Box)
         if array.dtype.kind not in ("biuf" if is_box else "biu"):
@@ -320,7 +321,8 @@ def _as_array(where: str, actions: Any) -> Array:
     try:
         return np.asarray(actions)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise PolicyError(f"the policy returned {where} that is no array: {error}") from error
+        hint = ". Return the actions alone, without a state" if isinstance(actions, tuple) else ""
+        raise PolicyError(f"the policy returned {where} that is no array: {str(error).rstrip('.')}{hint}") from error
 
 
 def _integer_bounds(leaf: gym.Space[Any]) -> tuple[Any, Any]:

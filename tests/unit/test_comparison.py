@@ -180,6 +180,12 @@ def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path:
     assert compare(make_result(BASE), model).b.policy == name
 
 
+def test_a_model_without_its_normalizer_says_so() -> None:
+    kwargs = {"path": "model.zip", "vecnormalize": False}
+    model = make_result(BASE, policy="rl_eval.integrations.sb3:load_policy", policy_kwargs=kwargs)
+    assert compare(make_result(BASE), model).b.policy == "sb3:model.zip vecnormalize=False"
+
+
 def test_another_policy_is_the_point() -> None:
     """What may differ: the policy and everything about it."""
     found = compare(make_result(BASE), make_result(BASE, policy="pkg:challenger", deterministic=False))
@@ -340,6 +346,19 @@ def test_the_settings_that_differ_are_told() -> None:
     assert "settings     " in str(found)
     assert "deterministic: True in a, False in b" in str(found)
     assert {"key": "deterministic", "a": True, "b": False} in found.to_dict()["different_settings"]
+
+
+def test_what_follows_from_another_policy_is_not_told() -> None:
+    """Of numerics, facts that both have are told always, and all of them where the policies are equal."""
+
+    def told(changed: dict[str, Any]) -> list[str]:
+        ours, theirs = make_result(BASE, policy_kwargs={}), make_result(BASE + 1, policy_kwargs=changed)
+        ours.provenance["numerics"] = {"outputs": "1", "torch": "2.9", "num_threads": 1}
+        theirs.provenance["numerics"] = {"outputs": "2", "num_threads": 2}
+        return [one.key for one in compare(ours, theirs).different_settings]
+
+    assert told({"hidden": 1}) == ["policy_kwargs.hidden", "numerics.num_threads"]
+    assert told({}) == ["numerics.outputs", "numerics.torch", "numerics.num_threads"]
 
 
 def test_many_settings_are_counted() -> None:

@@ -1,5 +1,6 @@
 """Typical first mistakes: each message names the field and the fix, and none leaves a traceback or starts Ray."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from rl_eval import Evaluator, evaluate
+from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, PolicyError
 from tests.unit.cli_world import CONFIG, call, make_folder
 
 MISTAKES = '''
@@ -173,6 +174,44 @@ def test_a_mistake_is_refused_with_its_field_and_the_fix(folder, monkeypatch, mi
     assert "\x1b" not in outcome.stderr
 
 
+def for_one(observation):
+    _, _, angle, _ = observation
+    return int(angle > 0)
+
+
+class Predicts:
+    """A policy as Stable-Baselines3 has them."""
+
+    def predict(self, observations):
+        return np.zeros(len(observations), np.int64), None
+
+
+LIVE = {
+    "for one observation": (for_one, "takes one observation, and raises ValueError: "),
+    "the same for all": (lambda _: 0, "return an action for each observation of the batch"),
+    "an object that predicts": (Predicts(), "such as lambda batch: model.predict(batch)[0]"),
+    "actions with a state": (Predicts().predict, "Return the actions alone, without a state"),
+}
+
+
+@pytest.mark.parametrize("policy", LIVE)
+@pytest.mark.parametrize("environments", [1, 8])
+def test_a_policy_of_another_kind_is_told_what_one_is(policy, environments):
+    live, words = LIVE[policy]
+    config = EvalConfig().environment("CartPole-v1").runners(num_runners=0, num_envs_per_runner=environments)
+    with pytest.raises((ConfigError, PolicyError), match=re.escape(words)):
+        evaluate(config, live)
+
+
+def test_a_result_that_is_not_complete_is_a_warning(folder, caplog):
+    """In a script, nobody may look at anything but the mean."""
+    sys.path.insert(0, str(folder))
+    config = EvalConfig().environment("mistakes:Old").evaluation(num_episodes=2)
+    assert evaluate(config, lambda observations: np.zeros(len(observations), np.int64)).status == "failed"
+    [warned] = caplog.messages
+    assert warned.startswith("the evaluation is failed: 2 of 2 episodes failed; first: episode 0")
+
+
 FAILED = {
     "the old step": ("environment.env=mistakes:Old", ["failed in step after 0 steps"]),
     "observations of another shape": ("environment.env=mistakes:Wide", ["observation", "(5,)", "(4,)"]),
@@ -198,6 +237,8 @@ TYPED = {
     "an environment by its file": (["--env", "cli_toys.py:count"], "write 'cli_toys:count'"),
     "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "leave one out"),
     "a metric that there is not": (["--require", "mean > 5"], "no metric 'mean': known: "),
+    "a metric by its name in Python": (["--require", "mean_return > 5"], "did you mean 'episode_return_mean'?"),
+    "a misspelt random": (["--policy", "randm"], "did you mean 'random'?"),
     "an id without its package": (
         ["--env", "Nobodys/Pong-v5"],
         "for Nobodys? The package that registers an id is named before",
@@ -237,9 +278,6 @@ def test_another_environment_is_told_before_another_number_of_episodes(folder):
 
 def test_a_live_environment_is_refused_in_python_too(folder):
     """In Python an instance is the first thing that a user tries; with runners it is refused at once."""
-    from rl_eval import EvalConfig, evaluate
-    from rl_eval.errors import ConfigError
-
     sys.path.insert(0, str(folder))
     import mistakes
 
@@ -261,3 +299,28 @@ def test_what_is_no_config_is_refused(config):
         evaluate(config, lambda observations: np.zeros(len(observations), np.int64))
     with pytest.raises(ConfigError, match="give an EvalConfig"):
         Evaluator(config, lambda observations: np.zeros(len(observations), np.int64), backend="inline")
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("run", ["-q"]),
+        ("plan", ["--pilot", "5", "--json"]),
+        pytest.param("doctor", ["-q"], marks=pytest.mark.process),
+    ],
+)
+def test_commands_that_take_a_config_take_options_in_its_place(folder, command, more):
+    options = ("--env", "cli_toys:count", "--policy", "cli_toys:alternate", "-n", "6")
+    assert call(command, *options, *more).exit_code == 0
+    missing = call(command, *more)
+    assert missing.exit_code == ExitCode.USAGE
+    assert "give a CONFIG file, or --env and --policy" in missing.stderr
+    section = call(command, *options, *more, "--section", "a")
+    assert "--section a is a part of a config file" in section.output
+    assert section.exit_code == ExitCode.USAGE
+
+
+def test_one_episode_is_not_planned(folder):
+    outcome = call("plan", "toy.yaml", "-n", "1")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "evaluation.num_episodes is 1, but one episode shows no difference" in outcome.stderr

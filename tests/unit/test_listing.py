@@ -75,10 +75,11 @@ def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
 
 
 def test_a_run_is_a_line(runs):
-    """Of aligned columns, the path last."""
-    lines = call("list", runs).stdout.splitlines()
+    """Of columns aligned with their headings, the path last."""
+    headings, *lines = call("list", runs).stdout.splitlines()
     assert [line.split()[-1] for line in lines] == ["deeper/log", "result", "some", "stopped"]
-    assert len({line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}) == 1
+    named = {line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}
+    assert named == {headings.index("environment")}
     mean = load(runs / "result").mean_return
     assert f"complete   30         {mean:.2f} (" in lines[1]
     assert " of 30" in lines[2]
@@ -139,7 +140,7 @@ def test_a_broken_run_is_a_line_with_its_reason(runs, change, reason):
     change(runs / "result")
     outcome = call("list", runs)
     assert outcome.exit_code == 0, outcome.output
-    lines = outcome.stdout.splitlines()
+    _, *lines = outcome.stdout.splitlines()
     assert len(lines) == 4
     assert "broken" in lines[1]
     assert "result: " in lines[1]
@@ -158,7 +159,7 @@ def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
     (runs / "some").rename(runs / "some\n\x1b[31mred")
     identity = {"policy": "\x1b[31mred\nbroken   /etc\r", "environment": {"env": "e" * 10_000}}
     spoil(runs / "result" / "result.json", provenance={"identity": identity, "finished_at": "\x07now"})
-    lines = call("list", runs).stdout.splitlines()
+    _, *lines = call("list", runs).stdout.splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     assert "[31mred broken /etc" in lines[1]

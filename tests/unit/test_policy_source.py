@@ -315,6 +315,7 @@ def test_a_normalizer_is_chosen_on_the_command_line(folder):
     assert "choose it, with policy.policy_kwargs.vecnormalize" in " ".join(call(*command).output.split())
     done = call(*command, "--set", "policy.policy_kwargs.vecnormalize=b_vecnormalize.pkl")
     assert done.exit_code == 0, done.output
+    assert "model.zip, with vecnormalize=b_vecnormalize.pkl" in done.output
     kwargs = yaml.safe_load((folder / "made.yaml").read_text())["policy"]["policy_kwargs"]
     assert kwargs == {"path": str(folder / "model.zip"), "vecnormalize": "b_vecnormalize.pkl"}
 

@@ -285,7 +285,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         lines.append(
-            Line("pairing", f"{difference.episodes_saved:,.2f} x", "as many unpaired episodes would be as precise")
+            Line("pairing", f"{difference.episodes_saved:,.2f} x", "the episodes would be needed without equal seeds")
         )
     return lines
 
@@ -318,14 +318,17 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
     """Return the policy's name, empty if the provenance has none.
 
     That of a model of another library is the end of its path, such as ``sb3:seed_1/best_model.zip``: all of them have
-    one factory, and many have one file name.
+    one factory, and many have one file name. Switches follow, such as ``vecnormalize=False``.
     """
     factory = lookup(provenance, "identity", "policy")
     path = PurePath(lookup(provenance, "identity", "policy_kwargs", "path"))
     library = _LOADER.fullmatch(factory)
     if library is None or not path.name:
         return factory
-    return f"{library[1]}:{path.parent.name}/{path.name}" if path.parent.name else f"{library[1]}:{path.name}"
+    name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+    kwargs = provenance["identity"]["policy_kwargs"]
+    switches = [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, bool)]
+    return " ".join([f"{library[1]}:{name}", *switches])
 
 
 def weights_name(result: EvalResult) -> str:
