@@ -64,9 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run a few named files in this process, and whole folders in as many workers as there are cores."""
-    files = config.args and all(Path(arg.partition("::")[0]).is_file() for arg in config.args)
-    return 0 if files else min(os.cpu_count() or 1, _MOST_WORKERS)
+    """Run a few named files in this process, and whole folders in as many workers as there are cores.
+
+    Of all tests, many wait for processes, so that one worker more has something to do.
+    """
+    if config.args and all(Path(arg.partition("::")[0]).is_file() for arg in config.args):
+        return 0
+    everything = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return min((os.cpu_count() or 1) + everything, _MOST_WORKERS)
 
 
 @pytest.hookimpl(optionalhook=True)

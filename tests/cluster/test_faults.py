@@ -13,6 +13,7 @@ import pytest
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
+from rl_eval.backends import ray_actors
 from rl_eval.protocols import EnvContext
 from rl_eval.supervision.proc import process_born
 from rl_eval.testing import FaultyEnv
@@ -61,6 +62,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Where faults leave their marks; after the test no struck process is left."""
     yield tmp_path
     assert all(gone(pid) for pid in struck(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def _agents_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss is without evidence if a node's agent does not answer in time, as where a busy machine is starting it."""
+    monkeypatch.setattr(ray_actors, "_CRASH_REPORT_TIMEOUT_S", 120.0)
 
 
 def check_recovered(result: EvalResult) -> None:
