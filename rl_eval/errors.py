@@ -153,14 +153,13 @@ class NumericsMismatch(ClusterError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Finish an error message about an unknown word: the nearest known one, or all of them.
 
-    What contains all of its parts is nearest: ``mean_return`` is meant to be ``episode_return_mean``.
+    What contains all of its parts is near: ``mean_return`` is meant to be ``episode_return_mean``.
     """
-    options = sorted(known)
-    parts = {*word.split("_")}
-    close = sorted((option for option in options if "_" in word and parts <= {*option.split("_")}), key=len)
-    close = close or difflib.get_close_matches(word, options, n=1)
+    options, parts = sorted(known), {*word.casefold().split("_")}
+    containing = [option for option in options if parts <= {*option.split("_")}]
+    close = sorted(containing, key=len)[:3] or difflib.get_close_matches(word, options, n=1)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(options)}"
 
 

@@ -17,7 +17,7 @@ from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.config.model_files import file_digests
+from rl_eval.config.model_files import file_digests, loads_models
 from rl_eval.config.policy_schemes import named_source
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -44,13 +44,14 @@ def watch(
     section: Section = None,
     assignments: Assignments = None,
     key: Annotated[
-        str,
-        typer.Option(
+        str | None,
+        option(
+            "KEY",
+            "Where a checkpoint's path goes in the config; policy.policy_kwargs.NAME gives it to the factory. By "
+            "default policy.weights, and policy.policy_kwargs.path if the config's policy is a model of a library.",
             "--as",
-            metavar="KEY",
-            help="Where a checkpoint's path goes in the config; policy.policy_kwargs.NAME gives it to the factory.",
         ),
-    ] = "policy.weights",
+    ] = None,
     step_pattern: Annotated[
         str | None, option("REGEX", "Its first group is the training step in a name; by default the last number is.")
     ] = None,
@@ -89,8 +90,9 @@ def watch(
     with Interruption() as interruption, reported(debug):
         run_dir, pattern = _folder_and_pattern(checkpoints)
         read = read_config(config, section, assignments)
-        _check_policy(read.to_dict().get("policy", {}).get("policy"), key)
         settings = read.build()
+        key = key or _key_of(settings.policy.policy)
+        _check_policy(read.to_dict().get("policy", {}).get("policy"), key)
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
@@ -127,6 +129,12 @@ def watch(
             interruption.conclude(code)
         if code:
             raise typer.Exit(code)
+
+
+def _key_of(factory: object) -> str:
+    """Return where checkpoints go by default: to what loads them, or to the module that a factory makes."""
+    loads = loads_models(factory) and str(factory).endswith(":load_policy")
+    return "policy.policy_kwargs.path" if loads else "policy.weights"
 
 
 def _check_policy(policy: object, key: str) -> None:

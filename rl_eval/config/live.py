@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl_eval.adapters import integration_for
+from rl_eval.config.policy_schemes import with_named_policies
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights
@@ -55,12 +56,14 @@ def weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsS
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
-    """Return settings with a live policy instead of the configured one, or with several by id.
+    """Return settings with a live policy, or a named one, instead of the configured one, or with several by id.
 
     Raises:
         ConfigError: Policies are configured by id, and these are no mapping of such ids.
     """
     section = settings.policy
+    if isinstance(policy, str) and not section.policies:
+        return _with_named(settings, policy)
     if not section.policies:
         return with_values(settings, policy={**_LIVE, "policy": policy})
     if (divide := integration_for(policy, "as_policies")) is not None:
@@ -75,6 +78,14 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
             raise ConfigError(f"there is no policy {name!r}: {nearest(str(name), section.policies)}")
     live = {name: section.policies[name].model_copy(update={**_LIVE, "policy": one}) for name, one in policy.items()}
     return with_values(settings, policy={"policies": {**section.policies, **live}})
+
+
+def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
+    """Return settings with a policy that a text names, as the key ``policy.policy`` does."""
+    named = with_named_policies({"policy": {"policy": policy}})
+    kept = {name: getattr(settings.policy, name) for name in settings.policy.model_fields_set}
+    section = PolicySection.model_validate({**kept, **_LIVE, **named.pop("policy")})
+    return with_values(settings.model_copy(update={"policy": section}), **named)
 
 
 def without_live(settings: EvalSettings) -> EvalSettings:

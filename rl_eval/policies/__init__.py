@@ -77,7 +77,22 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "
             "return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument"
         )
+    if not _takes_an_argument(candidate):
+        raise ConfigError(
+            f"policy.policy is {candidate!r}, which does not take observations alone: if it makes the policy, give "
+            'what it returns, or its name as "module:attr"'
+        )
     return CallablePolicy(candidate)
+
+
+def _takes_an_argument(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # Some callables hide their signature.
+        return True
+    return True
 
 
 def _to_device(module: Any, device: str) -> Any:

@@ -115,7 +115,11 @@ class Comparison:
                 f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
                 f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs failed episodes again"
             )
-        return "" if self.difference.interval.exists else self.difference.interval.note
+        if not self.difference.interval.exists:
+            return self.difference.interval.note
+        least = 2.0 ** (1 - self.num_pairs)
+        few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
+        return few if least > 1 - self.confidence else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""

@@ -86,7 +86,9 @@ def list_runs(folder: str | os.PathLike[str]) -> Iterator[ListedRun]:
         UsageError: There is no such folder.
     """
     if not Path(folder).is_dir():
-        raise UsageError(f"{os.fspath(folder)} is no folder: give one that holds results or evaluation logs")
+        raise UsageError(
+            f"{os.fspath(folder)} is no folder: give one that holds results or evaluation logs; rl-eval run makes runs/"
+        )
     for place, folders, files in os.walk(folder):
         if not _is_run(folders, files):
             folders.sort()

@@ -7,7 +7,7 @@ is an error, never a choice.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +42,11 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
         UsageError: There is no result, it is damaged, or it contradicts the log beside it.
     """
     text = os.fspath(path)
+    if Path(text).is_file() and Path(text).suffix != ".json":
+        raise UsageError(
+            f"{text} is no result: give the folder of a run; a model is evaluated first, with rl-eval run --policy "
+            f"{text}"
+        )
     if not is_uri(text) and not any(Path(text, part).exists() for part in _LOG_PARTS):
         return EvalResult.load(path)
     from rl_eval.log import read_log
@@ -64,7 +69,9 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --log-dir {run_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
-    _compare_with_saved(run_dir, plan, table, contents.retried)
+    saved = _compare_with_saved(run_dir, plan, table, contents.retried)
+    if saved.get("status") == "failed" and saved.get("fingerprint") == table.fingerprint():
+        status, reason = "failed", str(saved.get("reason"))
     found = contents.determinism
     return EvalResult(
         table=table,
@@ -97,17 +104,23 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
     }
 
 
-def _compare_with_saved(run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]) -> None:
-    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since."""
+def _compare_with_saved(
+    run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
+) -> Mapping[str, Any]:
+    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since; return it.
+
+    Without one, nothing is returned.
+    """
     path = Path(run_dir, RESULT_FILE)
     if is_uri(run_dir) or not path.exists():
-        return
+        return {}
     try:
         data, saved = read_folder(run_dir)
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
         raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error
+    return data
 
 
 def _check_copy(

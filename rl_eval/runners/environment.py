@@ -26,6 +26,8 @@ _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWOR
 
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
+_DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+
 _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'"
@@ -100,15 +102,17 @@ def build_env(
     if not callable(factory):
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
-            + (f": did you mean {meant!r}?" if (meant := _meant_id(env)) else "")
+            + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else "")
         )
     return _call(factory, kwargs, context)
 
 
-def _meant_id(env: Any) -> str:
-    """Return the newest id that is called so but for case and version; empty if there is none."""
+def _meant_name(env: Any) -> str:
+    """Return the newest id that is called so but for case and version, or ``module:attr``; empty for neither."""
     found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
-    return max(found, key=lambda spec: spec.version or 0).id if found else ""
+    if found:
+        return max(found, key=lambda spec: spec.version or 0).id
+    return ":".join(env.rsplit(".", 1)) if isinstance(env, str) and _DOTTED.fullmatch(env) else ""
 
 
 def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:

@@ -293,7 +293,8 @@ class ActionReader:
             raise PolicyError(
                 f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
             )
-        return array
+        # Environments take True for no action, although it is 1.
+        return array.astype(leaf.dtype) if array.dtype.kind == "b" else array
 
     def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
         finite = np.isfinite(array)

@@ -140,7 +140,9 @@ class CheckpointFolder:
         """Say that nothing is there, and where."""
         if not self._folder.is_dir():
             return f"there is no folder {str(self._folder)!r} yet"
-        return f"nothing in {str(self._folder)!r} matches {self._pattern!r}"
+        others = sorted({f"*{path.suffix}" for path in self._folder.iterdir() if path.is_file() and path.suffix})
+        hint = f": for {' or '.join(others)} give a glob in quotes" if others and self._pattern not in others else ""
+        return f"nothing in {str(self._folder)!r} matches {self._pattern!r}{hint}"
 
     def scan(self) -> list[CheckpointInfo]:
         """Return the checkpoints that have not changed since the last scan, in order.

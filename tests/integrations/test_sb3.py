@@ -20,10 +20,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, evaluate, evaluate_policy
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.sb3 import as_policy, as_weights, load_policy, loading, portable
+from rl_eval.integrations.sb3 import as_policy, as_weights, for_environment, load_policy, loading, portable
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.weights import snapshot_weights
 
@@ -481,6 +481,22 @@ def test_a_model_whose_normalizer_is_missing_is_refused(tmp_path, algorithm):
     with pytest.raises(ConfigError, match=r"trained with a VecNormalize.* Give the file that venv.save\(\) wrote"):
         load_policy(kwargs["path"])
     assert len(load_policy(**kwargs).vecnormalize) == 1
+
+
+def test_a_live_model_whose_normalizer_is_missing_is_refused(tmp_path):
+    """A loaded model has no environment; with one, or by its policy alone, it is evaluated."""
+    trained = make_model(action="box", wrap=VecNormalize).learn(64)
+    loaded = type(trained).load(save(trained, tmp_path)["path"], device="cpu")
+    with pytest.raises(ConfigError, match=r"PPO was trained with a VecNormalize.* Load it with .*load_policy"):
+        evaluate(config_of(action="box"), loaded)
+    with pytest.raises(ConfigError, match=r"or give model\.policy if it normalized rewards only"):
+        evaluate_policy(loaded, DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+    assert len(for_environment(loaded, trained.get_env()).vecnormalize) == 1
+    assert evaluate(config_of(action="box"), loaded.policy).status == "complete"
+    loaded.set_env(trained.get_env())
+    assert (
+        evaluate(config_of(action="box"), loaded).fingerprint == evaluate(config_of(action="box"), trained).fingerprint
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "A2C", "SAC", "TD3"])

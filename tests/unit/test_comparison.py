@@ -226,6 +226,16 @@ def test_three_wins_of_three_show_nothing() -> None:
     assert "the interval leaves out 0, but the sign-flip test does not reject" in found.verdict
 
 
+@pytest.mark.parametrize("count", range(2, 9))
+def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
+    """However large the difference, with 5 pairs no test of signs rejects at 5 %; with 6 one does."""
+    found = compare(make_result(BASE[:count]), make_result(BASE[:count] - 1000 - NOISE[:count]))
+    assert found.regressed == (count >= 6)
+    assert bool(found.unanswerable) == (count < 6)
+    if count == 5:
+        assert found.unanswerable == "5 pairs are too few: no difference of their returns has a p-value below 0.0625"
+
+
 @pytest.mark.parametrize(
     ("p_value", "low", "verdict"),
     [

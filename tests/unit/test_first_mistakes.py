@@ -1,5 +1,6 @@
 """Typical first mistakes: each message names the field and the fix, and none leaves a traceback or starts Ray."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval import EvalConfig, Evaluator, evaluate, load
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError
 from tests.unit.cli_world import CONFIG, call, make_folder
@@ -203,6 +204,62 @@ def test_a_policy_of_another_kind_is_told_what_one_is(policy, environments):
         evaluate(config, live)
 
 
+def test_what_makes_a_policy_is_none():
+    with pytest.raises(ConfigError, match="does not take observations alone: if it makes the policy, give what it"):
+        evaluate(EvalConfig().environment("CartPole-v1"), lambda: for_one)
+
+
+def test_true_is_an_action():
+    """Comparisons give arrays of bool, which environments do not take."""
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+    as_bool, as_number = (
+        evaluate(config, lambda batch, dtype=dtype: (batch[:, 2] > 0).astype(dtype)) for dtype in (bool, np.int64)
+    )
+    assert as_bool.status == "complete"
+    assert as_bool.fingerprint == as_number.fingerprint
+
+
+def test_a_policy_is_named_in_every_way(folder):
+    """As the key of the config, and as the argument."""
+    sys.path.insert(0, str(folder))
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+    named = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4).policy("random")
+    assert evaluate(config, "random").fingerprint == evaluate(named).fingerprint
+    assert evaluate(config.build(), "cli_toys:ones").status == "complete"
+    Path("model.zip").touch()
+    for make in (lambda: evaluate(config, "model.zip"), lambda: config.policy("model.zip").build()):
+        with pytest.raises(ConfigError, match=r"'model.zip', a file or folder: say of what kind, as in sb3:PATH, "):
+            make()
+
+
+def test_a_model_is_no_result(folder):
+    Path("model.zip").touch()
+    for outcome in (call("compare", "model.zip", "model.zip"), call("report", "model.zip"), call("show", "model.zip")):
+        assert outcome.exit_code == ExitCode.USAGE
+        assert "a model is evaluated first, with rl-eval run --policy model.zip" in " ".join(outcome.stderr.split())
+
+
+def test_a_failed_run_is_shown_with_its_reason(folder):
+    failed = run("environment.env=mistakes:Old", args=["--log-dir", "log", "-n", "40"])
+    assert failed.exit_code == ExitCode.FAILED
+    told = json.loads(Path("log/result.json").read_text())["reason"]
+    assert "failed like this" in told
+    assert load("log").reason == told
+    assert "failed like this" in " ".join(call("show", "log").stdout.split())
+
+
+def test_one_episode_of_the_plan_is_said_to_be_one(folder):
+    """Whoever knows ``n_eval_episodes`` may take it for their number."""
+    outcome = call("run", "toy.yaml", "--episodes", "20")
+    assert "only --episodes 20 of the plan: -n sets how many it has" in outcome.stderr
+
+
+def test_few_equal_episodes_pass_no_gate(folder):
+    outcome = run("environment.env=mistakes:Fine", args=["--require", "episode_return_ci_low >= 0"])
+    assert outcome.exit_code == ExitCode.REQUIREMENT
+    assert "cannot be answered" in outcome.stderr
+
+
 def test_a_result_that_is_not_complete_is_a_warning(folder, caplog):
     """In a script, nobody may look at anything but the mean."""
     sys.path.insert(0, str(folder))
@@ -236,8 +293,10 @@ TYPED = {
     "a model without its ending": (["--policy", "./narrow"], "did you mean 'narrow.pt'?"),
     "an environment by its file": (["--env", "cli_toys.py:count"], "write 'cli_toys:count'"),
     "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "leave one out"),
-    "a metric that there is not": (["--require", "mean > 5"], "no metric 'mean': known: "),
-    "a metric by its name in Python": (["--require", "mean_return > 5"], "did you mean 'episode_return_mean'?"),
+    "a metric that there is not": (["--require", "kurtosis > 5"], "no metric 'kurtosis': known: "),
+    "a part of a metric's name": (["--require", "max > 5"], "did you mean 'episode_len_max' or 'episode_return_max'"),
+    "a metric by its name in Python": (["--require", "mean_return > 5"], "did you mean 'episode_return_mean' or"),
+    "an environment as Python imports it": (["--env", "cli_toys.Count"], "did you mean 'cli_toys:Count'?"),
     "a misspelt random": (["--policy", "randm"], "did you mean 'random'?"),
     "an id without its package": (
         ["--env", "Nobodys/Pong-v5"],

@@ -69,7 +69,7 @@ def test_nothing_that_a_run_names_is_imported(runs):
 
 
 def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
-    assert call("list").stderr == "error: runs is no folder: give one that holds results or evaluation logs\n"
+    assert "runs is no folder: give one that holds results or evaluation logs; rl-eval run" in call("list").stderr
     runs.rename("runs")
     assert call("list").stdout == call("list", "runs").stdout != ""
 

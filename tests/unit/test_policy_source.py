@@ -327,7 +327,7 @@ def test_a_first_number_without_a_config_file(folder):
     done = call("run", "--env", "cli_toys:count", "--policy", "random", "-n", "12", "--seed", "3")
     assert done.exit_code == 0, done.output
     assert "12 of 12" in " ".join(done.output.split())
-    assert "--runners 4" in done.output
+    assert "--runners 2" in done.output
     assert (folder / "runs" / "latest" / "result.json").exists()
 
 

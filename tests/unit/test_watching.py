@@ -110,6 +110,14 @@ def test_one_model_is_no_way_to_load_others(folder):
     assert "name the factory instead" in " ".join(outcome.stderr.split())
 
 
+def test_what_lies_in_a_folder_instead_is_told(folder):
+    Path("run").mkdir(exist_ok=True)
+    Path("run/model_7.zip").touch()
+    nothing = watch_once(checkpoints="run")
+    assert nothing.exit_code == ExitCode.USAGE
+    assert "matches '*.safetensors': for *.zip give a glob in quotes" in " ".join(nothing.stderr.split())
+
+
 def test_the_picture_can_be_looked_at(folder, monkeypatch):
     """It decodes, has the promised size, and something is drawn in it."""
     monkeypatch.setattr(watcher, "curve_png", curve_png)

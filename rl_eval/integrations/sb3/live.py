@@ -17,7 +17,13 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, normalizers_of, refuse_empty
+from rl_eval.integrations.sb3.normalizer import (
+    ATTRIBUTE,
+    LACKS_STATISTICS,
+    normalizers_of,
+    refuse_empty,
+    was_normalized,
+)
 
 __all__ = ["as_weights", "attach", "for_environment", "portable"]
 
@@ -31,8 +37,18 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     A policy alone does not know its training environment: if that has a ``VecNormalize``, give the model.
 
     Raises:
-        ConfigError: The model predicts in a way of its own.
+        ConfigError: The model predicts in a way of its own, or lacks the ``VecNormalize`` that it was trained with.
     """
+    if isinstance(value, BaseAlgorithm) and value.get_vec_normalize_env() is None and was_normalized(vars(value)):
+        raise ConfigError(
+            f"the {type(value).__name__} {LACKS_STATISTICS}. Load it with rl_eval.integrations.sb3.load_policy(path, "
+            "vecnormalize=FILE), or give it its environment by model.set_env(venv); or give model.policy if it "
+            "normalized rewards only"
+        )
+    return _copied(value)
+
+
+def _copied(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     if isinstance(value, BasePolicy):
         return _detached(value)
     if type(value).predict.__module__.partition(".")[0] not in _OURS:
@@ -57,7 +73,7 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
     wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     if wrapper is None:
         return value
-    return attach(portable(value), wrapper, getattr(value, _RATE, None))
+    return attach(_copied(value), wrapper, getattr(value, _RATE, None))
 
 
 def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,7 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.live import attach
-from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
+from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, LACKS_STATISTICS, refuse_empty, was_normalized
 
 __all__ = ["load_policy"]
 
@@ -63,26 +62,16 @@ def load_policy(
             f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
             f"{type(error).__name__}: {error}{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}"
         ) from error
-    if vecnormalize is None and _was_normalized(data):
+    if vecnormalize is None and was_normalized(data):
         raise ConfigError(
-            f"policy_kwargs.vecnormalize is missing: {str(file)!r} was trained with a VecNormalize, without whose "
-            "statistics its policy acts on other numbers than in training. Give the file that venv.save() wrote, which "
-            "SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set policy.policy_kwargs.vecnormalize=FILE; "
-            "or give False if it normalized rewards only"
+            f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}. Give the file that "
+            "venv.save() wrote, which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
+            "policy.policy_kwargs.vecnormalize=FILE; or give False if it normalized rewards only"
         )
     wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
     policy = attach(policy, wrapper, data.get("exploration_rate"))
     refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
     return policy.eval()
-
-
-def _was_normalized(data: Mapping[str, Any]) -> bool:
-    """Return whether a model is known to have been trained with a ``VecNormalize``.
-
-    ``learn`` keeps the observation before it was normalized, and only then; algorithms with a replay buffer keep one in
-    any case, and do not tell.
-    """
-    return data.get("_last_original_obs") is not None and "buffer_size" not in data
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:

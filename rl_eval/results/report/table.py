@@ -153,7 +153,7 @@ def _return_lines(result: EvalResult) -> list[Line]:
     ends = result.mean_return_bounds
     if result.num_missing and ends:
         lines.append(Line("", "", f"mean if the failed were all worst {write(ends[0])}, all best {write(ends[1])}"))
-    if result.interval.note == "all equal" or not numbers.count:
+    if numbers.minimum == numbers.maximum or not numbers.count:
         return lines
     spread = [
         {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)},
