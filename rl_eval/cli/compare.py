@@ -57,6 +57,8 @@ def compare(
         if fail_on and why:
             typer.echo(f"whether b returns less than a {Answer.OPEN.value}: {why}", err=True)
             raise typer.Exit(2)
+        if fail_on:
+            typer.echo("b is not shown to return less than a", err=True)
         if requirement is not None:
             answer = Answer.OPEN if why else requirement.judge(comparison.difference.interval)
             typer.echo(f"{requirement}: {answer.value}{why and f': {why}'}", err=True)

@@ -153,8 +153,9 @@ def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
         return 0
     from rl_eval.results.requirements import Answer
 
-    answer = requirement.judge(result.metrics)
-    print_note(f"{requirement}: {answer.value}, {requirement.metric} is {result.metrics[requirement.metric]:g}")
+    answer, name = requirement.judge(result.metrics), requirement.metric
+    why = f" ({result.interval.note})" if answer is Answer.OPEN and "return_ci" in name and result.interval.note else ""
+    print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
     return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
 
 
@@ -219,7 +220,7 @@ def run_evaluation(
             deliver(result)
         monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
         if run_dir is not None and interruption.number is not None and result.stopped_early:
-            print_note(f"what had finished is in the log: --log-dir {run_dir} continues there")
+            print_note(f"what had finished is in the log: the same command with --log-dir {run_dir} continues")
         interruption.conclude(exit_code_of(result, interruption))
     return result
 

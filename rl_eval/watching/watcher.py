@@ -425,9 +425,11 @@ class Watcher:
 
 def _of_library(path: Path) -> str:
     """Return how the model of a library is watched, whose file holds more than weights; empty for any other file."""
-    forms = [one.form for one in schemes().values() if "@" not in one.form and one.recognises(path)]
-    remedy = "set policy.policy to what loads it, and give --as policy.policy_kwargs.path"
-    return f". It is a policy as {forms[0]} names it: {remedy}" if forms else ""
+    found = [(name, one.form) for name, one in schemes().items() if "@" not in one.form and one.recognises(path)]
+    if not found:
+        return ""
+    name, form = found[0]
+    return f". It is a policy as {form} names it: set policy.policy to rl_eval.integrations.{name}:load_policy"
 
 
 def _version(info: CheckpointInfo) -> int:

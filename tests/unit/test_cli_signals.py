@@ -301,7 +301,7 @@ def test_a_signal_saves_what_has_finished(folder):
         assert result.aggregates.count > 0
         assert str(result) in out
         assert "stopping" in err
-        assert ("--log-dir runs continues there" in err) == (place == Path("runs"))
+        assert ("--log-dir runs continues" in err) == (place == Path("runs"))
 
 
 @pytest.mark.process

@@ -167,6 +167,15 @@ def test_metrics_always_have_the_same_keys() -> None:
         assert all(isinstance(value, int | float) for value in result.metrics.values())
 
 
+@pytest.mark.parametrize("count", [2, 19, 20])
+def test_few_equal_returns_have_no_interval(count: int) -> None:
+    """Of two episodes that end at the limit, a gate would believe that all do."""
+    result = make_result(count, returns=np.full(count, 500.0))
+    assert result.interval.exists == (count == 20)
+    assert math.isnan(result.metrics["episode_return_ci_low"]) == (count < 20)
+    assert str(result).count("fewer than 20 returns, all equal: they say") == (count < 20)
+
+
 def test_failed_episodes_are_counted_and_remove_the_interval() -> None:
     """The mean goes over the completed ones; without bounds nobody knows what the others would return."""
     result = make_result(30, failed=[3, 17])

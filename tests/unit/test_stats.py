@@ -170,19 +170,11 @@ def test_more_confidence_is_a_wider_interval() -> None:
     assert wide.low < middle.low < narrow.low < SKEWED.mean() < narrow.high < middle.high < wide.high
 
 
-@pytest.mark.parametrize("size", [20, 30, 6_000])
+@pytest.mark.parametrize("size", [2, 30, 6_000])
 def test_equal_values_give_a_point(size: int) -> None:
     """The interval of a constant is the constant, labelled, although BCa itself has no value there."""
     found = mean_interval([7.25] * size)
     assert (found.low, found.high, found.note) == (7.25, 7.25, "all equal")
-
-
-@pytest.mark.parametrize("size", [2, 19])
-def test_few_equal_values_give_no_interval(size: int) -> None:
-    """Of two episodes that end at the limit, a gate would believe that all do."""
-    found = mean_interval([500.0] * size)
-    assert not found.exists
-    assert found.note == "fewer than 20 values, all equal: they say nothing of others"
 
 
 def test_no_interval_says_why() -> None:

@@ -656,10 +656,7 @@ def test_a_model_of_another_library_says_which_option_takes_it(folder):
         archive.writestr("policy.pth", b"")
     outcome = watch_once("--retry-s", 0, checkpoints="run/*.zip")
     assert outcome.exit_code == ExitCode.FAILED, outcome.output
-    assert (
-        "as sb3:PATH names it: set policy.policy to what loads it, and give --as policy.policy_kwargs.path"
-        in outcome.output
-    )
+    assert "as sb3:PATH names it: set policy.policy to rl_eval.integrations.sb3:load_policy" in outcome.output
 
 
 def test_a_curve_has_points_of_one_evaluation(folder):

@@ -74,8 +74,11 @@ def axis_over(
     if not drawn:
         return None
     low, high = min(drawn), max(drawn)
-    least = 1e-9 * max(abs(low), abs(high)) or 1.0
-    room = max((high - low) * margin, least if high - low < least else 0.0)
+    size = max(abs(low), abs(high))
+    if low == high:  # So much around it that the numbers on the axis differ.
+        room = size / 100 or 1.0
+    else:
+        room = max((high - low) * margin, 1e-9 * size if high - low < 1e-9 * size else 0.0)
     return Axis(label, low - room, high + room, start, end, whole)
 
 

@@ -105,14 +105,14 @@ def histogram(
 
 
 def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
-    """Draw the mean of the first n episodes of a plan, for every n, with Student t limits; None without two values.
+    """Draw the mean of the first n episodes of a plan, for every n, with Student t limits; None without three values.
 
     Args:
         places: Indices of the episodes, in order, shape (n,).
         values: Their returns.
         confidence: Nominal coverage of the band at each place by itself.
     """
-    if len(values) < 2 or not np.isfinite(values).all() or np.abs(values).max() > 1e150:
+    if len(values) < 3 or not np.isfinite(values).all() or np.abs(values).max() > 1e150:
         return None
     mean, half = _prefixes(values, confidence)
     shown = np.unique(np.linspace(1, len(values) - 1, min(_POINTS, len(values) - 1)).astype(int))

@@ -26,7 +26,7 @@ BCA_MAX: Final = 5_000
 """Longest sample that is bootstrapped: the cost grows with the sample, the gain over Student t shrinks."""
 
 FEW: Final = 20
-"""Below this many values a bootstrap interval is too narrow, and says so; there is none if they are equal."""
+"""Below this many values a bootstrap interval is too narrow; it says so. Equal returns of fewer episodes have none."""
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
@@ -132,18 +132,11 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
     if len(sample) < 2:
         return no_interval(confidence, "no values" if not len(sample) else "one value has no spread")
     if (sample == sample[0]).all():
-        if len(sample) < FEW:
-            return no_interval(confidence, f"fewer than {FEW} values, all equal: they say nothing of others")
-        return point_interval(sample, confidence)
+        method: Method = "bca" if len(sample) <= BCA_MAX else "student_t"
+        return Interval(float(sample[0]), float(sample[0]), confidence, method, "all equal")
     if len(sample) > BCA_MAX:
         return _student_t(sample, confidence, "")
     return _bca(sample, confidence)
-
-
-def point_interval(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
-    """Return the interval of equal values, which is one value."""
-    method: Method = "bca" if len(sample) <= BCA_MAX else "student_t"
-    return Interval(float(sample[0]), float(sample[0]), confidence, method, "all equal")
 
 
 def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:

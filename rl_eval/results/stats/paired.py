@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import aggregate
-from rl_eval.results.stats.interval import Interval, mean_interval, point_interval
+from rl_eval.results.stats.interval import Interval, mean_interval
 
 __all__ = ["McNemar", "PairedDifference", "mcnemar", "paired_difference", "sign_flip_test"]
 
@@ -87,7 +87,7 @@ def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
-        interval=_interval(differences, confidence),
+        interval=mean_interval(differences, confidence),
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
@@ -163,10 +163,3 @@ def _episodes_saved(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], diff
     if not math.isfinite(variance) or not difference_std > 1e-9 * math.sqrt(variance):
         return None
     return variance / difference_std**2
-
-
-def _interval(differences: npt.NDArray[np.float64], confidence: float) -> Interval:
-    """Return the interval of the mean; what a few equal differences can show, their test says."""
-    if len(differences) > 1 and math.isfinite(differences[0]) and (differences == differences[0]).all():
-        return point_interval(differences, confidence)
-    return mean_interval(differences, confidence)
