@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from rl_eval.cli.evaluated import Evaluated, with_evaluated
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.printing import AsJson, print_json, print_note
 from rl_eval.cli.settings import Assignments, read_config
 from rl_eval.cli.shared import argument
 from rl_eval.errors import ConfigError
@@ -30,7 +29,7 @@ def init(
     """Write a config file that does what rl-eval run does with the same options, and explains every key."""
     with reported(debug):
         evaluated.check(f"init {path}", assignments, takes_file=False)
-        keys = evaluated.keys(partial(typer.echo, err=True), assignments, trust=None)
+        keys = evaluated.keys(print_note, assignments, trust=None)
         config = read_config(None, None, assignments, keys)
         config.build()
         from rl_eval.config.commented import commented_yaml

@@ -158,8 +158,8 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         return section
     kwargs = given.get("policy_kwargs", {})
     if not isinstance(kwargs, Mapping) or (source := named_source(text, kwargs)) is None:
-        if ":" not in text and Path(text).expanduser().exists():
-            kinds = [name for name, scheme in schemes().items() if scheme.recognises(Path(text).expanduser())]
+        if ":" not in text and (path := Path(text).expanduser()).exists():
+            kinds = [name for name, scheme in schemes().items() if scheme.recognises(path)]
             as_in = " or ".join(f"{name}:{text}" for name in kinds) or forms()
             raise ConfigError(f"policy.policy is {text!r}, a file or folder: say of what kind, as in {as_in}")
         return section

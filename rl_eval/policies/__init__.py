@@ -91,7 +91,7 @@ def _takes_an_argument(function: Any) -> bool:
     except TypeError:
         return False
     except ValueError:  # Some callables hide their signature.
-        return True
+        pass
     return True
 
 
