@@ -36,6 +36,9 @@ def plan(
     section: Section = None,
     trust: TrustPolicy = False,
     detect: Annotated[float | None, option("D", "Say how many episodes show a difference of D in returns.")] = None,
+    half_width: Annotated[
+        float | None, option("W", "Say how many episodes give the mean return an interval of ± W, roughly.")
+    ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
         float,
@@ -53,21 +56,26 @@ def plan(
 ) -> None:
     """Run a short pilot, and say how long an evaluation takes and which difference it can show."""
     with reported(debug):
-        if detect is not None and not 0 < detect < math.inf:
-            raise UsageError(f"--detect {detect:g}: give a difference above 0")
+        _check_positive("--detect", detect, "a difference")
+        _check_positive("--half-width", half_width, "half the width of an interval,")
         if config is None:
             evaluated.check("plan", assignments)
         settings = read_settings(config, section, assignments, evaluated.keys(print_note, assignments, trust=trust))
         if settings.evaluation.num_episodes < _FEWEST_PLANNED:
             raise UsageError("evaluation.num_episodes is 1, but one episode shows no difference: plan 2 or more")
         find_modules_here()
-        found = _Planned(settings, _run_pilot(settings, pilot), detect, correlation)
+        found = _Planned(settings, _run_pilot(settings, pilot), detect, half_width, correlation)
         if as_json:
             print_json(found.to_dict())
         else:
             print_page(found.page())
-        if found.spread is None and detect is not None:
+        if found.spread is None and (detect or half_width):
             raise typer.Exit(ExitCode.USAGE)
+
+
+def _check_positive(name: str, value: float | None, what: str) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{name} {value:g}: give {what} above 0")
 
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
@@ -110,6 +118,7 @@ class _Planned:
     settings: EvalSettings
     result: EvalResult
     detect: float | None
+    half_width: float | None
     correlation: float
 
     @property
@@ -136,17 +145,22 @@ class _Planned:
         numbers, spread = self.result.aggregates, self.spread
         planned: dict[str, Any] = {"episodes": self.episodes, "minutes": self.minutes(self.episodes)}
         pilot = {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std}
-        described = {"pilot": pilot, "planned": planned, "correlation": self.correlation, "detect": None}
+        described = {"pilot": pilot, "planned": planned, "correlation": self.correlation, "detect": None, "mean": None}
         if spread is not None:
             planned["half_width"] = spread.half_width(self.episodes)
             planned["unpaired_difference"] = spread.difference(self.episodes)
             planned["paired_difference"] = spread.difference(self.episodes, self.correlation)
             described["detect"] = None if self.detect is None else asdict(self._detection(spread, self.detect))
+            described["mean"] = None if self.half_width is None else asdict(self._precision(spread, self.half_width))
         return {key: plain(value) for key, value in described.items()}
 
     def _detection(self, spread: Spread, difference: float) -> _Detection:
         unpaired, paired = spread.episodes(difference), spread.episodes(difference, self.correlation)
         return _Detection(difference, unpaired, self.minutes(unpaired), paired, self.minutes(paired))
+
+    def _precision(self, spread: Spread, half_width: float) -> _Precision:
+        episodes = spread.episodes_of_half_width(half_width)
+        return _Precision(half_width, episodes, self.minutes(episodes))
 
     # The page
 
@@ -181,12 +195,17 @@ class _Planned:
             Line("shows", write(spread.difference(self.episodes)), "difference of two such means, in 80 % of cases"),
             Line("", write(spread.difference(self.episodes, self.correlation)), paired),
         ]
-        if self.detect is None:
-            return [shown]
-        found = self._detection(spread, self.detect)
-        needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
-        paired = f"{paired} ({_span(found.paired_minutes)})"
-        return [shown, [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]]
+        asked = []
+        if self.half_width is not None:
+            precise = self._precision(spread, self.half_width)
+            gives = f"episodes ({_span(precise.minutes)}) give an interval of ± {self.half_width:g}, roughly"
+            asked.append(Line("half width", f"{precise.episodes:,}", gives))
+        if self.detect is not None:
+            found = self._detection(spread, self.detect)
+            needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
+            paired = f"{paired} ({_span(found.paired_minutes)})"
+            asked += [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]
+        return [shown, asked]
 
 
 @dataclass(frozen=True)
@@ -198,6 +217,15 @@ class _Detection:
     unpaired_minutes: float
     paired: int
     paired_minutes: float
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """How many episodes give the mean an interval of a half width, and how long they take."""
+
+    half_width: float
+    episodes: int
+    minutes: float
 
 
 def _span(minutes: float) -> str:

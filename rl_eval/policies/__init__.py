@@ -30,7 +30,13 @@ _MAKES: Final = (
     ". It is called to make the policy: give {!r} in policy.policy_kwargs; or, if it is itself a policy, which takes "
     "observations, name a function that returns it"
 )
-_PREDICTS: Final = ": give a function of a batch of observations, such as lambda batch: model.predict(batch)[0]"
+_ACTS: Final = {
+    "predict": "model.predict(batch)[0]",
+    "get_action": "agent.get_action(batch)",
+    "select_action": "agent.select_action(batch)",
+    "choose_action": "agent.choose_action(batch)",
+}
+"""Methods by which objects of other libraries and loops of one's own act, and how a function calls them."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -68,7 +74,8 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if isinstance(candidate, Mapping):
         raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
     if not callable(candidate):
-        hint = _PREDICTS if callable(getattr(candidate, "predict", None)) else ""
+        call = next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), None)
+        hint = f": give a function of a batch of observations, such as lambda batch: {call}" if call else ""
         raise ConfigError(
             f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy{hint}"
         )

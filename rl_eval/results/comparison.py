@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown"]
+__all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown", "verdict_of"]
 
 MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
@@ -172,7 +172,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         difference=difference,
         success=_success(a, b, paired),
         confidence=confidence,
-        verdict=_verdict(difference, confidence),
+        verdict=verdict_of(difference, confidence),
         different_settings=tuple(_different_settings(a.provenance, b.provenance)),
     )
 
@@ -232,8 +232,9 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterato
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    """Return a value as text, without the middle of a long one: paths differ at their ends."""
+    text, half = str(value), _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
 
 def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
@@ -261,8 +262,11 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
     return mcnemar(ours[both] > 0, theirs[both] > 0) if both.any() else None
 
 
-def _verdict(difference: PairedDifference, confidence: float) -> str:
-    """Say what the pairs show. A difference is shown only if the interval and the test agree on it."""
+def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b: str = "b") -> str:
+    """Return what pairs show, of results with these names.
+
+    A difference is shown only if the interval and the test agree on it.
+    """
     interval, level = difference.interval, f"{100 * confidence:g} %"
     if not interval.exists:
         return f"no verdict: {interval.note}"
@@ -273,7 +277,7 @@ def _verdict(difference: PairedDifference, confidence: float) -> str:
     facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
     outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
     if is_shown(difference, confidence):
-        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
+        return f"{b} returns {'more' if difference.mean > 0 else 'less'} than {a} at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
     if rejected:

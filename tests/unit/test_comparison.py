@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rl_eval.errors import ComparisonError
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
-from rl_eval.results.comparison import Comparison, _verdict, compare
+from rl_eval.results.comparison import Comparison, verdict_of, compare
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.stats import Interval, mcnemar, paired_difference
 from rl_eval.scheduling.plan import EpisodePlan
@@ -250,7 +250,7 @@ def test_verdict_needs_interval_and_test_to_agree(p_value: float, low: float, ve
     difference = replace(
         paired_difference(BASE, BASE + NOISE), mean=2.0, p_value=p_value, interval=Interval(low, 4.0, 0.99, "bca")
     )
-    assert re.match(verdict, _verdict(difference, 0.99))
+    assert re.match(verdict, verdict_of(difference, 0.99))
 
 
 def test_one_pair_and_infinite_returns_have_no_verdict() -> None:
@@ -328,7 +328,7 @@ def test_print_says_what_matters(comparison: Comparison) -> None:
         "CartPole-v1 b against a",
         "pkg:champion",
         "pairs 54 of 60 planned",
-        f"sign flips {difference.p_value:.2g} p-value",
+        f"p-value {difference.p_value:.2g} of no difference: sign-flip test over",
         f"correlation {difference.correlation:.2f}",
         f"pairing {difference.episodes_saved:.2f} x",
         "success both 27 only a 0 only b 27 neither 0",
@@ -377,6 +377,25 @@ def test_many_settings_are_counted() -> None:
     found = compare(make_result(BASE, policy_kwargs=many), make_result(BASE, policy_kwargs={}))
     assert "and 12 more differences" in str(found)
     assert len(found.to_dict()["different_settings"]) == 20
+
+
+def test_what_the_lines_of_the_sides_show_is_not_told_again() -> None:
+    """Names and digests stand above; the JSON has all of it, and a path whose end both sides share is shown."""
+    factory = "rl_eval.integrations.sb3:load_policy"
+
+    def shown(path: str, digest: str) -> str:
+        sides = [make_result(BASE, policy_kwargs={"path": each}) for each in ("/runs/one/best/model.zip", path)]
+        for side, own in zip(sides, ("ab" * 16, digest), strict=True):
+            side.provenance["weights"] = {"version": 0, "digest": own}
+            side.provenance["identity"]["policy"] = factory
+        found = compare(*sides)
+        assert {one.key for one in found.different_settings} == {"policy_kwargs.path", "weights.digest"}
+        return " ".join(str(found).split())
+
+    assert "settings nothing else that is recorded differs" in shown("/runs/two/last/model.zip", "cd" * 16)
+    path = "/a/folder/whose/name/is/long/and/which/two/best/model.zip"
+    assert "policy_kwargs.path: /runs/one/best/model.zip in a, /a/folder/whose/n..." in shown(path, "cd" * 16)
+    assert "two/best/model.zip in b" in shown(path, "cd" * 16)
 
 
 def test_sides_without_a_difference_are_said_to_have_none() -> None:

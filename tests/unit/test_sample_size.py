@@ -93,6 +93,14 @@ def test_episodes_and_differences_are_each_others_inverse(correlation):
     assert spread.difference(episodes, correlation) <= 5.0 < spread.difference(episodes - 1, correlation)
 
 
+@pytest.mark.parametrize("half_width", [0.05, 1.0, 7.0, 30.0, 1e4])
+def test_episodes_of_a_half_width_are_the_fewest(half_width):
+    spread = Spread(std=30.0, count=20)
+    episodes = spread.episodes_of_half_width(half_width)
+    assert spread.half_width(episodes) <= half_width
+    assert episodes == 2 or spread.half_width(episodes - 1) > half_width
+
+
 def test_a_long_pilot_gives_the_textbook_figure():
     """``2 (1.96 + 0.84)^2`` episodes show one standard deviation, and one more for the t test."""
     assert Spread(1.0, 1_000_000).episodes(1.0) == 17
@@ -150,7 +158,8 @@ VARIED = ["--set", "policy.policy=cli_toys:alternate"]
 def test_a_plan_rests_on_the_first_episodes_of_the_run(folder):
     """Mean and spread of the pilot are those of the run's beginning, and all figures follow from them."""
     call("run", "toy.yaml", *VARIED, "-q", "-n", 12, "--output", "first")
-    outcome = call("plan", "toy.yaml", *VARIED, "--pilot", 12, "--detect", 0.5, "-n", 200, "--json")
+    asked = ("--detect", 0.5, "--half-width", 0.3)
+    outcome = call("plan", "toy.yaml", *VARIED, "--pilot", 12, *asked, "-n", 200, "--json")
     assert outcome.exit_code == 0, outcome.output
     numbers, shown = load("first").aggregates, json.loads(outcome.stdout)
     assert shown["pilot"] == {"episodes": 12, "mean": numbers.mean, "std": numbers.std}
@@ -162,11 +171,14 @@ def test_a_plan_rests_on_the_first_episodes_of_the_run(folder):
     assert shown["detect"]["paired"] == spread.episodes(0.5, 0.5)
     per_episode = shown["planned"]["minutes"] / 200
     assert shown["detect"]["paired_minutes"] == pytest.approx(per_episode * shown["detect"]["paired"])
+    precise = spread.episodes_of_half_width(0.3)
+    assert shown["mean"] == {"half_width": 0.3, "episodes": precise, "minutes": pytest.approx(per_episode * precise)}
 
 
 def test_a_plan_is_one_page(folder):
-    outcome = call("plan", "toy.yaml", *VARIED, "--detect", 0.5)
-    for part in ("pilot        20", "plan         30", "± ", "show 0.5 in 80 %", "correlate by 0.5"):
+    outcome = call("plan", "toy.yaml", *VARIED, "--detect", 0.5, "--half-width", 0.3)
+    parts = ("pilot        20", "plan         30", "± ", "show 0.5 in 80 %", "correlate by 0.5", "an interval of ± 0.3")
+    for part in parts:
         assert part in outcome.stdout
     assert max(map(len, outcome.stdout.splitlines())) <= 80
 
@@ -181,16 +193,18 @@ def test_returns_that_do_not_vary_plan_nothing(folder):
     """Without a spread there is no difference to speak of, and --detect has no answer."""
     args = ["plan", "toy.yaml", "--set", "evaluation.max_episode_steps=3"]
     assert call(*args).exit_code == 0
-    outcome = call(*args, "--detect", 1)
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "do not vary" in " ".join(outcome.stdout.split())
+    for asked in ("--detect", "--half-width"):
+        outcome = call(*args, asked, 1)
+        assert outcome.exit_code == ExitCode.USAGE
+        assert "do not vary" in " ".join(outcome.stdout.split())
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
 def test_a_difference_to_detect_is_above_0(folder, value):
-    outcome = call("plan", "toy.yaml", "--detect", value)
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "give a difference above 0" in outcome.stderr
+    for asked in ("--detect", "--half-width"):
+        outcome = call("plan", "toy.yaml", asked, value)
+        assert outcome.exit_code == ExitCode.USAGE
+        assert f"{asked} {value}: give " in outcome.stderr
 
 
 def test_a_pilot_that_fails_plans_nothing(folder):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rl_eval.results.page.columns import data_of_all
 from rl_eval.results.page.relations import overview, pairs
-from rl_eval.results.page.sections import run_section
+from rl_eval.results.page.sections import Run, run_section
 from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""
 
 _FOLDER: Final = Path(__file__).parent
+_MANY: Final = 3
+"""Environments that a heading counts and does not name."""
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -58,7 +60,7 @@ def render(sources: Sequence[Source]) -> str:
     ]
     return page_of(
         "report.html.j2", script=_asset("report.js"), data=data, runs=runs, overview=overview(runs, results),
-        pairs=pairs(runs, results), title=_title(runs[0].title, runs[0].headline.value, len(runs)),
+        pairs=pairs(runs, results), heading=_heading(runs), title=_title(runs),
     )  # fmt: skip
 
 
@@ -138,5 +140,12 @@ def _names(sources: Sequence[Source]) -> list[str]:
     return [f"{name} ({position})" for position, name in enumerate(names, 1)]
 
 
-def _title(environment: str, headline: str, count: int) -> str:
-    return f"{environment}: mean return {headline}" if count == 1 else f"{environment}: {count} evaluations"
+def _heading(runs: Sequence[Run]) -> str:
+    """Return the environments' names, or how many there are."""
+    names = list(dict.fromkeys(run.title for run in runs))
+    return " and ".join(names) if len(names) < _MANY else f"{len(names)} environments"
+
+
+def _title(runs: Sequence[Run]) -> str:
+    what = f"mean return {runs[0].headline.value}" if len(runs) == 1 else f"{len(runs)} evaluations"
+    return f"{_heading(runs)}: {what}"

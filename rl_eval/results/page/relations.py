@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from rl_eval.errors import ComparisonError
-from rl_eval.results.comparison import Comparison, compare
+from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.page.breakdowns import Table
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
 from rl_eval.results.page.sections import Run
@@ -125,7 +125,7 @@ def _pair(name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Pair:
     return Pair(
         name_a,
         name_b,
-        verdict=found.verdict,
+        verdict=verdict_of(difference, found.confidence, name_a, name_b),
         numbers=_numbers(found),
         settings=tuple(str(one) for one in found.different_settings[:_MOST_SETTINGS]),
         notes=tuple(found.notes),

@@ -21,6 +21,7 @@ from rl_eval.results.report.table import (
     decimals,
     environment_name,
     interval_text,
+    lookup,
     number,
     percent,
     policy_name,
@@ -196,8 +197,10 @@ def _numbers(result: EvalResult) -> tuple[Table, Table]:
         "standard error": numbers.sem, "minimum": numbers.minimum, "5 % quantile": numbers.q05,
         "25 % quantile": numbers.q25, "75 % quantile": numbers.q75, "95 % quantile": numbers.q95,
         "maximum": numbers.maximum, "mean of the worst 10 %": numbers.cvar10,
-        "discounted": shown["discounted_return_mean"],
     }  # fmt: skip
+    gamma = lookup(result.provenance, "identity", "gamma")
+    if gamma not in ("", "1.0"):
+        named[f"discounted by {gamma}"] = shown["discounted_return_mean"]
     rows = [(name, number(value, places)) for name, value in named.items()]
     rows += [("terminated", percent(shown["terminated_rate"])), ("truncated", percent(shown["truncated_rate"]))]
     half = len(rows) // 2
@@ -253,17 +256,26 @@ def _static_rows(result: EvalResult) -> Table:
     shown = shown_rows(result)[:STATIC_ROWS]
     records = [result.table.record(int(index)) for index in shown]
     seconds = episode_seconds(result.table.rows[shown]).tolist()
-    headings = ("episode", "seed", "return", "length", "end", "success", "attempts", "runner", "seconds")
     rows = [_episode_row(record, spent) for record, spent in zip(records, seconds, strict=True)]
-    return Table(headings, rows)
+    if all(record.success_at_end is None for record in records):
+        for row in rows:
+            del row["success"]
+    return Table(tuple(rows[0]) if rows else (), [list(row.values()) for row in rows])
 
 
-def _episode_row(record: EpisodeRecord, seconds: float) -> list[str]:
-    end = "failed" if record.outcome == "failed" else "terminated" if record.terminated else "truncated"
-    success = {None: "", True: "yes", False: "no"}[record.success_at_end]
-    runner = "" if record.runner < 0 else str(record.runner)
-    numbers = (str(record.index), str(record.seed), _seven(record.episode_return), str(record.length))
-    return [*numbers, end, success, str(record.attempts), runner, f"{seconds:.3g}"]
+def _episode_row(record: EpisodeRecord, seconds: float) -> dict[str, str]:
+    """Return cells by heading."""
+    return {
+        "episode": str(record.index),
+        "seed": str(record.seed),
+        "return": _seven(record.episode_return),
+        "length": str(record.length),
+        "end": "failed" if record.outcome == "failed" else "terminated" if record.terminated else "truncated",
+        "success": {None: "", True: "yes", False: "no"}[record.success_at_end],
+        "attempts": str(record.attempts),
+        "runner": "" if record.runner < 0 else str(record.runner),
+        "seconds": f"{seconds:.3g}",
+    }
 
 
 def _seven(value: float) -> str:

@@ -41,6 +41,8 @@ _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
 """Factory of the models of a library."""
 _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""
+_NAMED: Final = ("policy", "policy_kwargs.path")
+"""Settings that a policy's name stands for."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 
 
@@ -261,9 +263,17 @@ def _side_lines(comparison: Comparison) -> list[Line]:
 
 
 def _setting_lines(comparison: Comparison) -> list[Line]:
-    different = comparison.different_settings
+    """Lay out the settings that differ, but for those that the lines of the sides show to differ."""
+    a, b = comparison.a, comparison.b
+    names, weights = a.policy != b.policy, a.weights != b.weights
+    different = [
+        one
+        for one in comparison.different_settings
+        if not (names and one.key in _NAMED) and not (weights and one.key.startswith("weights."))
+    ]
     if not different:
-        return [Line("settings", "", "nothing that is recorded of policies, weights and settings differs")]
+        what = "else that is recorded" if names or weights else "that is recorded of policies, weights and settings"
+        return [Line("settings", "", f"nothing {what} differs")]
     lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
     more = len(different) - len(lines)
     return lines + ([Line("", "", f"and {more} more differences: see --json")] if more else [])
@@ -279,7 +289,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
     how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
     lines = [
         Line("b - a", write(difference.mean), interval_text(difference.interval, write)),
-        Line("sign flips", f"{difference.p_value:.2g}", f"p-value over {how}"),
+        Line("p-value", f"{difference.p_value:.2g}", f"of no difference: sign-flip test over {how}"),
     ]
     if difference.correlation is not None:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
@@ -297,7 +307,7 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
     counts = {"both": found.both, "only a": found.only_a, "only b": found.only_b, "neither": found.neither}
     return [
         Line("success", "", _GAP.join(f"{name} {count:,}" for name, count in counts.items())),
-        Line("McNemar", f"{found.p_value:.2g}", "p-value, exact"),
+        Line("p-value", f"{found.p_value:.2g}", "of equal success rates: McNemar's exact test"),
     ]
 
 

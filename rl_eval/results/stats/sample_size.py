@@ -5,6 +5,7 @@ A difference is shown with power 0.8 if 80 % of such experiments reject "no diff
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -56,6 +57,15 @@ class Spread:
         if episodes < 2:
             return math.nan
         return float(stdtrit(episodes - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(episodes)
+
+    def episodes_of_half_width(self, half_width: float) -> int:
+        """Return the smallest number of episodes whose :meth:`half_width` is at most so large.
+
+        Args:
+            half_width: Above 0.
+        """
+        least = (_normal((1 + CONFIDENCE) / 2) * self.std / half_width) ** 2  # Student's t is wider by a few episodes.
+        return next(n for n in itertools.count(max(2, math.ceil(least))) if self.half_width(n) <= half_width)
 
     def _variance(self, correlation: float | None) -> float:
         return 2 * self.std**2 * (1 - (correlation or 0.0))
