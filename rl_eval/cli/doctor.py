@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, final
 
 import typer
@@ -46,18 +47,30 @@ def doctor(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Check the machine, a config, its environment and its policy, and say how to repair what is wrong."""
+    """Check the machine, a config, its environment and its policy, and say how to repair what is wrong.
+
+    Without CONFIG and options only the machine is checked; with --env alone the policy is random.
+    """
     with reported(debug):
+        from rl_eval.cli.checks.machine import check_machine
+
         find_modules_here()
         report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
-        if config is None:
+        given = config is not None or assignments or evaluated != Evaluated()
+        if evaluated.env and config is None and not evaluated.policy and not assignments:
+            evaluated = replace(evaluated, policy="random")
+        if given and config is None:
             evaluated.check("doctor", assignments)
 
         def read() -> EvalSettings:
             keys = evaluated.keys((lambda _: None) if quiet else print_note, assignments, trust=trust)
             return read_settings(config, section, assignments, keys)
 
-        _examine(report, read, ray=ray)
+        report.section("machine", check_machine())
+        if given:
+            _examine(report, read, ray=ray)
+        else:
+            report.section("config", [note("none is given: only the machine is checked")])
         report.conclude()
         if report.levels["problem"]:
             raise typer.Exit(ExitCode.USAGE)
@@ -130,10 +143,9 @@ class _JsonReport(_Report):
 
 def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
-    from rl_eval.cli.checks.machine import check_address, check_machine
+    from rl_eval.cli.checks.machine import check_address
     from rl_eval.cli.progress import headline
 
-    report.section("machine", check_machine())
     try:
         settings = read()
     except ConfigError as error:

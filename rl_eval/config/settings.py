@@ -231,7 +231,7 @@ class EvaluationSection(_Section):
     return_bounds: tuple[float, float] | None = None
     """Least and greatest possible return: what failed episodes are assumed to be worth at worst and best."""
     observers: tuple[Any, ...] = ()
-    """Factories of :class:`~rl_eval.runners.EpisodeObserver`, callables that take an environment or ``"module:attr"``:
+    """Factories of ``rl_eval.runners.EpisodeObserver``, callables that take an environment or ``"module:attr"``:
     what their observers return at the end of an episode is in ``result.artifacts``."""
     determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Share of the episodes that are run once more in fresh environments, and compared with their records. ``auto``

@@ -129,7 +129,7 @@ def _minari_dataset(name: str) -> Any:
     try:
         minari = importlib.import_module("minari")
     except ImportError as error:
-        raise UsageError(f"{_MINARI}{name} needs Minari: pip install minari") from error
+        raise UsageError(f"{_MINARI}{name} needs the package minari: pip install 'rl-eval[minari]'") from error
     try:
         return minari.load_dataset(name)
     except Exception as error:

@@ -127,8 +127,11 @@ class Watcher:
             ClusterError: The machine cannot; the next watcher continues here.
         """
         with suppress(_Stopped):
+            before = len(self._journal.entries)
             self._begin(poll_s, empty=False)
             self._turn()
+            if self._folder.found and len(self._journal.entries) == before and not self.unfinished:
+                self._log(f"nothing new: {before} checkpoints are in {self._output / CSV_FILE}")
             for name in self._folder.unstable:
                 self._log(f"{name} has just changed: left for the next call")
 
@@ -324,9 +327,9 @@ class Watcher:
         """Make the candidate the best."""
         self._best.keep(snapshot, describe(candidate, self._settings.evaluation, self._num_held_out))
         self._tidy()
-        self._log(f"best: {candidate.info}: biased upward by the choice, selection {candidate.selection}")
+        self._log(f"best: {candidate.info}, chosen for its {candidate.selection}: on average too high")
         if candidate.held_out is not None:
-            self._log(f"best: {candidate.info}: held-out {candidate.held_out}")
+            self._log(f"best: {candidate.info}, on episodes that had no part in the choice: {candidate.held_out}")
 
     def _publish(self) -> None:
         """Write the curve if it has changed."""

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rl_eval.errors import ComparisonError
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
-from rl_eval.results.comparison import Comparison, verdict_of, compare
+from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.stats import Interval, mcnemar, paired_difference
 from rl_eval.scheduling.plan import EpisodePlan

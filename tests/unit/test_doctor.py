@@ -782,6 +782,28 @@ def test_doctor_is_2_with_a_problem_and_goes_on(folder):
     assert "acts in the environment" in outcome.stdout
 
 
+def test_without_a_config_the_machine_is_checked(folder):
+    outcome = call()
+    assert outcome.exit_code == 0, outcome.output
+    assert "none is given: only the machine is checked" in outcome.stdout
+    assert not [title for title in ("environment", "policy", "ray") if title in outcome.stdout.splitlines()]
+
+
+@pytest.mark.process
+def test_an_environment_alone_is_checked_with_random_actions(folder):
+    outcome = call("--env", "CartPole-v1")
+    assert outcome.exit_code == 0, outcome.output
+    assert "policy: uniform random actions" in outcome.stderr
+    assert "environment" in outcome.stdout.splitlines()
+
+
+@pytest.mark.parametrize("given", [("--policy", "random"), ("--set", "environment.env=CartPole-v1"), ("-n", "6")])
+def test_half_of_what_says_what_to_check_is_not_enough(folder, given):
+    outcome = call(*given)
+    assert outcome.exit_code == 2
+    assert "nothing says what to evaluate: give a CONFIG file, or --" in outcome.stderr
+
+
 def test_doctor_prints_json(folder):
     """All findings, or with ``--quiet`` the problems."""
     words = ("toy.yaml", "--set", "environment.env=CartPole-v77", "--json")

@@ -187,10 +187,18 @@ class Predicts:
         return np.zeros(len(observations), np.int64), None
 
 
+class GetsActions:
+    """An agent of a loop of one's own."""
+
+    def get_action(self, observation):
+        return 0
+
+
 LIVE = {
     "for one observation": (for_one, "takes one observation, and raises ValueError: "),
     "the same for all": (lambda _: 0, "return an action for each observation of the batch"),
     "an object that predicts": (Predicts(), "such as lambda batch: model.predict(batch)[0]"),
+    "an object that gets actions": (GetsActions(), "such as lambda batch: agent.get_action(batch)"),
     "actions with a state": (Predicts().predict, "Return the actions alone, without a state"),
 }
 
@@ -371,7 +379,7 @@ def test_what_is_no_config_is_refused(config):
 def test_commands_that_take_a_config_take_options_in_its_place(folder, command, more):
     options = ("--env", "cli_toys:count", "--policy", "cli_toys:alternate", "-n", "6")
     assert call(command, *options, *more).exit_code == 0
-    missing = call(command, *more)
+    missing = call(command, "-n", "6", *more)
     assert missing.exit_code == ExitCode.USAGE
     assert "give a CONFIG file, or --env and --policy" in missing.stderr
     section = call(command, *options, *more, "--section", "a")

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -51,7 +51,7 @@ class Elements(HTMLParser):
         self.text: list[str] = []
         self.inside: dict[str, list[str]] = {"script": [], "style": []}
         self._tag = ""
-        self.feed(page)
+        self.feed(page.replace("<wbr>", ""))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._tag = tag
@@ -138,6 +138,17 @@ def test_it_is_readable_without_javascript() -> None:
     assert f"37 {record.seed} {float(f'{record.episode_return:.7g}')} {record.length}" in found.shown
     assert " ".join(TRACEBACK.split()) in found.shown
     assert "rl-eval replay runs/0 --episodes I" in found.shown
+
+
+def test_what_nobody_reports_has_no_column_and_no_row() -> None:
+    """Success where no environment reports it, and a discount where there is none."""
+    plain = with_column(make_result(30), "success_at_end", -1)
+    shown = Elements(page(plain)).shown
+    assert "episode seed return length end attempts runner seconds 0" in shown
+    assert "discounted" not in shown
+    assert "episode seed return length end success attempts runner seconds 0" in Elements(page(make_result(30))).shown
+    plain.provenance["identity"]["gamma"] = 0.99
+    assert "discounted by 0.99" in Elements(page(plain)).shown
 
 
 def unpack(packed):
@@ -264,7 +275,7 @@ def test_results_of_one_plan_are_compared_with_the_first() -> None:
     """With the verdict of ``rl-eval compare``, a scatter plot and the differences."""
     a, b = make_result(200, 1), make_result(200, 2, shift=30)
     text = page(a, b)
-    assert compare(a, b).verdict in Elements(text).shown
+    assert compare(a, b).verdict.replace("b returns more than a", "1 returns more than 0") in Elements(text).shown
     assert "Returns of 200 pairs of episodes" in text
     assert "Histogram of 200 values of difference of returns" in text
 
@@ -273,6 +284,9 @@ def test_what_cannot_be_compared_is_said() -> None:
     """With the words of the refusal; the page is made all the same."""
     shown = Elements(page(make_result(50), make_result(50, env="Walker2d-v5"))).shown
     assert "Not compared: the results were not made in the same setting: environment.env is 'Hopper-v5' in a" in shown
+    assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
+    many = [make_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
+    assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
 
 
 def test_results_that_are_not_compared_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +459,7 @@ def check_drawn(plot: Plot | None) -> None:
 
 
 @given(FLOATS)
+@example([0.0, 0.0, 0.0, -1e54, -1e-254])  # The range is more widths of a bin than a float can tell.
 def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     """NaN, infinities, equal and extreme values leave the page whole."""
     array = np.array(values)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,8 @@ class Client:
 
     def ids(self) -> dict[str, str]:
         """Return the id of each run that has a link, in the order of the index."""
-        return {name: id_ for id_, name in re.findall(r'<a href="report\?run=(\w+)">(.*?)</a>', self.get("/").text)}
+        page = self.get("/").text.replace("<wbr>", "")
+        return {name: id_ for id_, name in re.findall(r'<a href="report\?run=(\w+)">(.*?)</a>', page)}
 
 
 def spoil(path: Path, **changes: object) -> None:
@@ -90,19 +92,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
 def serving(folder: Path) -> Iterator[Client]:
     with RunServer(RunSite(folder)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield Client(server)
-        server.shutdown()
-        thread.join()
+        try:
+            yield Client(server)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
 def client(made: Path) -> Iterator[Client]:
     """Asks a server of the runs."""
-    yield from serving(made)
+    with serving(made) as client:
+        yield client
 
 
 # What it shows
@@ -138,7 +144,7 @@ def test_chosen_runs_are_compared_with_the_oldest(client: Client, made: Path) ->
 def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> None:
     """And the ids of the others stay."""
     make_result(10).save(tmp_path / "first")
-    for client in serving(tmp_path):
+    with serving(tmp_path) as client:
         before = client.ids()
         make_result(10, 1).save(tmp_path / "second")
         after = client.ids()
@@ -148,7 +154,7 @@ def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> No
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
-    for client in serving(tmp_path):
+    with serving(tmp_path) as client:
         assert "There are no runs here yet" in client.get("/").text
         tmp_path.rmdir()
         assert (client.get("/").status, "is no folder" in client.get("/").text) == (500, True)
@@ -159,7 +165,7 @@ def test_runs_beyond_the_limit_are_counted(made: Path, monkeypatch: pytest.Monke
     oldest = RunSite(made)
     ids = [id_ for id_, run in oldest._listed.items() if run.path == "b"]
     monkeypatch.setattr(site_module, "_MOST_ROWS", 2)
-    for client in serving(made):
+    with serving(made) as client:
         assert "6 runs, the newest first; the first 2 are shown" in client.get("/").text
         assert list(client.ids()) == ["a", "deeper/c"]
         assert client.get(f"/report?run={ids[0]}").status == 404
@@ -168,7 +174,7 @@ def test_runs_beyond_the_limit_are_counted(made: Path, monkeypatch: pytest.Monke
 def test_what_broke_since_it_was_listed_is_said(tmp_path: Path) -> None:
     """Whatever it is: the server goes on."""
     make_result(10).save(tmp_path / "run")
-    for client in serving(tmp_path):
+    with serving(tmp_path) as client:
         target = f"/report?run={client.ids()['run']}"
         summary = (tmp_path / "run" / RESULT_FILE).read_text()
         for spoiled in (
@@ -297,7 +303,7 @@ def filmed(tmp_path: Path) -> tuple[Path, str]:
 
 def test_the_video_of_an_episode_is_served_whole_and_in_parts(filmed: tuple[Path, str]) -> None:
     """At the address that the report links to."""
-    for client in serving(filmed[0]):
+    with serving(filmed[0]) as client:
         report = client.get(f"/report?run={client.ids()['run']}").text
         link = html.unescape(re.search(r'<a href="(video\?.*?)"', report)[1])
         whole = client.get(f"/{link}")
@@ -317,7 +323,7 @@ def test_no_other_file_is_served_as_a_video(filmed: tuple[Path, str], how: str) 
     """No link, no path, and nothing that is called otherwise."""
     folder, name = filmed
     file, asked = folder / "run" / "videos" / name, name
-    for client in serving(folder):
+    with serving(folder) as client:
         id_ = client.ids()["run"]
         if how in ("link", "gone", "folder"):
             file.rename(folder / "elsewhere")
@@ -346,7 +352,7 @@ def test_a_video_that_becomes_a_link_is_not_served(filmed: tuple[Path, str], mon
     file.rename(folder / "elsewhere")
     file.symlink_to(folder / "elsewhere")
     monkeypatch.setattr(site_module, "video_files", lambda _: {name: file})
-    for client in serving(folder):
+    with serving(folder) as client:
         assert client.get(f"/video?run={client.ids()['run']}&name={name}").status == 404
 
 
@@ -361,7 +367,7 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     (torn / RESULT_FILE).write_text("{")
     make_result(10).save(tmp_path / "<b>broken")
     spoil(tmp_path / "<b>broken" / RESULT_FILE, format="<b>")
-    for client in serving(tmp_path):
+    with serving(tmp_path) as client:
         page = client.get("/").text
         assert "<img" not in page
         assert "<b>" not in page

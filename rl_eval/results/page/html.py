@@ -10,6 +10,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
     import jinja2
+    from markupsafe import Markup
 
 __all__ = ["GENERATOR", "Source", "content_policy", "page_of", "render", "served_policy"]
 
@@ -29,6 +31,7 @@ GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""
 
 _FOLDER: Final = Path(__file__).parent
+_PART_END: Final = re.compile(r"[/_:-](?=\w)|\.(?=[^\W\d])")
 _MANY: Final = 3
 """Environments that a heading counts and does not name."""
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -118,13 +121,22 @@ def _asset(name: str) -> str:
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+def _breakable(name: str) -> Markup:
+    """Return a name in which a line may end between its parts; browsers see none in ``seed_1/best_model``."""
+    from markupsafe import Markup, escape
+
+    return Markup(_PART_END.sub(r"\g<0><wbr>", str(escape(name))))  # noqa: S704  # No entity has such a character.
 
 
 def _names(sources: Sequence[Source]) -> list[str]:

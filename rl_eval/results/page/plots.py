@@ -187,7 +187,7 @@ def curve(
 
 def forest(names: Sequence[str], means: Sequence[float], ends: Sequence[tuple[float, float]]) -> Plot | None:
     """Draw mean returns with their intervals below one another; None if there is nothing to draw."""
-    left, row = 150.0, 26.0
+    left, row = 180.0, 26.0
     height = _TOP + row * len(names) + _BOTTOM
     x = axis_over("mean return", [*means, *(end for pair in ends for end in pair)], left, WIDTH - _RIGHT)
     if x is None:
@@ -228,7 +228,7 @@ def _edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.arange(low - 0.5, high + 1)
     q25, q75 = np.quantile(values, [0.25, 0.75])
     width = 2 * (q75 - q25) / len(values) ** (1 / 3)
-    bins = _MOST_BINS if width <= 0 else min(_MOST_BINS, max(8, math.ceil(min((high - low) / width, _MOST_BINS))))
+    bins = _MOST_BINS if width <= (high - low) / _MOST_BINS else max(8, math.ceil((high - low) / width))
     return np.linspace(low, high, bins + 1)
 
 

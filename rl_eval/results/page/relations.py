@@ -59,7 +59,9 @@ def overview(runs: Sequence[Run], results: Sequence[EvalResult]) -> Overview | N
         for run, result in zip(runs, results, strict=True)
     ]
     means, ends = [each.mean_return for each in results], [(r.interval.low, r.interval.high) for r in results]
-    table = Table(("result", "mean return", "interval", "status", "episodes", "success"), rows)
+    columns = ("result", "mean return", "interval", "status", "episodes", "success")
+    shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+    table = Table(columns[:shown], [row[:shown] for row in rows])
     return Overview(table, forest([run.name for run in runs], means, ends), _curve(results))
 
 

@@ -135,7 +135,8 @@ def episode_frame(table: EpisodeTable) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise UsageError(
-            "to_frame() needs pandas: pip install pandas, or read the file of to_parquet() with another tool"
+            "to_frame() needs the package pandas: pip install 'rl-eval[pandas]', or read the file of to_parquet() with "
+            "another tool"
         ) from error
     import pyarrow as pa
 
