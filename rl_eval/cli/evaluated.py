@@ -1,4 +1,4 @@
-"""Options that say what is evaluated, and how: those that ``run``, ``init``, ``plan`` and ``doctor`` have."""
+"""Options that say what is evaluated, and how: those of ``run``, ``init``, ``plan``, ``doctor``, ``watch``."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Evaluated:
         ]
         if missing:
             file = "a CONFIG file, or " if takes_file else ""
+            example = f"--env {self.env or 'CartPole-v1'} --policy {self.policy or 'random'}"
             raise ConfigError(
-                f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in "
-                f"rl-eval {command} --env CartPole-v1 --policy random"
+                f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in rl-eval {command} {example}"
             )
 
     def keys(

@@ -6,19 +6,22 @@ import glob
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_config
+from rl_eval.cli.policy_source import policy_source
+from rl_eval.cli.printing import AsJson, print_json, print_note
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.config.model_files import file_digests, loads_models
-from rl_eval.config.policy_schemes import named_source
+from rl_eval.config.policy_schemes import PolicySource, named_source, schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -31,17 +34,20 @@ _IN_A_FOLDER: Final = "*.safetensors"
 """What is a checkpoint where only a folder is given."""
 
 
+@with_evaluated
 def watch(
-    config: ConfigPath,
+    evaluated: Evaluated,
+    config: OptionalConfigPath = None,
     checkpoints: Annotated[
-        list[str],
+        list[str] | None,
         argument(
             "CHECKPOINTS",
             "Folder that a training run writes *.safetensors files to, or a quoted glob of files or folders, such "
-            "as 'runs/ppo/model_*.zip'.",
+            "as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says itself what policy it is.",
         ),
-    ],
+    ] = None,
     section: Section = None,
+    trust: TrustPolicy = False,
     assignments: Assignments = None,
     key: Annotated[
         str | None,
@@ -88,11 +94,17 @@ def watch(
 ) -> None:
     """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
     with Interruption() as interruption, reported(debug):
+        config, checkpoints = _arguments(config, checkpoints)
+        if evaluated.weights is not None:
+            raise ConfigError(f"--weights {evaluated.weights}: a watch takes them from the checkpoints; leave it out")
         run_dir, pattern = _folder_and_pattern(checkpoints)
-        read = read_config(config, section, assignments)
+        if config is None:
+            evaluated = _with_policy(evaluated, run_dir, pattern)
+            evaluated.check(f"watch {checkpoints[0]!r}", assignments)
+        read = read_config(config, section, assignments, evaluated.keys(_say_nothing, assignments, trust=trust))
         settings = read.build()
         key = key or _key_of(settings.policy.policy)
-        _check_policy(read.to_dict().get("policy", {}).get("policy"), key)
+        _check_source(_source(evaluated.policy, read.to_dict().get("policy", {}).get("policy")), key)
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
@@ -131,25 +143,61 @@ def watch(
             raise typer.Exit(code)
 
 
+def _arguments(config: Path | None, checkpoints: list[str] | None) -> tuple[Path | None, list[str]]:
+    """Return CONFIG, if it is given, and CHECKPOINTS, which may be the only argument."""
+    if config is not None and not checkpoints and config.suffix not in (".yaml", ".yml"):
+        return None, [str(config)]
+    if not checkpoints:
+        raise ConfigError("CHECKPOINTS is missing: give a folder, or a glob in quotes, such as 'runs/ppo/model_*.zip'")
+    return config, checkpoints
+
+
+def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
+    """Return options with a policy: of the kind of the first checkpoint there, unless one is named."""
+    if evaluated.policy is not None:
+        return evaluated
+    first = min(folder.glob(pattern), default=None)
+    kinds = [name for name, scheme in schemes().items() if first is not None and scheme.recognises(first)]
+    if len(kinds) != 1:
+        why = "no checkpoint is there yet" if first is None else f"{first} does not tell what it is"
+        raise ConfigError(
+            f"--policy is missing, and {why}: give pkg.module:attr of what makes the module whose weights the "
+            "checkpoints hold, rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3, or CONFIG"
+        )
+    print_note(f"policy: {policy_source(f'{kinds[0]}:{first}').said}, and other checkpoints likewise")
+    return replace(evaluated, policy=f"{kinds[0]}:{first}")
+
+
+def _say_nothing(_: str) -> None:
+    """Leave out what options say of one model: there are many."""
+
+
 def _key_of(factory: object) -> str:
     """Return where checkpoints go by default: to what loads them, or to the module that a factory makes."""
     loads = loads_models(factory) and str(factory).endswith(":load_policy")
     return "policy.policy_kwargs.path" if loads else "policy.weights"
 
 
-def _check_policy(policy: object, key: str) -> None:
+def _source(option: str | None, configured: object) -> PolicySource | None:
+    """Return what the option or the config names as a model of a library; None if it names something else."""
+    if option is not None:
+        return policy_source(option)
+    return named_source(configured) if isinstance(configured, str) else None
+
+
+def _check_source(source: PolicySource | None, key: str) -> None:
     """Refuse a policy that is one model with other files, such as its normalizer: these would go with every checkpoint.
 
     Raises:
         ConfigError: It is one, and checkpoints go into its factory's arguments.
     """
-    source = named_source(policy, ()) if isinstance(policy, str) and key.startswith("policy.policy_kwargs.") else None
-    others = set(file_digests(source.factory, source.kwargs)) - {key.rpartition(".")[2]} if source else ()
-    if source and others:
+    if source is None or not key.startswith("policy.policy_kwargs."):
+        return
+    others = sorted(set(file_digests(source.factory, source.kwargs)) - {key.rpartition(".")[2]})
+    if others:
         raise ConfigError(
-            f"policy.policy is {policy!r}, one model with its own {' and '.join(sorted(others))}, which every "
-            f"checkpoint would be given: name the factory instead, as policy: {source.factory}, and in policy_kwargs "
-            "what is meant for all"
+            f"the policy is {source.said}: its own {' and '.join(others)} every checkpoint would be given. Name the "
+            f"factory instead, as policy.policy: {source.factory}, and in policy.policy_kwargs what is meant for all"
         )
 
 

@@ -94,10 +94,9 @@ def checkpoints(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two folders of checkpoints, and what is to be done with each."""
     from stable_baselines3 import PPO
 
-    for library, policy in (("eval", "rl_eval.policies.mlp:make_mlp"), ("sb3", "rl_eval.integrations.sb3:load_policy")):
-        settings = {"environment": {"env": "CartPole-v1"}, "policy": {"policy": policy}}
-        evaluation = {"runners": {"num_runners": 0}, "evaluation": {"num_episodes": 3}}
-        Path(f"{library}.yaml").write_text(yaml.safe_dump(settings | evaluation))
+    settings = {"environment": {"env": "CartPole-v1"}, "policy": {"policy": "rl_eval.policies.mlp:make_mlp"}}
+    evaluation = {"runners": {"num_runners": 0}, "evaluation": {"num_episodes": 3}}
+    Path("eval.yaml").write_text(yaml.safe_dump(settings | evaluation))
     for folder in ("ppo", "sb3"):
         Path(f"runs/{folder}").mkdir(parents=True)
     for step, name in ((1, "early"), (2, "final")):

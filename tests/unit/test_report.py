@@ -246,7 +246,9 @@ def test_a_task_has_its_own_numbers() -> None:
 def test_few_episodes_of_a_task_have_a_caption() -> None:
     result = make_result(40, info_keys=("task",))
     result.table.infos[:, 0] = np.arange(40) < 19
-    assert group_tables(result)[0].caption == "Of fewer than 20 episodes an interval is likely too narrow."
+    assert (
+        group_tables(result)[0].caption == "Of fewer than 20 episodes an interval is too narrow if returns are skewed."
+    )
 
 
 @pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])

@@ -457,7 +457,7 @@ def test_frame_has_nullable_success() -> None:
 def test_missing_pandas_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the fix."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match="pip install pandas"):
+    with pytest.raises(UsageError, match="needs the package pandas: pip install"):
         make_result(3).to_frame()
 
 

@@ -155,13 +155,31 @@ def test_student_t_interval_covers_the_truth_as_often_as_it_says(monkeypatch: py
     """For normal values it is exact at any size, so the tolerance is that of the simulation alone."""
     monkeypatch.setattr(interval, "BCA_MAX", 1)
     rng = np.random.default_rng(4)
-    assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, 6), 5.0, 2_000, 0.95) <= 0.965
+    assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, 30), 5.0, 2_000, 0.95) <= 0.965
 
 
 def test_few_values_are_labelled() -> None:
-    """A bootstrap of ten values is too narrow, and says so."""
-    assert "fewer than 20" in mean_interval(SKEWED[:19]).note
-    assert mean_interval(SKEWED[:20]).note == ""
+    """They get the ends of Student t, as a bootstrap of ten values is too narrow."""
+    found = mean_interval(SKEWED[:19], 0.9)
+    low, high = stats.t.interval(0.9, df=18, loc=SKEWED[:19].mean(), scale=stats.sem(SKEWED[:19]))
+    assert found.method == "student_t"
+    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
+    assert "fewer than 20" in found.note
+    assert (mean_interval(SKEWED[:20]).method, mean_interval(SKEWED[:20]).note) == ("bca", "")
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 10, 19])
+def test_of_few_values_an_interval_covers_the_truth_as_often_as_it_says(size: int) -> None:
+    """Also of two, by which nobody would be led to pass a requirement."""
+    rng = np.random.default_rng(size)
+    assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, size), 5.0, 2_000, 0.95) <= 0.965
+
+
+def test_a_bootstrap_of_two_values_holds_the_truth_in_half_of_all_cases() -> None:
+    """It can have no end beyond either of them."""
+    rng = np.random.default_rng(2)
+    samples = rng.normal(size=(400, 2))
+    assert 0.45 <= np.mean([0.0 in interval._bca(sample, 0.95) for sample in samples]) <= 0.6
 
 
 def test_more_confidence_is_a_wider_interval() -> None:
@@ -191,7 +209,7 @@ def test_no_interval_says_why() -> None:
         assert math.isnan(found.high)
 
 
-@pytest.mark.parametrize(("size", "confidence"), [(2, 0.95), (3, 0.8), (10, 0.99), (57, 0.95), (400, 0.8)])
+@pytest.mark.parametrize(("size", "confidence"), [(20, 0.95), (21, 0.8), (30, 0.99), (57, 0.95), (400, 0.8)])
 def test_the_bootstrap_agrees_with_scipy(size: int, confidence: float) -> None:
     """Same resamples, same interval as scipy's BCa."""
     sample = np.random.default_rng(size).exponential(size=size)

@@ -107,7 +107,75 @@ def test_one_model_is_no_way_to_load_others(folder):
     Path("c.yaml").write_text(text)
     outcome = watch_once("--as", "policy.policy_kwargs.path")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "name the factory instead" in " ".join(outcome.stderr.split())
+    assert "Name the factory instead" in " ".join(outcome.stderr.split())
+
+
+OPTIONS = ("-n", 6, "--seed", 3, "--runners", 0, "--envs-per-runner", 4)
+
+
+def watch_without_config(*args, checkpoints="run"):
+    return call("watch", checkpoints, "--once", "--poll-s", 0.02, *args)
+
+
+def test_options_say_what_a_config_says(folder):
+    """As for ``rl-eval run``; the weights are the checkpoints'."""
+    save(1)
+    by_config = watch_once("--output", "one")
+    by_options = watch_without_config(
+        *("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "--output", "two"), *OPTIONS
+    )
+    assert by_options.exit_code == by_config.exit_code == ExitCode.COMPLETE, by_options.output
+    assert curve("two")[0]["fingerprint"] == curve("one")[0]["fingerprint"]
+    assert "no --weights" not in by_options.output
+
+
+def make_models(*steps):
+    """Have files that are models of Stable-Baselines3 to whoever does not load them."""
+    for step in steps:
+        with zipfile.ZipFile(f"run/model_{step}.zip", "w") as archive:
+            archive.writestr("data", "{}")
+            archive.writestr("policy.pth", b"")
+
+
+def test_a_model_says_itself_what_policy_it_is(folder):
+    """It holds pickled objects; with a normalizer of its own it does not stand for others."""
+    make_models(1, 2)
+    asked = watch_without_config("--env", "CartPole-v1", checkpoints="run/*.zip")
+    assert asked.exit_code == ExitCode.USAGE
+    assert "policy: a model of Stable-Baselines3, run/model_1.zip, and other checkpoints likewise" in asked.stderr
+    assert "run/model_1.zip holds pickled objects" in asked.stderr
+    Path("run/model_1_vecnormalize.pkl").touch()
+    for named in ((), ("--policy", "run/model_1.zip")):
+        own = watch_without_config("--env", "CartPole-v1", "--trust", *named, checkpoints="run/*.zip")
+        assert own.exit_code == ExitCode.USAGE
+        assert "its own vecnormalize every checkpoint would be given" in own.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
+        (("c.yaml",), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
+        (("run", "--env", "CartPole-v1"), "'run/model_1.safetensors' is a file of weights alone: say what builds the"),
+        (("run/other*", "--env", "CartPole-v1"), "--policy is missing, and run/other does not tell what it is: give"),
+        (
+            ("run", "--env", "CartPole-v1", "--weights", "w.pt"),
+            "--weights w.pt: a watch takes them from the checkpoints",
+        ),
+        (("run/*.pt", "--env", "CartPole-v1"), "--policy is missing, and no checkpoint is there yet: give pkg.module"),
+        (
+            ("run/*.zip",),
+            "give a CONFIG file, or --env, as in rl-eval watch 'run/*.zip' --env CartPole-v1 --policy sb3:",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(folder, arguments, message):
+    save(1)
+    make_models(1)
+    Path("run/other").touch()
+    outcome = call("watch", *arguments, "--once")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert message in outcome.stderr
 
 
 def test_what_lies_in_a_folder_instead_is_told(folder):

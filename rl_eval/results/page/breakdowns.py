@@ -62,7 +62,7 @@ def group_tables(result: EvalResult) -> list[Table]:
         headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
         own = [(f"{value:.0f}", *_group_row(rows[column == value], result.confidence)) for value in groups]
         few = any(np.count_nonzero(column == value) < FEW for value in groups)
-        caption = f"Of fewer than {FEW} episodes an interval is likely too narrow." if few else ""
+        caption = f"Of fewer than {FEW} episodes an interval is too narrow if returns are skewed." if few else ""
         tables.append(Table(headings, own, caption))
     return tables
 

@@ -1,9 +1,9 @@
 """Confidence intervals of aggregates, and the conditions under which there is none.
 
-Mean returns get a BCa bootstrap interval (Efron 1987) while that is cheap and a Student t interval
-above; success rates get Wilson's score interval (Wilson 1927). Failed episodes have no value: with
-known bounds the interval spans from "all of them worst" to "all of them best", without bounds there is
-none. An interval that does not exist says why; it is never NaN without a word.
+Mean returns get a BCa bootstrap interval (Efron 1987), and a Student t interval where values are few, of which a
+bootstrap is too narrow, or so many that it is slow; success rates get Wilson's score interval (Wilson 1927). Failed
+episodes have no value: with known bounds the interval spans from "all of them worst" to "all of them best", without
+bounds there is none. An interval that does not exist says why; it is never NaN without a word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BCA_MAX: Final = 5_000
 """Longest sample that is bootstrapped: the cost grows with the sample, the gain over Student t shrinks."""
 
 FEW: Final = 20
-"""Below this many values a bootstrap interval is too narrow; it says so. Equal returns of fewer episodes have none."""
+"""Shortest sample that is bootstrapped: of fewer values Student t holds the truth more often, though not often enough
+where they are skewed, which it says. Equal returns of fewer episodes have no interval."""
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
@@ -89,7 +90,7 @@ def mean_interval(
             it would if all of them were worst and ends where it would if all were best.
 
     Returns:
-        BCa up to :data:`BCA_MAX` values, Student t above, or the reason why there is none.
+        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why there is none.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)
@@ -132,8 +133,10 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
     if len(sample) < 2:
         return no_interval(confidence, "no values" if not len(sample) else "one value has no spread")
     if (sample == sample[0]).all():
-        method: Method = "bca" if len(sample) <= BCA_MAX else "student_t"
+        method: Method = "bca" if FEW <= len(sample) <= BCA_MAX else "student_t"
         return Interval(float(sample[0]), float(sample[0]), confidence, method, "all equal")
+    if len(sample) < FEW:
+        return _student_t(sample, confidence, f"fewer than {FEW} values: too narrow if they are skewed")
     if len(sample) > BCA_MAX:
         return _student_t(sample, confidence, "")
     return _bca(sample, confidence)
@@ -160,8 +163,7 @@ def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     if not np.isfinite(levels).all():
         return _student_t(sample, confidence, "the BCa bootstrap has no value here")
     low, high = map(float, np.quantile(resampled, levels))
-    note = f"fewer than {FEW} values: likely too narrow" if len(sample) < FEW else ""
-    return Interval(low, high, confidence, "bca", note)
+    return Interval(low, high, confidence, "bca")
 
 
 def _resampled_means(sample: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
