@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     beside,
+    coverage,
     environments,
     faults,
     honesty,
@@ -119,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
+    held = add("coverage", "how often intervals of a mean hold it", repeat=1)
+    held.add_argument("--samples", type=_positive, default=2000, help="samples of each kind (%(default)s)")
     logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=4)
     logged.add_argument("--worlds", type=_positive, default=150, help="random tabular MDPs (%(default)s)")
     names.add_parser("tables", help="make the tables of README.md and docs/ again from benchmarks/results")
@@ -250,6 +253,7 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "policies": lambda args: policies.measure(args.only, quick=args.quick, progress=_say),
     "log": lambda args: [log_size.measure(50_000 if args.quick else args.episodes)],
     "ope": _off_policy,
+    "coverage": lambda args: coverage.measure(20 if args.quick else args.samples, _say),
     "safety": _safety,
     "beside": _beside,
     "environments": _environments,

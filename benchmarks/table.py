@@ -203,6 +203,18 @@ def log(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def coverage(rows: Sequence[Row]) -> list[Table]:
+    """How often intervals of both methods hold the true mean, a row for each number of values."""
+    kinds, shares = dict.fromkeys(row["distribution"] for row in rows), {}
+    for row in rows:
+        shares[row["values"], row["distribution"]] = f"{row['bca']:.1%} / {row['student_t']:.1%}"
+    title = f"coverage: 95 % intervals of {rows[0]['samples']:,} samples each, BCa / Student t"
+    table = _table(title, "values", *kinds)
+    for size in dict.fromkeys(row["values"] for row in rows):
+        table.add_row(str(size), *(shares[size, kind] for kind in kinds))
+    return [table]
+
+
 def off_policy(rows: Sequence[Row]) -> list[Table]:
     """Errors of estimates in random tabular MDPs, and how often their intervals hold the exact value."""
     names = (
@@ -459,6 +471,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "beside": beside,
     "environments": environments,
     "ope": off_policy,
+    "coverage": coverage,
     "multi_agent": multi_agent,
     "sampling": sampling.tables,
 }
