@@ -20,8 +20,8 @@ from rl_eval.cli.printing import AsJson, print_json, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.config.model_files import file_digests, loads_models
-from rl_eval.config.policy_schemes import PolicySource, named_source, schemes
+from rl_eval.config.model_files import loads_models
+from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
-_IN_A_FOLDER: Final = "*.safetensors"
-"""What is a checkpoint where only a folder is given."""
+_INTEGRATIONS: Final = "rl_eval.integrations."
 
 
 @with_evaluated
@@ -42,8 +41,8 @@ def watch(
         list[str] | None,
         argument(
             "CHECKPOINTS",
-            "Folder that a training run writes *.safetensors files to, or a quoted glob of files or folders, such "
-            "as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says itself what policy it is.",
+            "Folder that a training run writes *.safetensors files to, or models of Stable-Baselines3, or a quoted "
+            "glob of files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says itself what policy it is.",
         ),
     ] = None,
     section: Section = None,
@@ -97,14 +96,14 @@ def watch(
         config, checkpoints = _arguments(config, checkpoints)
         if evaluated.weights is not None:
             raise ConfigError(f"--weights {evaluated.weights}: a watch takes them from the checkpoints; leave it out")
-        run_dir, pattern = _folder_and_pattern(checkpoints)
+        run_dir, glob_given = _folder_and_pattern(checkpoints)
         if config is None:
-            evaluated = _with_policy(evaluated, run_dir, pattern)
+            evaluated = _with_policy(evaluated, run_dir, glob_given or "*")
             evaluated.check(f"watch {checkpoints[0]!r}", assignments)
         read = read_config(config, section, assignments, evaluated.keys(_say_nothing, assignments, trust=trust))
         settings = read.build()
         key = key or _key_of(settings.policy.policy)
-        _check_source(_source(evaluated.policy, read.to_dict().get("policy", {}).get("policy")), key)
+        pattern = glob_given or _pattern_of(settings.policy.policy)
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
@@ -156,10 +155,11 @@ def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
     """Return options with a policy: of the kind of the first checkpoint there, unless one is named."""
     if evaluated.policy is not None:
         return evaluated
-    first = min(folder.glob(pattern), default=None)
-    kinds = [name for name, scheme in schemes().items() if first is not None and scheme.recognises(first)]
-    if len(kinds) != 1:
-        why = "no checkpoint is there yet" if first is None else f"{first} does not tell what it is"
+    there = sorted(folder.glob(pattern))
+    found = ((path, [name for name, scheme in schemes().items() if scheme.recognises(path)]) for path in there)
+    first, kinds = next(((path, kinds) for path, kinds in found if len(kinds) == 1), (None, []))
+    if first is None:
+        why = f"{there[0]} does not tell what it is" if there else "no checkpoint is there yet"
         raise ConfigError(
             f"--policy is missing, and {why}: give pkg.module:attr of what makes the module whose weights the "
             "checkpoints hold, rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3, or CONFIG"
@@ -172,37 +172,21 @@ def _say_nothing(_: str) -> None:
     """Leave out what options say of one model: there are many."""
 
 
+def _pattern_of(factory: object) -> str:
+    """Return what is a checkpoint where only a folder is given."""
+    library = str(factory).removeprefix(_INTEGRATIONS).partition(":")[0] if loads_models(factory) else ""
+    scheme = schemes().get(library)
+    return f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}"
+
+
 def _key_of(factory: object) -> str:
     """Return where checkpoints go by default: to what loads them, or to the module that a factory makes."""
     loads = loads_models(factory) and str(factory).endswith(":load_policy")
     return "policy.policy_kwargs.path" if loads else "policy.weights"
 
 
-def _source(option: str | None, configured: object) -> PolicySource | None:
-    """Return what the option or the config names as a model of a library; None if it names something else."""
-    if option is not None:
-        return policy_source(option)
-    return named_source(configured) if isinstance(configured, str) else None
-
-
-def _check_source(source: PolicySource | None, key: str) -> None:
-    """Refuse a policy that is one model with other files, such as its normalizer: these would go with every checkpoint.
-
-    Raises:
-        ConfigError: It is one, and checkpoints go into its factory's arguments.
-    """
-    if source is None or not key.startswith("policy.policy_kwargs."):
-        return
-    others = sorted(set(file_digests(source.factory, source.kwargs)) - {key.rpartition(".")[2]})
-    if others:
-        raise ConfigError(
-            f"the policy is {source.said}: its own {' and '.join(others)} every checkpoint would be given. Name the "
-            f"factory instead, as policy.policy: {source.factory}, and in policy.policy_kwargs what is meant for all"
-        )
-
-
 def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
-    """Return the folder to look in, which need not exist yet, and the glob of what is looked for there."""
+    """Return the folder to look in, which need not exist yet, and the glob that is given, if one is."""
     if len(checkpoints) > 1:
         raise ConfigError(
             f"{len(checkpoints)} CHECKPOINTS are given, {checkpoints[0]} the first: give one folder, or one glob in "
@@ -212,7 +196,7 @@ def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
     if path.is_file():
         return path.parent, glob.escape(path.name)
     if path.is_dir() or not glob.has_magic(str(path)):
-        return path, _IN_A_FOLDER
+        return path, ""
     first = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
     return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
 

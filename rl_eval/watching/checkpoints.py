@@ -11,9 +11,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, final
 
@@ -69,6 +69,8 @@ class Snapshot:
     """128-bit xxh3 of its contents."""
     path: Path
     """The copy; it has the last part of the checkpoint's name."""
+    companions: Mapping[str, Path] = field(default_factory=dict)
+    """Copies of the files that belong to it, beside it, by the argument of the policy's factory that takes each."""
 
     @property
     def id(self) -> str:
@@ -222,34 +224,43 @@ class SnapshotStore:
         for name in (_INCOMING, _OUTGOING):
             shutil.rmtree(folder / name, ignore_errors=True)
 
-    def take(self, path: Path, info: CheckpointInfo) -> Snapshot | None:
+    def take(self, path: Path, info: CheckpointInfo, companions: Mapping[str, Path] | None = None) -> Snapshot | None:
         """Copy a checkpoint; None if it has changed or gone since the scan, maybe during the copy.
 
         A copy that is there was completed: it appears under its name with a rename.
 
+        Args:
+            path: The checkpoint.
+            info: As the scan found it.
+            companions: Files that belong to it, by a name for each.
+
         Raises:
             OSError: It is unchanged, and cannot be copied.
         """
+        companions = companions or {}
+        beside = {name: file.name for name, file in companions.items()}
         incoming = self._folder / _INCOMING
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
         copied = incoming / path.name
         try:
             copy_checkpoint(path, copied)
+            for file in companions.values():
+                shutil.copyfile(file, incoming / file.name)
         except OSError:
             # A trainer that removes a folder makes copytree collect one error per file: only its signature says why.
-            if _is_unchanged(path, info):
+            if _is_unchanged(path, info) and all(file.exists() for file in companions.values()):
                 raise
             return None
         if not _is_unchanged(path, info):
             return None
         digest = digest_of(copied)
-        (incoming / _ORIGIN).write_text(json.dumps({"info": asdict(info), "digest": digest}))
+        (incoming / _ORIGIN).write_text(json.dumps({"info": asdict(info), "digest": digest, "companions": beside}))
         home = self._folder / identify(info.name, digest)
         self._own(home.name)
         shutil.rmtree(home, ignore_errors=True)
         incoming.rename(home)
-        return Snapshot(info, digest, home / path.name)
+        return Snapshot(info, digest, home / path.name, {name: home / file for name, file in beside.items()})
 
     def found(self) -> list[Snapshot]:
         """Return the copies that are there, in order."""
@@ -280,6 +291,7 @@ def _read_origin(home: Path) -> Snapshot | None:
     try:
         origin = json.loads((home / _ORIGIN).read_text())
         info = CheckpointInfo(**origin["info"])
-        return Snapshot(info, origin["digest"], home / Path(info.name).name)
-    except (OSError, ValueError, KeyError, TypeError):
+        companions = {name: home / file for name, file in origin["companions"].items()}
+        return Snapshot(info, origin["digest"], home / Path(info.name).name, companions)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

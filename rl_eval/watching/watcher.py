@@ -27,6 +27,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.watching.best import BestCheckpoint, describe
 from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
 from rl_eval.watching.claim import OutputClaim
+from rl_eval.watching.companions import companions_of, with_companions, without_companions
 from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png, curve_rows
 from rl_eval.watching.journal import Entry, Journal, Score
 from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
@@ -91,8 +92,8 @@ class Watcher:
         stopping: Callable[[], bool],
         submitted: Callable[[EvalHandle], None],
     ) -> None:
-        self._settings = settings
         self._key = check_key(options.key)
+        self._settings = settings if self._key == WEIGHTS else without_companions(settings)
         self._retry_s = options.retry_s
         self._log = log
         self._stopping = stopping
@@ -224,7 +225,7 @@ class Watcher:
     def _stage(self, info: CheckpointInfo) -> Snapshot | None:
         """Copy a checkpoint; None if there is nothing to evaluate."""
         try:
-            snapshot = self._snapshots.take(self._folder.path(info), info)
+            snapshot = self._snapshots.take(self._folder.path(info), info, self._companions(info))
         except OSError as error:
             raise ConfigError(f"{info.name} cannot be copied to {self._output}: {error}") from error
         if snapshot is None:
@@ -240,6 +241,9 @@ class Watcher:
             self._tidy()
             return None
         return snapshot
+
+    def _companions(self, info: CheckpointInfo) -> dict[str, Path]:
+        return {} if self._key == WEIGHTS else companions_of(self._folder.path(info), self._settings)
 
     # ------------------------------------------------------------------ one checkpoint
 
@@ -417,7 +421,8 @@ class Watcher:
         return self._group
 
     def _new_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
-        self._group = EvalRunnerGroup(with_checkpoint(self._settings, self._key, str(snapshot.path)))
+        settings = with_checkpoint(self._settings, self._key, str(snapshot.path))
+        self._group = EvalRunnerGroup(with_companions(settings, snapshot.companions))
         return self._group
 
     def _stop_group(self) -> None:

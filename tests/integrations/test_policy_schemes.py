@@ -1,5 +1,6 @@
 """Schemes of policies with the frameworks that they are for: the same episodes as with their objects."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -62,6 +63,32 @@ def test_a_folder_of_the_zoo(tmp_path, monkeypatch):
     assert "vecnormalize.pkl" in said
     assert (found == returns(evaluate(CONFIG, model))).all()
     assert (run("--policy", f"sb3:{folder}", "--trust")[1] == found).all()
+
+
+@pytest.mark.parametrize("by", ["config", "options"])
+def test_each_checkpoint_of_a_watch_has_its_own_normalizer(tmp_path, monkeypatch, by):
+    """As SB3's callback saves them; also with a config that was written for one of them."""
+    import gymnasium as gym
+
+    monkeypatch.chdir(tmp_path)
+    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    model, expected = PPO("MlpPolicy", venv, n_steps=64, seed=0), []
+    Path("runs").mkdir()
+    for step in (64, 640):
+        model.learn(64, reset_num_timesteps=False)
+        model.save(f"runs/rl_model_{step}_steps.zip")
+        venv.obs_rms.mean += 0.5
+        venv.save(f"runs/rl_model_vecnormalize_{step}_steps.pkl")
+        expected.append(evaluate(CONFIG, f"sb3:runs/rl_model_{step}_steps.zip").fingerprint)
+    options = ["--env", "CartPole-v1", "-n", "4", "--trust"]
+    if by == "config":
+        written = CliRunner().invoke(app, ["init", "c.yaml", "--policy", "runs/rl_model_640_steps.zip", *options[:-1]])
+        assert written.exit_code == 0, written.output
+    arguments = ["c.yaml", "runs/*.zip"] if by == "config" else ["runs/*.zip", *options]
+    done = CliRunner().invoke(app, ["watch", *arguments, "--once", "--poll-s", "0.02", "--held-out", "0", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [point["fingerprint"] for point in json.loads(done.stdout)] == expected
+    assert len(set(expected)) == 2
 
 
 def test_a_module_of_torchrl(tmp_path, monkeypatch):

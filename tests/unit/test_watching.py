@@ -21,7 +21,15 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.config.settings import make_settings
 from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.watching import Watcher, WatchOptions, watcher
-from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, compile_step_pattern
+from rl_eval.watching.best import BestCheckpoint
+from rl_eval.watching.checkpoints import (
+    CheckpointFolder,
+    CheckpointInfo,
+    Snapshot,
+    SnapshotStore,
+    compile_step_pattern,
+)
+from rl_eval.watching.companions import companions_of, with_companions, without_companions
 from rl_eval.watching.curve import curve_png
 from rl_eval.watching.journal import Journal, Score
 from tests.unit.cli_world import call, environment, printed, start
@@ -99,15 +107,53 @@ def test_a_script_reads_the_curve_and_a_person_what_happens(folder):
     assert printed("watch", watch_once("--json").stdout) == told
 
 
-def test_one_model_is_no_way_to_load_others(folder):
-    """Its normalizer would be that of all checkpoints."""
-    Path("one.zip").write_bytes(b"")
-    Path("one_vecnormalize.pkl").write_bytes(b"")
-    text = Path("c.yaml").read_text().replace("rl_eval.policies.mlp:make_mlp", "sb3:one.zip")
-    Path("c.yaml").write_text(text)
-    outcome = watch_once("--as", "policy.policy_kwargs.path")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "Name the factory instead" in " ".join(outcome.stderr.split())
+def settings_of_models(**kwargs):
+    """Settings whose policies are models of Stable-Baselines3."""
+    factory = "rl_eval.integrations.sb3:load_policy"
+    return EvalConfig().environment("CartPole-v1").policy(factory, policy_kwargs=kwargs).build()
+
+
+def test_a_model_brings_its_own_normalizer_and_no_other_has_it(folder):
+    """Neither one that the config took from another model, nor one that it means for all."""
+    make_models(1, 2)
+    for step in (1, 2):
+        Path(f"run/model_{step}_vecnormalize.pkl").write_text(str(step))
+    models = {step: Path(f"run/model_{step}.zip").resolve() for step in (1, 2)}
+    own = {step: Path(f"run/model_{step}_vecnormalize.pkl").resolve() for step in (1, 2)}
+    plain, none = settings_of_models(), settings_of_models(vecnormalize=False)
+    assert [companions_of(models[step], plain) for step in (1, 2)] == [{"vecnormalize": own[step]} for step in (1, 2)]
+    assert companions_of(models[1], none) == {}
+    of_one = settings_of_models(path=str(models[2]), vecnormalize=str(own[2]))
+    assert without_companions(of_one).policy.policy_kwargs == {"path": str(models[2])}
+    assert without_companions(none) is none
+    shared = settings_of_models(vecnormalize=str(own[2]))
+    assert without_companions(shared) is shared
+    assert companions_of(models[2], shared) == {}
+    with pytest.raises(ConfigError, match=r"model_1.zip has its own, model_1_vecnormalize.pkl: leave it out of the"):
+        companions_of(models[1], shared)
+    Path("run/model_1_vecnormalize.pkl").rename("run/other_vecnormalize.pkl")
+    Path("run/another_vecnormalize.pkl").touch()
+    assert companions_of(models[1], shared) == {}
+    with pytest.raises(ConfigError, match="should hold one normalizer, and holds"):
+        companions_of(models[1], plain)
+    assert with_companions(plain, companions_of(models[2], plain)).policy.policy_kwargs == {"vecnormalize": str(own[2])}
+
+
+def test_what_belongs_to_a_checkpoint_is_copied_with_it(folder):
+    """The trainer may remove it; if it does so meanwhile, the next look decides."""
+    make_models(1)
+    model, beside = Path("run/model_1.zip"), Path("run/model_1_vecnormalize.pkl")
+    beside.write_text("statistics")
+    found = CheckpointFolder(Path("run"), "*.zip", compile_step_pattern(None), Path("run/eval"))
+    [info] = [found.scan(), found.scan()][1]
+    store = SnapshotStore(Path("copies"), lambda _: None)
+    taken = store.take(model, info, {"vecnormalize": beside})
+    beside.unlink()
+    assert store.found() == [taken]
+    assert taken.companions["vecnormalize"].read_text() == "statistics"
+    BestCheckpoint(Path("best")).keep(taken, {})
+    assert sorted(path.name for path in Path("best", taken.id).iterdir()) == [model.name, beside.name]
+    assert store.take(model, info, {"vecnormalize": beside}) is None
 
 
 OPTIONS = ("-n", 6, "--seed", 3, "--runners", 0, "--envs-per-runner", 4)
@@ -138,17 +184,12 @@ def make_models(*steps):
 
 
 def test_a_model_says_itself_what_policy_it_is(folder):
-    """It holds pickled objects; with a normalizer of its own it does not stand for others."""
+    """It holds pickled objects."""
     make_models(1, 2)
     asked = watch_without_config("--env", "CartPole-v1", checkpoints="run/*.zip")
     assert asked.exit_code == ExitCode.USAGE
     assert "policy: a model of Stable-Baselines3, run/model_1.zip, and other checkpoints likewise" in asked.stderr
     assert "run/model_1.zip holds pickled objects" in asked.stderr
-    Path("run/model_1_vecnormalize.pkl").touch()
-    for named in ((), ("--policy", "run/model_1.zip")):
-        own = watch_without_config("--env", "CartPole-v1", "--trust", *named, checkpoints="run/*.zip")
-        assert own.exit_code == ExitCode.USAGE
-        assert "its own vecnormalize every checkpoint would be given" in own.stderr
 
 
 @pytest.mark.parametrize(
@@ -508,9 +549,9 @@ def test_one_that_is_removed_in_time_is_no_error(folder):
     watching = make_watcher(said)
     try:
         real = watching._snapshots.take
-        watching._snapshots.take = lambda path, info: (
+        watching._snapshots.take = lambda path, info, companions: (
             path.unlink() if info.step == 2 else None,
-            real(path, info),
+            real(path, info, companions),
         )[1]
         watching.run_once(0.0)
     finally:
