@@ -45,7 +45,7 @@ def _cells(run: ListedRun) -> list[str]:
     """Return the texts of a line; a broken run has a reason after its path, and no numbers."""
     if run.status == "broken":
         return ["", run.status, "", "", "", "", f"{run.name}: {run.problem}"]
-    return [run.minute, run.status, run.count, run.mean, run.environment, run.policy, run.name]
+    return [run.minute, run.state, run.count, run.mean, run.environment, run.policy, run.name]
 
 
 def _lines(rows: list[list[str]]) -> list[str]:

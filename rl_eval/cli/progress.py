@@ -51,6 +51,8 @@ _FREQUENT_UNTIL_S: Final = 30.0
 _FREQUENT_S: Final = 0.9
 """Less than a second, which a busy machine may add to."""
 _RARE_S: Final = 5.0
+_LONG_S: Final = 10.0
+"""So long without the end of an episode, none may ever end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,8 @@ def progress_line(view: View) -> str:
 
 def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]:
     parts = [f"{progress.num_finished:,} of {progress.num_episodes:,} episodes"]
+    if not progress.num_finished and progress.seconds > _LONG_S:
+        parts.append("no episode has ended yet; evaluation.max_episode_steps limits their length")
     if mean := mean_text(progress):
         parts.append(f"mean return {mean} over the first {progress.num_prefix:,}")
     if progress.env_steps:
@@ -303,7 +307,9 @@ def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]
 def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]:
     """Say everything in the lines of a result."""
     mean = mean_text(progress)
-    over = f"over the first {counted(progress.num_prefix, 'episode')}" if mean else "not yet known"
+    long = progress.seconds > _LONG_S and not progress.num_finished
+    unknown = "no episode has ended yet; evaluation.max_episode_steps limits them" if long else "not yet known"
+    over = f"over the first {counted(progress.num_prefix, 'episode')}" if mean else unknown
     trouble = f"{progress.num_failed:,} failed   {counted(progress.num_faults, 'fault')}"
     runners = settings.runners.num_runners
     where = f"on {progress.num_runners} of {counted(runners, 'runner')}" if runners else "in this process"

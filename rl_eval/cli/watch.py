@@ -42,7 +42,8 @@ def watch(
         argument(
             "CHECKPOINTS",
             "Folder that a training run writes *.safetensors files to, or models of Stable-Baselines3, or a quoted "
-            "glob of files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says itself what policy it is.",
+            "glob of files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says "
+            "itself what policy it is.",
         ),
     ] = None,
     section: Section = None,

@@ -27,9 +27,10 @@ __all__ = ["adapt_policy", "came_from_factory", "check_files"]
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 _MAKES: Final = (
-    ". It is called to make the policy: give {!r} in policy.policy_kwargs; or, if it is itself a policy, which takes "
-    "observations, name a function that returns it"
+    ". It is called to make the policy: if it is itself a policy, which takes observations, name a function that "
+    "returns it, as in def make(): return {}"
 )
+_LACKS: Final = "; else give {!r} in policy.policy_kwargs"
 _ACTS: Final = {
     "predict": "model.predict(batch)[0]",
     "get_action": "agent.get_action(batch)",
@@ -74,10 +75,10 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if isinstance(candidate, Mapping):
         raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
     if not callable(candidate):
-        call = next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), None)
-        hint = f": give a function of a batch of observations, such as lambda batch: {call}" if call else ""
+        made = "made " if isinstance(section.policy, str) else "is "
         raise ConfigError(
-            f"policy.policy is {candidate!r}, which is neither a module, nor callable, nor a Policy{hint}"
+            f"policy.policy {made}{candidate!r}, which is neither a module, nor callable, nor a Policy"
+            + (f": give a function of a batch of observations, such as {call}" if (call := _call_of(candidate)) else "")
         )
     if not section.deterministic:
         raise ConfigError(
@@ -90,6 +91,12 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             'what it returns, or its name as "module:attr"'
         )
     return CallablePolicy(candidate)
+
+
+def _call_of(candidate: Any) -> str:
+    """Return how a function of observations calls an object that acts; empty if it is not known to."""
+    calls = (call for name, call in _ACTS.items() if callable(getattr(candidate, name, None)))
+    return f"lambda batch: {call}" if (call := next(calls, "")) else ""
 
 
 def _takes_an_argument(function: Any) -> bool:
@@ -111,8 +118,11 @@ def _to_device(module: Any, device: str) -> Any:
 
 def _from_factory(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
     factory = import_attribute("policy.policy", section.policy)
+    name = section.policy.rpartition(":")[2]
     if not callable(factory):
-        raise ConfigError(f"policy.policy is {section.policy!r}, which is not callable")
+        call = _call_of(factory)
+        makes = f"name a function that returns a policy, as in def make(): return {call or name}"
+        raise ConfigError(f"policy.policy is {section.policy!r}, which makes nothing: {makes}")
     offered = {"observation_space": observation_space, "action_space": action_space}
     parameters = inspect.signature(factory).parameters
     spaces = {
@@ -123,7 +133,8 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
             made = factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
         lacking = [name for name in _required(parameters) if name not in spaces and name not in section.policy_kwargs]
-        hint = _MAKES.format(lacking[0]) if lacking else ""
+        hint = _MAKES.format(name) if lacking or module_of(factory) is factory else ""
+        hint += _LACKS.format(lacking[0]) if lacking else ""
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
         setattr(wrong, _FROM_FACTORY, True)
         raise wrong from error

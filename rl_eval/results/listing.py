@@ -49,11 +49,18 @@ class ListedRun:
     """ISO time at which it finished; for a log, when it began."""
     problem: str = ""
     """Why a broken one cannot be read."""
+    deterministic: bool | None = None
+    """Whether the determinism check passed; None if there was none."""
 
     @property
     def name(self) -> str:
         """Its path as one line of text."""
         return _line(self.path)
+
+    @property
+    def state(self) -> str:
+        """Status, and whether episodes are known not to be a function of their seeds."""
+        return f"{self.status}, not deterministic" if self.deterministic is False else self.status
 
     @property
     def minute(self) -> str:
@@ -134,6 +141,7 @@ def _of_summary(path: Path, name: str) -> ListedRun | None:
         mean_return=_number(metrics["episode_return_mean"]),
         low=_number(interval["low"]),
         high=_number(interval["high"]),
+        deterministic=_flag(data["determinism"]["passed"]),
         **_names(provenance),
     )
 
@@ -148,6 +156,7 @@ def _of_log(path: Path, name: str) -> ListedRun:
         mean_return=result.mean_return,
         low=result.interval.low,
         high=result.interval.high,
+        deterministic=result.determinism.passed,
         **_names(result.provenance),
     )
 
@@ -177,6 +186,10 @@ def _check_records(path: Path, planned: int) -> None:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
 
 
 def _line(text: str) -> str:

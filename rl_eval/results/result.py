@@ -69,12 +69,12 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
     Args:
         table: Every record.
         limit: ``fault_tolerance.max_failed_episodes``.
-        reason: Why episodes did not run, if some did not.
+        reason: Why episodes did not finish, if some did not.
     """
     failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
     missing = int((~table.filled).sum())
     if missing:
-        reason = f"{missing} of {len(table)} episodes did not run: {reason}"
+        reason = f"{missing} of {len(table)} episodes did not finish: {reason}"
         return ("partial" if table.completed.any() else "failed"), reason
     if not failed:
         return "complete", ""

@@ -142,6 +142,7 @@ def _check_members(built: Any, what: str) -> None:
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     if _is_env_class(factory):
+        _check_arguments(factory, kwargs)
         return factory(**kwargs)
     try:
         parameters = inspect.signature(factory).parameters.values()
@@ -157,6 +158,17 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
         )
     named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
     return factory() if takes_none else factory(context, **named)
+
+
+def _check_arguments(made: type, kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(made).bind(**kwargs)
+    except TypeError as error:
+        given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
+        what = f"environment.env_kwargs {given}, but {made.__name__} takes other arguments"
+        raise ConfigError(f"{what}: {error}") from error
+    except ValueError:  # Some classes hide their signature.
+        pass
 
 
 def _is_env_class(factory: Any) -> bool:

@@ -80,7 +80,7 @@ class Score:
             return f"{self.status}: {self.reason}"
         text = f"mean return {self.mean:.6g}"
         if self.low is not None and self.high is not None:
-            text += f" (95 % interval {self.low:.6g} to {self.high:.6g})"
+            text += f" (95 % interval {self.low:.6g} to {self.high:.6g})" if self.low < self.high else " (all equal)"
         text += f" over {self.num_episodes} episodes"
         if self.status != "complete":
             text += f"; {self.status}: {self.reason}"

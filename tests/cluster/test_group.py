@@ -236,7 +236,7 @@ def test_a_group_without_runners_left_says_why() -> None:
     with EvalRunnerGroup(config_) as group:
         result = group.evaluate()
     assert result.status == "failed"
-    assert "4 of 4 episodes did not run: no runner is left" in result.reason
+    assert "4 of 4 episodes did not finish: no runner is left" in result.reason
 
 
 def test_stop_is_bounded_idempotent_and_leaves_no_process() -> None:

@@ -448,6 +448,14 @@ def test_progress_line_says_everything():
     assert progress_line(View("starting Ray", 7.0, SETTINGS)) == "starting Ray, 0:07"
 
 
+def test_that_no_episode_ends_is_said_with_what_limits_them():
+    never = progress(num_finished=0, num_prefix=0, mean_return=math.nan, half_width=math.nan, env_steps=0, seconds=11.0)
+    hint = "no episode has ended yet; evaluation.max_episode_steps limits "
+    assert hint in progress_line(View("running", 12.0, SETTINGS, never))
+    assert hint in drawn_live(View("running", 12.0, SETTINGS, never))
+    assert hint not in progress_line(View("running", 12.0, SETTINGS, progress(seconds=11.0)))
+
+
 class Drawn:
     """A display that keeps what it is given."""
 

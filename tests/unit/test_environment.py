@@ -204,9 +204,10 @@ def test_what_a_constructor_raises_is_not_disguised(env: Any) -> None:
         build(env)
 
 
-def test_wrong_kwargs_are_the_constructors_error() -> None:
-    """A keyword that the environment does not know is told in Python's own words."""
-    with pytest.raises(TypeError, match="no_such_argument"):
+def test_wrong_kwargs_are_named_with_their_key() -> None:
+    """Before the environment is built, in Python's own words."""
+    expected = "env_kwargs has no_such_argument, but Corridor takes other arguments: got an unexpected keyword"
+    with pytest.raises(ConfigError, match=expected):
         build(Corridor, {"no_such_argument": 1})
 
 

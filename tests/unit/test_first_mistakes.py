@@ -45,8 +45,20 @@ class Wide(Fine):
         return np.zeros(5, np.float32), {}
 
 
+class Levelled(Fine):
+    def __init__(self, level):
+        self.level = level
+
+
+class Agent:
+    def get_action(self, observation):
+        return 0
+
+
 live = Fine()
 number = 3
+agent = Agent()
+net = __import__("torch").nn.Linear(4, 2)
 
 
 def vague():
@@ -149,9 +161,30 @@ REFUSED = {
         {},
         [
             "policy.policy 'mistakes:policy_without_a_factory' cannot be built",
-            "give 'observations' in policy.policy_kwargs; or, if it is itself a policy",
-            "name a function that returns it",
+            "if it is itself a policy, which takes observations, name a function that returns it",
+            "as in def make(): return policy_without_a_factory; else give 'observations' in policy.policy_kwargs",
         ],
+    ),
+    "an environment without its arguments": (
+        ("environment.env=mistakes:Levelled",),
+        {},
+        ["environment.env_kwargs is empty, but Levelled takes other arguments: missing a required argument: 'level'"],
+    ),
+    "a misspelt class": (("environment.env=mistakes:Leveled",), {}, ["did you mean 'mistakes:Levelled'?"]),
+    "a module in place of what makes it": (
+        ("policy.policy=mistakes:net",),
+        {},
+        ["if it is itself a policy, which takes observations, name a function", "as in def make(): return net"],
+    ),
+    "an object in place of what makes it": (
+        ("policy.policy=mistakes:agent",),
+        {},
+        ["makes nothing: name a function that returns a policy", "def make(): return lambda batch: agent.get_action("],
+    ),
+    "a class of agents": (
+        ("policy.policy=mistakes:Agent",),
+        {},
+        ["nor a Policy: give a function of a batch of observations, such as lambda batch: agent.get_action(batch)"],
     ),
     "a negative count": (("runners.num_runners=-1",), {}, ["runners.num_runners is -1"]),
 }

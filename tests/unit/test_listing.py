@@ -14,6 +14,7 @@ from rl_eval.errors import UsageError
 from rl_eval.log import EvaluationLog
 from rl_eval.results.listing import list_runs
 from rl_eval.results.loading import load
+from rl_eval.results.page.site import RunSite
 from tests.unit.cli_world import call, make_folder
 
 
@@ -83,6 +84,17 @@ def test_a_run_is_a_line(runs):
     mean = load(runs / "result").mean_return
     assert f"complete   30         {mean:.2f} (" in lines[1]
     assert " of 30" in lines[2]
+
+
+def test_a_run_that_is_no_function_of_its_seeds_says_so(runs):
+    """Its status is complete; the page of the runs has the same words."""
+    summary = json.loads((runs / "result" / "result.json").read_text())
+    summary["determinism"] |= {"passed": False, "mismatched": [1]}
+    (runs / "result" / "result.json").write_text(json.dumps(summary))
+    assert "complete, not deterministic" in call("list", runs).stdout
+    found = listed(runs)
+    assert (found["result"].deterministic, found["some"].status) == (False, "partial")
+    assert "complete, not deterministic" in RunSite(runs).answer("/").content.decode()
 
 
 def test_the_list_as_json(runs):

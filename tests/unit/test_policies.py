@@ -483,7 +483,10 @@ def test_what_a_factory_makes_is_adapted() -> None:
         ({"policy": "make_policy"}, ["policy.policy is 'make_policy'", '"module:attr"']),
         ({"policy": "no_such_module:make"}, ["policy.policy is 'no_such_module:make'", "No module named"]),
         ({"policy": f"{__name__}:no_such"}, ["which cannot be imported", "no_such"]),
-        ({"policy": f"{__name__}:WEIGHTS"}, ["which is not callable"]),
+        (
+            {"policy": f"{__name__}:WEIGHTS"},
+            ["which makes nothing: name a function that returns a policy, as in def make(): return WEIGHTS"],
+        ),
         ({"policy": f"{__name__}:make_nothing"}, ["None", "neither a module, nor callable, nor a Policy"]),
         ({"policy": 3}, ["policy.policy is 3", "neither a module, nor callable, nor a Policy"]),
         (

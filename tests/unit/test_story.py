@@ -36,7 +36,7 @@ def result(determinism: Determinism | None = None, mismatches: tuple[int, ...] =
     faults = [fault(0, 1, 0, charged=False), fault(0, 1, 1), fault(1, 1, 0), fault(1, 2, 0)]
     table.fill(rows, np.array([[4.0], [np.nan], [np.nan]]), faults)
     return EvalResult(
-        table=table, plan=PLAN, status="partial", reason="1 of 4 episodes did not run: cancelled",
+        table=table, plan=PLAN, status="partial", reason="1 of 4 episodes did not finish: cancelled",
         timing=Timing.of_totals({}, 2), provenance={"config": {}}, audit_mismatches=mismatches,
         determinism=determinism or Determinism(),
     )  # fmt: skip
@@ -59,7 +59,7 @@ def test_every_way_to_end() -> None:
     *_, failed = story(result(), 1)
     assert (failed.kind, failed.text, failed.attempt, failed.runner) == ("failed", "out of attempts after 2", 2, None)
     _, missing = story(result(), 2)
-    assert (missing.kind, missing.text) == ("unfinished", "1 of 4 episodes did not run: cancelled")
+    assert (missing.kind, missing.text) == ("unfinished", "1 of 4 episodes did not finish: cancelled")
     _, late = story(result(), 3)
     assert late.text.endswith(", not counted, as an episode before it did not finish")
 

@@ -147,7 +147,7 @@ def _numbers(found: Comparison) -> Table:
         ("mean return of a, over the pairs", write(found.a.mean_return)),
         ("mean return of b", write(found.b.mean_return)),
         ("b minus a", write(difference.mean)),
-        ("", interval_text(difference.interval, write)),
+        ("its interval", interval_text(difference.interval, write)),
         ("sign-flip test", f"p = {difference.p_value:.2g}"),
         ("pairs", f"{found.num_pairs:,} of {found.num_planned:,} planned"),
     ]
