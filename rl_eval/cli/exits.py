@@ -174,8 +174,8 @@ PLAN_CODES: Final = """\
 \b
 Exit codes:
 0    planned
-2    usage error; or some episodes of the pilot failed; or all returned the same,
-     and --detect or --half-width is asked
+2    usage error; or some episodes of the pilot failed; or --detect or
+     --half-width is asked, and all of them returned the same
 3    the environment or the policy cannot work
 4    cluster error: the pilot's runner did not come up
 """
