@@ -290,8 +290,7 @@ def progress_line(view: View) -> str:
 
 def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]:
     parts = [f"{progress.num_finished:,} of {progress.num_episodes:,} episodes"]
-    if not progress.num_finished and progress.seconds > _LONG_S:
-        parts.append("no episode has ended yet; evaluation.max_episode_steps limits their length")
+    parts += filter(None, [_endless(progress)])
     if mean := mean_text(progress):
         parts.append(f"mean return {mean} over the first {progress.num_prefix:,}")
     if progress.env_steps:
@@ -307,8 +306,7 @@ def _progress_parts(progress: EvalProgress, settings: EvalSettings) -> list[str]
 def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]:
     """Say everything in the lines of a result."""
     mean = mean_text(progress)
-    long = progress.seconds > _LONG_S and not progress.num_finished
-    unknown = "no episode has ended yet; evaluation.max_episode_steps limits them" if long else "not yet known"
+    unknown = _endless(progress) or "not yet known"
     over = f"over the first {counted(progress.num_prefix, 'episode')}" if mean else unknown
     trouble = f"{progress.num_failed:,} failed   {counted(progress.num_faults, 'fault')}"
     runners = settings.runners.num_runners
@@ -319,6 +317,12 @@ def progress_lines(progress: EvalProgress, settings: EvalSettings) -> list[Line]
         Line("episodes", f"{progress.num_finished:,}", f"of {progress.num_episodes:,}   {trouble}"),
         Line("speed", rate, f"env steps/s   {where}" if rate else where),
     ]
+
+
+def _endless(progress: EvalProgress) -> str:
+    """Say that episodes may never end, and what limits them; empty as long as nothing speaks for it."""
+    endless = progress.seconds > _LONG_S and not progress.num_finished
+    return "no episode has ended yet; evaluation.max_episode_steps limits their length" if endless else ""
 
 
 def mean_text(progress: EvalProgress) -> str:

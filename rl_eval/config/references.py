@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from typing import Any, Final
 
 from rl_eval.errors import ConfigError
@@ -36,9 +37,8 @@ def import_attribute(key: str, path: str) -> Any:
     except (ImportError, AttributeError) as error:
         extra = _EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
         hint = f". Install it: pip install 'rl-eval[{extra}]'" if extra and isinstance(error, ImportError) else ""
-        if isinstance(error, AttributeError):
-            close = difflib.get_close_matches(attribute, vars(importlib.import_module(module_name)), n=1)
-            hint = f": did you mean '{module_name}:{close[0]}'?" if close else ""
+        if close := difflib.get_close_matches(attribute, dir(sys.modules.get(module_name)), n=1):
+            hint = f": did you mean '{module_name}:{close[0]}'?"
         if module_name.endswith(".py"):
             hint = f". It names a module, not a file: write {dotted(path)!r}"
         raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error

@@ -32,12 +32,12 @@ _MAKES: Final = (
 )
 _LACKS: Final = "; else give {!r} in policy.policy_kwargs"
 _ACTS: Final = {
-    "predict": "model.predict(batch)[0]",
-    "get_action": "agent.get_action(batch)",
-    "select_action": "agent.select_action(batch)",
-    "choose_action": "agent.choose_action(batch)",
+    "predict": "lambda batch: model.predict(batch)[0]",
+    "get_action": "lambda batch: agent.get_action(batch)",
+    "select_action": "lambda batch: agent.select_action(batch)",
+    "choose_action": "lambda batch: agent.choose_action(batch)",
 }
-"""Methods by which objects of other libraries and loops of one's own act, and how a function calls them."""
+"""Methods by which objects of other libraries and loops of one's own act, and functions that call them."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -94,9 +94,8 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
 
 
 def _call_of(candidate: Any) -> str:
-    """Return how a function of observations calls an object that acts; empty if it is not known to."""
-    calls = (call for name, call in _ACTS.items() if callable(getattr(candidate, name, None)))
-    return f"lambda batch: {call}" if (call := next(calls, "")) else ""
+    """Return the function of observations that calls an object that acts; empty if none is known."""
+    return next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), "")
 
 
 def _takes_an_argument(function: Any) -> bool:
@@ -120,8 +119,7 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     factory = import_attribute("policy.policy", section.policy)
     name = section.policy.rpartition(":")[2]
     if not callable(factory):
-        call = _call_of(factory)
-        makes = f"name a function that returns a policy, as in def make(): return {call or name}"
+        makes = f"name a function that returns a policy, as in def make(): return {_call_of(factory) or name}"
         raise ConfigError(f"policy.policy is {section.policy!r}, which makes nothing: {makes}")
     offered = {"observation_space": observation_space, "action_space": action_space}
     parameters = inspect.signature(factory).parameters

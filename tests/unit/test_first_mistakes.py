@@ -74,6 +74,7 @@ def policy_without_a_factory(observations):
 def folder(tmp_path, monkeypatch):
     make_folder(tmp_path, monkeypatch)
     (tmp_path / "mistakes.py").write_text(MISTAKES)
+    (tmp_path / "broken_module.py").write_text("import sys\n\nsys.nothing_of_that_name\n")
     monkeypatch.delitem(sys.modules, "mistakes", raising=False)
     net = torch.nn.Linear(4, 2)
     torch.save({"model": net.state_dict(), "optimizer": {"state": {}}}, "ckpt.pt")
@@ -127,6 +128,11 @@ REFUSED = {
     "no policy": (("policy.policy=null",), {}, ["policy.policy is missing"]),
     "no environment": (("environment.env=null",), {}, ["environment.env is missing", "gymnasium id"]),
     "a module that is not there": (("policy.policy=polices:make",), {}, ["policy.policy", "polices"]),
+    "a module that cannot be imported": (
+        ("policy.policy=broken_module:make",),
+        {},
+        ["cannot be imported: module 'sys' has no attribute 'nothing_of_that_name'"],
+    ),
     "a name that is not in its module": (("environment.env=mistakes:Fin",), {}, ["environment.env", "Fin"]),
     "something that builds nothing": (("environment.env=mistakes:number",), {}, ["environment.env", "callable"]),
     "weights that are not there": ((MLP, "policy.weights=best.pt"), {}, ["policy.weights", "no file 'best.pt'"]),
