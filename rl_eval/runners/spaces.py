@@ -317,6 +317,8 @@ def _other_structure(path: tuple[Any, ...], due: str, actions: Any) -> PolicyErr
 
 
 def _as_array(where: str, actions: Any) -> Array:
+    if actions is None:
+        raise PolicyError(f"the policy returned None: return {where}s, one for each observation of the batch")
     if hasattr(actions, "detach"):
         actions = actions.detach().cpu()
     try:

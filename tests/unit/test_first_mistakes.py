@@ -236,6 +236,7 @@ class GetsActions:
 LIVE = {
     "for one observation": (for_one, "takes one observation, and raises ValueError: "),
     "the same for all": (lambda _: 0, "return an action for each observation of the batch"),
+    "nothing returned": (lambda _: None, "the policy returned None: return actions, one for each observation"),
     "an object that predicts": (Predicts(), "such as lambda batch: model.predict(batch)[0]"),
     "an object that gets actions": (GetsActions(), "such as lambda batch: agent.get_action(batch)"),
     "actions with a state": (Predicts().predict, "Return the actions alone, without a state"),
