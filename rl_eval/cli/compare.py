@@ -20,11 +20,12 @@ def compare(
         bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
     ] = False,
     require: Annotated[
-        str | None,
+        list[str] | None,
         option(
             "'b >= a - 5'",
             "Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
-            "does not, and with 2 if it shows neither, or pairs are missing because a side failed.",
+            "does not, and with 2 if it shows neither, or pairs are missing because a side failed. May be repeated: "
+            "all must hold.",
         ),
     ] = None,
     fail_on: Annotated[
@@ -44,7 +45,7 @@ def compare(
         from rl_eval.results.loading import load
         from rl_eval.results.requirements import Answer, parse_difference
 
-        requirement = None if require is None else parse_difference(require)
+        requirements = [parse_difference(text) for text in require or ()]
         comparison = compare_results(load(a), load(b), force=force)
         if as_json:
             print_json(comparison.to_dict())
@@ -59,7 +60,11 @@ def compare(
             raise typer.Exit(2)
         if fail_on:
             typer.echo("b is not shown to return less than a", err=True)
-        if requirement is not None:
-            answer = Answer.OPEN if why else requirement.judge(comparison.difference.interval)
-            typer.echo(f"{requirement}: {answer.value}{why and f': {why}'}", err=True)
-            raise typer.Exit({Answer.HOLDS: 0, Answer.FAILS: 1, Answer.OPEN: 2}[answer])
+        answers = []
+        for requirement in requirements:
+            answers.append(Answer.OPEN if why else requirement.judge(comparison.difference.interval))
+            typer.echo(f"{requirement}: {answers[-1].value}{why and f': {why}'}", err=True)
+        if Answer.FAILS in answers:
+            raise typer.Exit(1)
+        if Answer.OPEN in answers:
+            raise typer.Exit(2)

@@ -111,7 +111,9 @@ def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code
     from rl_eval.results.provenance import manifest_of
 
     if read_manifest(open_storage(path)) is None:
-        raise UsageError(f"{redact_text(path)} holds a result without an evaluation log: only a run with one goes on")
+        raise UsageError(
+            f"{redact_text(path)} holds a result without an evaluation log: only a run in runs/ or in --log-dir has one"
+        )
     if not failed:
         return
     log = EvaluationLog.open(path, accept_code_change=accept_code_change)

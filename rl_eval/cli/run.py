@@ -79,7 +79,11 @@ def run(
     force: Force = False,
     assignments: Assignments = None,
     require: Annotated[
-        str | None, option("'METRIC >= X'", "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'.")
+        list[str] | None,
+        option(
+            "'METRIC >= X'",
+            "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'. May be repeated: all must hold.",
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -93,7 +97,7 @@ def run(
     with reported(debug):
         if config is None:
             evaluated.check("run", assignments)
-        requirement = None if require is None else _requirement(require)
+        requirements = [_requirement(text) for text in require or ()]
         keys = evaluated.keys(say, assignments, trust=trust)
     from rl_eval.cli.progress import make_monitor
 
@@ -106,7 +110,7 @@ def run(
         if config is None and not settings.runners.num_runners:
             say("running in this process: --runners 2 runs on two Ray actors")
         find_modules_here()
-        if requirement is not None:
+        for requirement in requirements:
             _check_metric(requirement)
         if accept_code_change and run_dir is None:
             raise ConfigError(
@@ -122,7 +126,8 @@ def run(
             monitor.close()
             place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
             deliver(result, place, quiet=quiet, as_json=as_json)
-        if code := exit_code_of(result, interruption) or _unmet(requirement, result):
+        met = [_is_met(requirement, result) for requirement in requirements]
+        if code := exit_code_of(result, interruption) or (0 if all(met) else ExitCode.REQUIREMENT):
             raise typer.Exit(code)
 
 
@@ -147,16 +152,14 @@ def _check_metric(requirement: MetricRequirement) -> None:
     requirement.check(empty.metrics)
 
 
-def _unmet(requirement: MetricRequirement | None, result: EvalResult) -> int:
-    """Say whether a result meets what was asked; return the exit code."""
-    if requirement is None:
-        return 0
+def _is_met(requirement: MetricRequirement, result: EvalResult) -> bool:
+    """Return, and say, whether a result meets what was asked."""
     from rl_eval.results.requirements import Answer
 
     answer, name = requirement.judge(result.metrics), requirement.metric
     why = f" ({result.interval.note})" if answer is Answer.OPEN and "return_ci" in name and result.interval.note else ""
     print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
-    return 0 if answer is Answer.HOLDS else ExitCode.REQUIREMENT
+    return answer is Answer.HOLDS
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:

@@ -156,17 +156,19 @@ def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
     """Return options with a policy: of the kind of the first checkpoint there, unless one is named."""
     if evaluated.policy is not None:
         return evaluated
-    there = sorted(folder.glob(pattern))
-    found = ((path, [name for name, scheme in schemes().items() if scheme.recognises(path)]) for path in there)
-    first, kinds = next(((path, kinds) for path, kinds in found if len(kinds) == 1), (None, []))
-    if first is None:
-        why = f"{there[0]} does not tell what it is" if there else "no checkpoint is there yet"
-        raise ConfigError(
-            f"--policy is missing, and {why}: give pkg.module:attr of what makes the module whose weights the "
-            "checkpoints hold, rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3, or CONFIG"
-        )
-    print_note(f"policy: {policy_source(f'{kinds[0]}:{first}').said}, and other checkpoints likewise")
-    return replace(evaluated, policy=f"{kinds[0]}:{first}")
+    why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet"
+    for path in sorted(folder.glob(pattern)):
+        try:
+            source = policy_source(str(path))
+        except ConfigError as error:
+            why = str(error)
+            continue
+        print_note(f"policy: {source.said}, and other checkpoints likewise")
+        return replace(evaluated, policy=str(path))
+    raise ConfigError(
+        f"--policy is missing, and no checkpoint says what policy it is: {why}. Give pkg.module:attr of what makes "
+        "the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3"
+    )
 
 
 def _say_nothing(_: str) -> None:

@@ -37,6 +37,8 @@ def import_attribute(key: str, path: str) -> Any:
     except (ImportError, AttributeError) as error:
         extra = _EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
         hint = f". Install it: pip install 'rl-eval[{extra}]'" if extra and isinstance(error, ImportError) else ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0] and not hint:
+            hint = ": call from the folder that has it, or name that folder in PYTHONPATH"
         if close := difflib.get_close_matches(attribute, dir(sys.modules.get(module_name)), n=1):
             hint = f": did you mean '{module_name}:{close[0]}'?"
         if module_name.endswith(".py"):

@@ -32,7 +32,7 @@ _MAKES: Final = (
 )
 _LACKS: Final = "; else give {!r} in policy.policy_kwargs"
 _ACTS: Final = {
-    "predict": "lambda batch: model.predict(batch)[0]",
+    "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
     "get_action": "lambda batch: agent.get_action(batch)",
     "select_action": "lambda batch: agent.select_action(batch)",
     "choose_action": "lambda batch: agent.choose_action(batch)",
@@ -59,6 +59,11 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         candidate = _from_factory(section, observation_space, action_space)
     elif section.policy_kwargs:
         raise ConfigError('policy.policy_kwargs are for a "module:factory", but policy.policy is a live object')
+    if inspect.isclass(candidate):
+        raise ConfigError(
+            f"policy.policy is the class {candidate.__name__}: give an object of it, or its name as "
+            f"'{candidate.__module__}:{candidate.__qualname__}', which is then made with policy.policy_kwargs"
+        )
     speaker = integration_for(candidate, "as_policy")
     if speaker is not None and not hasattr(type(candidate), "act"):
         candidate = speaker(candidate, section, observation_space, action_space)
@@ -72,14 +77,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
 
         _to_device(candidate, section.device)
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
-    if isinstance(candidate, Mapping):
-        raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
-    if not callable(candidate):
-        made = "made " if isinstance(section.policy, str) else "is "
-        raise ConfigError(
-            f"policy.policy {made}{candidate!r}, which is neither a module, nor callable, nor a Policy"
-            + (f": give a function of a batch of observations, such as {call}" if (call := _call_of(candidate)) else "")
-        )
+    _check_callable(candidate, section)
     if not section.deterministic:
         raise ConfigError(
             "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "
@@ -91,6 +89,17 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             'what it returns, or its name as "module:attr"'
         )
     return CallablePolicy(candidate)
+
+
+def _check_callable(candidate: Any, section: PolicySection) -> None:
+    if isinstance(candidate, Mapping):
+        raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
+    if not callable(candidate):
+        made = "made " if isinstance(section.policy, str) else "is "
+        raise ConfigError(
+            f"policy.policy {made}{candidate!r}, which is neither a module, nor callable, nor a Policy"
+            + (f": give a function of a batch of observations, such as {call}" if (call := _call_of(candidate)) else "")
+        )
 
 
 def _call_of(candidate: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWOR
 _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+
+_CONTEXTS: Final = ("config", "context", "env_config")
+"""What functions call their :class:`EnvContext`, which may hold an item of that name."""
 
 _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
@@ -79,7 +82,8 @@ def build_env(
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
     environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them
-    and with those that it names as keyword-only parameters, unless it takes keywords alone, or nothing.
+    and with those that it names as keyword-only parameters, unless it takes keywords alone, or nothing, or its first
+    parameter is one of the kwargs or has a number or text as default: then with the kwargs.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -149,7 +153,7 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     except (TypeError, ValueError):  # Some callables hide their signature.
         return factory(context)
     takes_none = not parameters
-    if not takes_none and all(parameter.kind in _KEYWORDS for parameter in parameters):
+    if not takes_none and (all(one.kind in _KEYWORDS for one in parameters) or _names_kwargs(parameters, kwargs)):
         return factory(**kwargs)
     if takes_none and kwargs:
         raise ConfigError(
@@ -158,6 +162,13 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
         )
     named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
     return factory() if takes_none else factory(context, **named)
+
+
+def _names_kwargs(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function's first parameter is one of ``env_kwargs``, or has a default that no context is."""
+    first = next(iter(parameters))
+    plain = isinstance(first.default, (bool, int, float, str)) and first.kind is first.POSITIONAL_OR_KEYWORD
+    return plain or (first.name in kwargs and first.name not in _CONTEXTS)
 
 
 def _check_arguments(made: type, kwargs: dict[str, Any]) -> None:

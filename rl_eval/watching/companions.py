@@ -26,15 +26,9 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
         settings: Whose policy it is; what its arguments name is meant for all checkpoints.
 
     Raises:
-        ConfigError: It has another file of its own than the arguments name, or more than one.
+        ConfigError: It has another file of its own than the arguments name.
     """
-    configured = settings.policy.policy_kwargs
-    try:
-        own = _own(model, settings.policy.policy)
-    except ConfigError:
-        if set(configured) <= {_PATH}:
-            raise
-        return {}
+    configured, own = settings.policy.policy_kwargs, _own(model, settings.policy.policy)
     for name, file in own.items():
         if _is_file(configured.get(name)) and digest_of(Path(configured[name]).expanduser()) != digest_of(file):
             raise ConfigError(
@@ -46,10 +40,8 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
 
 def without_companions(settings: EvalSettings) -> EvalSettings:
     """Return settings without the files that belong to the model that they name, in whose place checkpoints come."""
-    configured, own = settings.policy.policy_kwargs, {}
-    if _is_file(configured.get(_PATH)):
-        with suppress(ConfigError):
-            own = _own(Path(configured[_PATH]).expanduser(), settings.policy.policy)
+    configured = settings.policy.policy_kwargs
+    own = _own(Path(configured.get(_PATH) or "").expanduser(), settings.policy.policy)
     kept = {name: value for name, value in configured.items() if name not in own or Path(value) != own[name]}
     return settings if len(kept) == len(configured) else with_values(settings, policy={"policy_kwargs": kept})
 
@@ -63,12 +55,14 @@ def with_companions(settings: EvalSettings, companions: Mapping[str, Path]) -> E
 
 
 def _own(model: Path, factory: Any) -> dict[str, Path]:
+    """Return the files that plainly belong to a model; none where several may, which loading it then says to lack."""
     for scheme in schemes().values():
-        if "@" not in scheme.form and scheme.recognises(model):
-            source = scheme.source("", model, ())
-            if source.factory == factory:
-                files = file_digests(factory, source.kwargs)
-                return {name: Path(source.kwargs[name]) for name in files if name != _PATH}
+        if "@" not in scheme.form and model.exists() and scheme.recognises(model):
+            with suppress(ConfigError):
+                source = scheme.source("", model, ())
+                if source.factory == factory:
+                    files = file_digests(factory, source.kwargs)
+                    return {name: Path(source.kwargs[name]) for name in files if name != _PATH}
     return {}
 
 

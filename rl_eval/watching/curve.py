@@ -25,7 +25,7 @@ _COLUMNS: Final = (
     "step", "name", "modified", "status", "episode_return_mean", "episode_return_ci_low", "episode_return_ci_high",
     "num_episodes", "num_failed_episodes", "best", "held_out_return_mean", "held_out_return_ci_low",
     "held_out_return_ci_high", "held_out_num_episodes", "digest", "fingerprint", "evaluation", "reason",
-    "determinism", "held_out_determinism",
+    "determinism", "held_out_determinism", "interval", "held_out_interval",
 )  # fmt: skip
 
 _LINE: Final = "#1f77b4"
@@ -75,6 +75,8 @@ def _row(entry: Entry, best: str | None) -> dict[str, Any]:
         "reason": score.reason,
         "determinism": score.determinism,
         "held_out_determinism": held_out and held_out.determinism,
+        "interval": score.interval,
+        "held_out_interval": held_out and held_out.interval,
     }
 
 

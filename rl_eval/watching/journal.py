@@ -21,6 +21,7 @@ from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
 from rl_eval.records.plain import parse_json, plain
+from rl_eval.results.report.table import interval_text
 from rl_eval.results.result import EvalResult
 from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify
 
@@ -53,6 +54,8 @@ class Score:
     fingerprint: str
     determinism: str = ""
     """What the determinism check found amiss; empty if nothing."""
+    interval: str = ""
+    """The interval in words, with its method and what there is to know about it."""
 
     @classmethod
     def of(cls, result: EvalResult) -> Score:
@@ -68,6 +71,7 @@ class Score:
             first_index=result.plan.first_index,
             fingerprint=result.fingerprint,
             determinism=str(result.determinism) if result.determinism.passed is False else "",
+            interval=interval_text(result.interval, "{:.6g}".format),
         )
 
     @classmethod
@@ -78,10 +82,9 @@ class Score:
     def __str__(self) -> str:
         if self.mean is None:
             return f"{self.status}: {self.reason}"
-        text = f"mean return {self.mean:.6g}"
-        if self.low is not None and self.high is not None:
-            text += f" (95 % interval {self.low:.6g} to {self.high:.6g})" if self.low < self.high else " (all equal)"
-        text += f" over {self.num_episodes} episodes"
+        text = f"mean return {self.mean:.6g} over {self.num_episodes} episodes"
+        if self.interval:
+            text += f" ({self.interval})"
         if self.status != "complete":
             text += f"; {self.status}: {self.reason}"
         return f"{text}; {self.determinism}" if self.determinism else text

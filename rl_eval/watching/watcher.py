@@ -391,7 +391,8 @@ class Watcher:
         except Exception as error:
             # Without warm runners the factory has loaded the checkpoint; whatever else fails is not its fault.
             if self._key != WEIGHTS and came_from_factory(error):
-                raise _BadCheckpoint(_one_line(error)) from error
+                path = str(self._folder.path(snapshot.info))
+                raise _BadCheckpoint(_one_line(error).replace(str(snapshot.path), path)) from error
             raise
 
     def _wait(self, handle: EvalHandle) -> EvalResult:

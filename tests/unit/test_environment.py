@@ -211,6 +211,25 @@ def test_wrong_kwargs_are_named_with_their_key() -> None:
         build(Corridor, {"no_such_argument": 1})
 
 
+def test_a_function_that_names_its_arguments_gets_them() -> None:
+    """As in ``def make(size=1.0)``; ``config`` and ``context`` are what others call the context."""
+    made: list[Any] = []
+
+    def sized(size: Any = 1.0) -> gym.Env[Any, Any]:
+        made.append(size)
+        return gym.make("CartPole-v1")
+
+    def needing(size: Any) -> gym.Env[Any, Any]:
+        return sized(size)
+
+    def configured(config: Any = None) -> gym.Env[Any, Any]:
+        return sized(config)
+
+    for function, kwargs in ((sized, {}), (sized, {"size": 3}), (needing, {"size": 4}), (configured, {"config": 5})):
+        construct_env(EnvironmentSection(env=function, env_kwargs=kwargs), 0, 0, 1)
+    assert made == [1.0, 3, 4, {"config": 5}]
+
+
 def test_a_factory_without_arguments_is_called_without() -> None:
     """``lambda: gym.make(...)`` is what many write first; kwargs that it could not see are refused."""
     section = EnvironmentSection(env=lambda: gym.make("CartPole-v1"))

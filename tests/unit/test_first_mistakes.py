@@ -127,7 +127,11 @@ REFUSED = {
     "a result as config": ((), {"config": "array.npy"}, ["array.npy", "no text file"]),
     "no policy": (("policy.policy=null",), {}, ["policy.policy is missing"]),
     "no environment": (("environment.env=null",), {}, ["environment.env is missing", "gymnasium id"]),
-    "a module that is not there": (("policy.policy=polices:make",), {}, ["policy.policy", "polices"]),
+    "a module that is not there": (
+        ("policy.policy=polices:make",),
+        {},
+        ["policy.policy", "polices", "call from the folder that has it, or name that folder in PYTHONPATH"],
+    ),
     "a module that cannot be imported": (
         ("policy.policy=broken_module:make",),
         {},
@@ -238,6 +242,7 @@ LIVE = {
     "the same for all": (lambda _: 0, "return an action for each observation of the batch"),
     "nothing returned": (lambda _: None, "the policy returned None: return actions, one for each observation"),
     "an object that predicts": (Predicts(), "such as lambda batch: model.predict(batch)[0]"),
+    "a class": (Predicts, "is the class Predicts: give an object of it, or its name as 'tests.unit.test_first_mista"),
     "an object that gets actions": (GetsActions(), "such as lambda batch: agent.get_action(batch)"),
     "actions with a state": (Predicts().predict, "Return the actions alone, without a state"),
 }

@@ -313,7 +313,7 @@ def test_the_probe_leaves_no_trace() -> None:
         (lambda x: np.zeros((len(x), 3)), "shape (16, 3)"),
         (lambda x: np.zeros((2, len(x))), "shape (2, 16)"),
         (lambda x: np.zeros(2), "shape (2,)"),
-        (lambda x: None, "shape ()"),
+        (lambda x: None, "the policy returned None"),
         (lambda x: {"action": np.zeros((len(x), 2))}, "shape ()"),
         (lambda x: [[0.0, 1.0]] * (len(x) - 1) + [[0.0]], "is no array"),
         (lambda x: np.array([["a", "b"]] * len(x)), "dtype <U1"),

@@ -374,7 +374,7 @@ WRONG_ACTIONS = {
     "a column": (spaces.Discrete(3), np.zeros((3, 1), int), "action of shape (3, 1)"),
     "logits": (spaces.Discrete(2), np.zeros((3, 2)), "action of shape (3, 2)"),
     "one action": (spaces.Discrete(3), 1, "action of shape ()"),
-    "no action": (spaces.Discrete(3), None, "action of shape ()"),
+    "no action": (spaces.Discrete(3), None, "the policy returned None"),
     "too few dimensions": (BOX, np.zeros(3), "action of shape (3,)"),
     "too wide": (BOX, np.zeros((3, 3)), "action of shape (3, 3)"),
     "floats for integers": (spaces.Discrete(3), np.zeros(3), "dtype float64, but Discrete(3) needs integers"),
