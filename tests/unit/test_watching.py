@@ -195,7 +195,10 @@ def test_a_model_says_itself_what_policy_it_is(folder):
     [
         ((), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
         (("c.yaml",), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
-        (("run", "--env", "CartPole-v1"), "'run/model_1.safetensors' is a file of weights alone: say what"),
+        (
+            ("run/*.safetensors", "--env", "CartPole-v1"),
+            "'run/model_1.safetensors' is a file of weights alone: say what",
+        ),
         (("run/other*", "--env", "CartPole-v1"), "its kind cannot be told"),
         (
             ("run", "--env", "CartPole-v1", "--weights", "w.pt"),
@@ -204,7 +207,7 @@ def test_a_model_says_itself_what_policy_it_is(folder):
         (("run/*.pt", "--env", "CartPole-v1"), "matches '*.pt' yet. Give pkg.module:attr"),
         (
             ("run/*.zip",),
-            "give a CONFIG file, or --env, as in rl-eval watch 'run/*.zip' --env CartPole-v1 --policy sb3:",
+            "give a CONFIG file, or --env, as in rl-eval watch 'run/*.zip' --env CartPole-v1 --policy run/",
         ),
     ],
 )
