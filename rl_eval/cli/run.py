@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -126,8 +126,7 @@ def run(
             monitor.close()
             place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
             deliver(result, place, quiet=quiet, as_json=as_json)
-        met = [_is_met(requirement, result) for requirement in requirements]
-        if code := exit_code_of(result, interruption) or (0 if all(met) else ExitCode.REQUIREMENT):
+        if code := exit_code_of(result, interruption) or _unmet(requirements, result):
             raise typer.Exit(code)
 
 
@@ -150,6 +149,12 @@ def _check_metric(requirement: MetricRequirement) -> None:
         table=EpisodeTable(1), plan=EpisodePlan(1), status="partial", reason="", timing=timing, provenance={}
     )
     requirement.check(empty.metrics)
+
+
+def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int:
+    """Say of each requirement whether a result meets it; return the exit code."""
+    met = [_is_met(requirement, result) for requirement in requirements]
+    return 0 if all(met) else ExitCode.REQUIREMENT
 
 
 def _is_met(requirement: MetricRequirement, result: EvalResult) -> bool:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from rl_eval.cli.printing import AsJson, print_json, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.config.model_files import loads_models
+from rl_eval.config.model_files import library_of, loads_models
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rl_eval.watching import Watcher
 
 __all__ = ["watch"]
-
-_INTEGRATIONS: Final = "rl_eval.integrations."
 
 
 @with_evaluated
@@ -101,7 +99,8 @@ def watch(
         if config is None:
             evaluated = _with_policy(evaluated, run_dir, glob_given or "*")
             evaluated.check(f"watch {checkpoints[0]!r}", assignments)
-        read = read_config(config, section, assignments, evaluated.keys(_say_nothing, assignments, trust=trust))
+        # What the options say of one model is left out: there are many.
+        read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
         settings = read.build()
         key = key or _key_of(settings.policy.policy)
         pattern = glob_given or _pattern_of(settings.policy.policy)
@@ -171,14 +170,9 @@ def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
     )
 
 
-def _say_nothing(_: str) -> None:
-    """Leave out what options say of one model: there are many."""
-
-
 def _pattern_of(factory: object) -> str:
     """Return what is a checkpoint where only a folder is given."""
-    library = str(factory).removeprefix(_INTEGRATIONS).partition(":")[0] if loads_models(factory) else ""
-    scheme = schemes().get(library)
+    scheme = schemes().get(library_of(factory))
     return f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}"
 
 

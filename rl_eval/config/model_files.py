@@ -12,9 +12,10 @@ import xxhash
 
 from rl_eval.redaction import redact
 
-__all__ = ["changed_files", "digest_of", "file_digests", "files_in", "loads_models"]
+__all__ = ["changed_files", "digest_of", "file_digests", "files_in", "library_of", "loads_models"]
 
 _CHUNK: Final = 2**20
+_INTEGRATIONS: Final = "rl_eval.integrations."
 
 
 def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -45,7 +46,12 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
 
 def loads_models(factory: Any) -> bool:
     """Whether a factory is of our integrations: the files that another is given may be something else than a model."""
-    return isinstance(factory, str) and factory.startswith("rl_eval.integrations.")
+    return isinstance(factory, str) and factory.startswith(_INTEGRATIONS)
+
+
+def library_of(factory: Any) -> str:
+    """Return the name of our integration that a factory is of, such as ``sb3``; empty for any other."""
+    return factory.removeprefix(_INTEGRATIONS).partition(":")[0] if loads_models(factory) else ""
 
 
 def _loaded(factory: str, path: Path) -> Path | None:

@@ -167,8 +167,10 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
 def _names_kwargs(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any]) -> bool:
     """Return whether a function's first parameter is one of ``env_kwargs``, or has a default that no context is."""
     first = next(iter(parameters))
-    plain = isinstance(first.default, (bool, int, float, str)) and first.kind is first.POSITIONAL_OR_KEYWORD
-    return plain or (first.name in kwargs and first.name not in _CONTEXTS)
+    if first.kind is not first.POSITIONAL_OR_KEYWORD:
+        return False
+    named = first.name in kwargs and first.name not in _CONTEXTS
+    return named or isinstance(first.default, (bool, int, float, str))
 
 
 def _check_arguments(made: type, kwargs: dict[str, Any]) -> None:

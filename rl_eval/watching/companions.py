@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from rl_eval.config.model_files import digest_of, file_digests
+from rl_eval.config.model_files import digest_of, file_digests, library_of
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
@@ -42,7 +42,7 @@ def without_companions(settings: EvalSettings) -> EvalSettings:
     """Return settings without the files that belong to the model that they name, in whose place checkpoints come."""
     configured = settings.policy.policy_kwargs
     own = _own(Path(configured.get(_PATH) or "").expanduser(), settings.policy.policy)
-    kept = {name: value for name, value in configured.items() if name not in own or Path(value) != own[name]}
+    kept = {name: value for name, value in configured.items() if name not in own or value != str(own[name])}
     return settings if len(kept) == len(configured) else with_values(settings, policy={"policy_kwargs": kept})
 
 
@@ -56,13 +56,13 @@ def with_companions(settings: EvalSettings, companions: Mapping[str, Path]) -> E
 
 def _own(model: Path, factory: Any) -> dict[str, Path]:
     """Return the files that plainly belong to a model; none where several may, which loading it then says to lack."""
-    for scheme in schemes().values():
-        if "@" not in scheme.form and model.exists() and scheme.recognises(model):
-            with suppress(ConfigError):
-                source = scheme.source("", model, ())
-                if source.factory == factory:
-                    files = file_digests(factory, source.kwargs)
-                    return {name: Path(source.kwargs[name]) for name in files if name != _PATH}
+    scheme = schemes().get(library_of(factory))
+    if scheme is None or not model.exists() or not scheme.recognises(model):
+        return {}
+    with suppress(ConfigError):
+        source = scheme.source("", model, ())
+        files = file_digests(factory, source.kwargs)
+        return {name: Path(source.kwargs[name]) for name in files if name != _PATH}
     return {}
 
 

@@ -172,6 +172,7 @@ NOBODY = ("--address", "127.0.0.1:1")
 CASES = [
     ("run", 0, RUN),
     ("run", 1, (*RUN, *FLAKY)),
+    ("run", 1, (*RUN, *FLAKY, "--require", "known_afterwards/of_agents >= 1")),
     ("run", 2, (*RUN, *SET, "evaluation.sed=1")),
     ("run", 3, (*RUN, *FAIL)),
     ("run", 4, (*RUN, "--log-dir", "damaged")),

@@ -125,7 +125,9 @@ def test_a_model_brings_its_own_normalizer_and_no_other_has_it(folder):
     assert companions_of(models[1], none) == {}
     of_one = settings_of_models(path=str(models[2]), vecnormalize=str(own[2]))
     assert without_companions(of_one).policy.policy_kwargs == {"path": str(models[2])}
+    of_rewards = settings_of_models(path=str(models[2]), vecnormalize=False)
     assert without_companions(none) is none
+    assert without_companions(of_rewards) is of_rewards
     shared = settings_of_models(vecnormalize=str(own[2]))
     assert without_companions(shared) is shared
     assert companions_of(models[2], shared) == {}
