@@ -26,11 +26,11 @@ def list_(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the runs in a folder and below, a line each; what they hold is read, and nothing that they name runs."""
+    """List the runs in a folder and below, the latest first; what they hold is read, and nothing they name runs."""
     with reported(debug):
         from rl_eval.results.listing import list_runs
 
-        runs = list(list_runs(folder))
+        runs = list_runs(folder)
         if as_json:
             print_json([run.to_dict() for run in runs])
             return

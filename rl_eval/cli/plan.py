@@ -26,7 +26,10 @@ __all__ = ["plan"]
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""
 _FEWEST_PLANNED: Final = 2
-_NO_SPREAD: Final = "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot"
+_NO_SPREAD: Final = (
+    "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot, unless this "
+    "policy always reaches the greatest return there is"
+)
 
 
 @with_evaluated

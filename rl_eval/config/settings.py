@@ -135,6 +135,13 @@ class PolicySection(_Section):
             for name, digest in section.file_digests.items()
         }
 
+    def named_as(self, policy_kwargs: Mapping[str, Any]) -> PolicySection:
+        """Return a section that names files by other paths, with the digests of those that are loaded."""
+        section = self.model_copy(update={"policy_kwargs": policy_kwargs})
+        digests = file_digests(self.policy, self.policy_kwargs)
+        section._digests = {name: (policy_kwargs[name], digest) for name, digest in digests.items()}
+        return section
+
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:

@@ -86,8 +86,8 @@ class ListedRun:
         return described
 
 
-def list_runs(folder: str | os.PathLike[str]) -> Iterator[ListedRun]:
-    """Yield the runs in a folder and below, by path. Links are not followed, and nothing is imported.
+def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
+    """Return the runs in a folder and below, the latest first. Links are not followed, and nothing is imported.
 
     Raises:
         UsageError: There is no such folder.
@@ -96,12 +96,18 @@ def list_runs(folder: str | os.PathLike[str]) -> Iterator[ListedRun]:
         raise UsageError(
             f"{os.fspath(folder)} is no folder: give one that holds results or evaluation logs; rl-eval run makes runs/"
         )
+    found = [_listed(place, os.path.relpath(place, folder)) for place in _places(folder)]
+    return sorted(found, key=lambda run: run.when, reverse=True)
+
+
+def _places(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the folders of runs, by path."""
     for place, folders, files in os.walk(folder):
-        if not _is_run(folders, files):
+        if _is_run(folders, files):
+            folders[:] = []
+            yield Path(place)
+        else:
             folders.sort()
-            continue
-        folders[:] = []
-        yield _listed(Path(place), os.path.relpath(place, folder))
 
 
 def _is_run(folders: list[str], files: list[str]) -> bool:

@@ -44,7 +44,7 @@ class BestCheckpoint:
         home.mkdir(parents=True)
         copied = home / snapshot.path.name
         copy_checkpoint(snapshot.path, copied)
-        for file in snapshot.companions.values():
+        for file in snapshot.copies.values():
             shutil.copyfile(file, home / file.name)
         described = {"checkpoint": f"{snapshot.id}/{copied.name}", **description}
         write_text(self._folder / _FILE, json.dumps(described, indent=2, allow_nan=False) + "\n")

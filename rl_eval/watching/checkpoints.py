@@ -70,7 +70,12 @@ class Snapshot:
     path: Path
     """The copy; it has the last part of the checkpoint's name."""
     companions: Mapping[str, Path] = field(default_factory=dict)
-    """Copies of the files that belong to it, beside it, by the argument of the policy's factory that takes each."""
+    """Files that belong to it, as the trainer has them, by the argument of the policy's factory that takes each."""
+
+    @property
+    def copies(self) -> dict[str, Path]:
+        """Copies of its companions, which are beside its own."""
+        return {name: self.path.parent / file.name for name, file in self.companions.items()}
 
     @property
     def id(self) -> str:
@@ -238,7 +243,7 @@ class SnapshotStore:
             OSError: It is unchanged, and cannot be copied.
         """
         companions = companions or {}
-        beside = {name: file.name for name, file in companions.items()}
+        beside = {name: str(file) for name, file in companions.items()}
         incoming = self._folder / _INCOMING
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
@@ -260,7 +265,7 @@ class SnapshotStore:
         self._own(home.name)
         shutil.rmtree(home, ignore_errors=True)
         incoming.rename(home)
-        return Snapshot(info, digest, home / path.name, {name: home / file for name, file in beside.items()})
+        return Snapshot(info, digest, home / path.name, companions)
 
     def found(self) -> list[Snapshot]:
         """Return the copies that are there, in order."""
@@ -291,7 +296,7 @@ def _read_origin(home: Path) -> Snapshot | None:
     try:
         origin = json.loads((home / _ORIGIN).read_text())
         info = CheckpointInfo(**origin["info"])
-        companions = {name: home / file for name, file in origin["companions"].items()}
+        companions = {name: Path(file) for name, file in origin["companions"].items()}
         return Snapshot(info, origin["digest"], home / Path(info.name).name, companions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -422,9 +422,16 @@ class Watcher:
         return self._group
 
     def _new_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
-        settings = with_checkpoint(self._settings, self._key, str(snapshot.path))
-        self._group = EvalRunnerGroup(with_companions(settings, snapshot.companions))
+        copied = self._settings_of(snapshot.path, snapshot.copies)
+        theirs = self._settings_of(self._folder.path(snapshot.info), snapshot.companions)
+        self._group = EvalRunnerGroup(copied)
+        # What a result says about itself: the trainer's files, which can be looked for when the copies are gone.
+        named = copied.policy.named_as(theirs.policy.policy_kwargs)
+        self._group.settings = copied.model_copy(update={"policy": named})
         return self._group
+
+    def _settings_of(self, model: Path, companions: Mapping[str, Path]) -> EvalSettings:
+        return with_companions(with_checkpoint(self._settings, self._key, str(model)), companions)
 
     def _stop_group(self) -> None:
         if self._group is not None:

@@ -87,8 +87,16 @@ def test_each_checkpoint_of_a_watch_has_its_own_normalizer(tmp_path, monkeypatch
     arguments = ["c.yaml", "runs/*.zip"] if by == "config" else ["runs/*.zip", *options]
     done = CliRunner().invoke(app, ["watch", *arguments, "--once", "--poll-s", "0.02", "--held-out", "0", "--json"])
     assert done.exit_code == 0, done.output
-    assert [point["fingerprint"] for point in json.loads(done.stdout)] == expected
+    points = json.loads(done.stdout)
+    assert [point["fingerprint"] for point in points] == expected
     assert len(set(expected)) == 2
+    # The copies are gone, and the log names the trainer's files.
+    again = ["replay", f"runs/eval/evaluations/{points[0]['evaluation']}", "--episodes", "0-3"]
+    assert CliRunner().invoke(app, again).exit_code == 0
+    Path("runs/rl_model_vecnormalize_640_steps.pkl").replace("runs/rl_model_vecnormalize_64_steps.pkl")
+    changed = CliRunner().invoke(app, again)
+    assert changed.exit_code == 2
+    assert "the file of policy_kwargs['vecnormalize'] has digest" in changed.output
 
 
 def test_a_module_of_torchrl(tmp_path, monkeypatch):

@@ -32,7 +32,16 @@ def made(tmp_path_factory):
         shutil.copytree("all/deeper/log", "all/stopped")
         Path("all/stopped/result.json").unlink()
         (folder / "all" / "empty").mkdir()
+        date(folder / "all" / "result", 2020)
+        date(folder / "all" / "some", 2099)
     return folder / "all"
+
+
+def date(run, year):
+    """Have a run finish in a year."""
+    summary = json.loads((run / "result.json").read_text())
+    summary["provenance"]["finished_at"] = f"{year}-01-01T00:00:00+00:00"
+    (run / "result.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def listed(folder):
 def test_every_run_is_listed_with_the_numbers_of_its_result(runs):
     """Those of a complete one are in its summary, and are what loading it computes."""
     found = listed(runs)
-    assert list(found) == ["deeper/log", "result", "some", "stopped"]
+    assert sorted(found) == ["deeper/log", "result", "some", "stopped"]
     for name, run in found.items():
         result = load(runs / name)
         assert (run.status, run.planned) == (result.status, 30)
@@ -76,14 +85,14 @@ def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
 
 
 def test_a_run_is_a_line(runs):
-    """Of columns aligned with their headings, the path last."""
+    """The latest first, of columns aligned with their headings, the path last."""
     headings, *lines = call("list", runs).stdout.splitlines()
-    assert [line.split()[-1] for line in lines] == ["deeper/log", "result", "some", "stopped"]
+    assert [line.split()[-1] for line in lines] == ["some", "deeper/log", "stopped", "result"]
     named = {line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}
     assert named == {headings.index("environment")}
     mean = load(runs / "result").mean_return
-    assert f"complete   30         {mean:.2f} (" in lines[1]
-    assert " of 30" in lines[2]
+    assert f"complete   30         {mean:.2f} (" in lines[3]
+    assert " of 30" in lines[0]
 
 
 def test_a_run_that_is_no_function_of_its_seeds_says_so(runs):
@@ -99,8 +108,8 @@ def test_a_run_that_is_no_function_of_its_seeds_says_so(runs):
 
 def test_the_list_as_json(runs):
     shown = json.loads(call("list", runs, "--json").stdout)
-    assert [run["path"] for run in shown] == ["deeper/log", "result", "some", "stopped"]
-    assert shown[2]["low"] is None
+    assert [run["path"] for run in shown] == ["some", "deeper/log", "stopped", "result"]
+    assert shown[0]["low"] is None
 
 
 def test_a_run_at_work_is_listed(runs):
@@ -148,15 +157,15 @@ def test_a_log_whose_file_is_a_pipe_is_not_waited_for(runs):
     ],
 )
 def test_a_broken_run_is_a_line_with_its_reason(runs, change, reason):
-    """The others are listed as ever."""
+    """The others are listed as ever; it is the last one, having no time."""
     change(runs / "result")
     outcome = call("list", runs)
     assert outcome.exit_code == 0, outcome.output
     _, *lines = outcome.stdout.splitlines()
     assert len(lines) == 4
-    assert "broken" in lines[1]
-    assert "result: " in lines[1]
-    assert reason in lines[1]
+    assert "broken" in lines[3]
+    assert "result: " in lines[3]
+    assert reason in lines[3]
 
 
 def test_a_damaged_log_is_a_line_with_its_reason(runs):
@@ -174,15 +183,15 @@ def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
     _, *lines = call("list", runs).stdout.splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
-    assert "[31mred broken /etc" in lines[1]
-    assert len(lines[1]) < 1_000
+    [line] = [line for line in lines if "[31mred broken /etc" in line]
+    assert len(line) < 1_000
 
 
 def test_links_are_not_followed(runs):
     """A link to the newest run lists it once, and one that leads up lists nothing for ever."""
     (runs / "latest").symlink_to(runs / "result")
     (runs / "up").symlink_to(runs.parent)
-    assert list(listed(runs)) == ["deeper/log", "result", "some", "stopped"]
+    assert sorted(listed(runs)) == ["deeper/log", "result", "some", "stopped"]
 
 
 def test_a_folder_without_runs_and_no_folder(tmp_path):
@@ -194,4 +203,4 @@ def test_a_folder_without_runs_and_no_folder(tmp_path):
     assert outcome.exit_code == ExitCode.USAGE
     assert "nowhere is no folder" in outcome.stderr
     with pytest.raises(UsageError):
-        next(list_runs(tmp_path / "nowhere"))
+        list_runs(tmp_path / "nowhere")

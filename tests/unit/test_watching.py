@@ -150,7 +150,8 @@ def test_what_belongs_to_a_checkpoint_is_copied_with_it(folder):
     taken = store.take(model, info, {"vecnormalize": beside})
     beside.unlink()
     assert store.found() == [taken]
-    assert taken.companions["vecnormalize"].read_text() == "statistics"
+    assert taken.companions == {"vecnormalize": beside}
+    assert taken.copies["vecnormalize"].read_text() == "statistics"
     BestCheckpoint(Path("best")).keep(taken, {})
     assert sorted(path.name for path in Path("best", taken.id).iterdir()) == [model.name, beside.name]
     assert store.take(model, info, {"vecnormalize": beside}) is None

@@ -82,7 +82,7 @@ class RunSite:
 
     def _list(self) -> int:
         """Look for runs, and give the newest ids; return how many there are."""
-        runs = sorted(list_runs(self._folder), key=lambda run: run.when, reverse=True)
+        runs = list_runs(self._folder)
         self._listed = {_id(run): run for run in runs[:_MOST_ROWS]}
         return len(runs)
 
