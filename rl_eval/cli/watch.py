@@ -96,8 +96,10 @@ def watch(
         if evaluated.weights is not None:
             raise ConfigError(f"--weights {evaluated.weights}: a watch takes them from the checkpoints; leave it out")
         run_dir, glob_given = _folder_and_pattern(checkpoints)
+        look_s = None if once else poll_s
+        tell = partial(_tell, err=as_json)
         if config is None:
-            evaluated = _with_policy(evaluated, run_dir, glob_given or "*")
+            evaluated = _with_policy(evaluated, run_dir, glob_given or "*", look_s, tell)
             evaluated.check(f"watch {checkpoints[0]!r}", assignments)
         # What the options say of one model is left out: there are many.
         read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
@@ -108,8 +110,7 @@ def watch(
         from rl_eval.watching import Watcher, WatchOptions
 
         place = run_dir / "eval" if output is None else output
-        tell = partial(_tell, err=as_json)
-        _wait_for(run_dir, pattern, place, None if once else poll_s, tell)
+        _wait_for(run_dir, pattern, place, look_s, tell)
         options = WatchOptions(
             run_dir=run_dir,
             pattern=pattern,
@@ -151,10 +152,42 @@ def _arguments(config: Path | None, checkpoints: list[str] | None) -> tuple[Path
     return config, checkpoints
 
 
-def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
-    """Return options with a policy: of the kind of the first checkpoint there, unless one is named."""
+def _with_policy(
+    evaluated: Evaluated, folder: Path, pattern: str, poll_s: float | None, tell: Callable[[str], None]
+) -> Evaluated:
+    """Return options with a policy: of the kind of the first checkpoint there, unless one is named.
+
+    Args:
+        evaluated: The options.
+        folder: Where checkpoints come.
+        pattern: What is looked for there.
+        poll_s: Seconds between two looks for the first one; None to look once.
+        tell: Takes a line for the user.
+
+    Raises:
+        ConfigError: Nothing that is there says it.
+    """
     if evaluated.policy is not None:
         return evaluated
+    waits, said = poll_s is not None and not any(folder.glob(pattern)), ""
+    while isinstance(found := _first_known(folder, pattern), str):
+        if not waits:
+            raise ConfigError(
+                f"--policy is missing, and no checkpoint says what policy it is: {found}. Give pkg.module:attr of what "
+                "makes the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of "
+                "Stable-Baselines3"
+            )
+        if found != said:
+            tell(f"waiting for a checkpoint that says what policy it is: {found}")
+            said = found
+        time.sleep(poll_s or 0)
+    path, kind = found
+    print_note(f"policy: {kind}, and other checkpoints likewise")
+    return replace(evaluated, policy=str(path))
+
+
+def _first_known(folder: Path, pattern: str) -> tuple[Path, str] | str:
+    """Return the first checkpoint that says what policy it is, with that in words, or why none does."""
     why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet"
     for path in sorted(folder.glob(pattern)):
         try:
@@ -162,12 +195,8 @@ def _with_policy(evaluated: Evaluated, folder: Path, pattern: str) -> Evaluated:
         except ConfigError as error:
             why = str(error)
             continue
-        print_note(f"policy: {source.said}, and other checkpoints likewise")
-        return replace(evaluated, policy=str(path))
-    raise ConfigError(
-        f"--policy is missing, and no checkpoint says what policy it is: {why}. Give pkg.module:attr of what makes "
-        "the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3"
-    )
+        return path, source.said
+    return why
 
 
 def _pattern_of(factory: object) -> str:

@@ -139,7 +139,8 @@ class PolicySection(_Section):
         """Return a section that names files by other paths, with the digests of those that are loaded."""
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
         digests = file_digests(self.policy, self.policy_kwargs)
-        section._digests = {name: (policy_kwargs[name], digest) for name, digest in digests.items()}
+        named = {name: (policy_kwargs[name], digest) for name, digest in digests.items()}
+        section._digests = named  # noqa: SLF001 - of this class
         return section
 
     @model_validator(mode="before")

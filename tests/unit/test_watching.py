@@ -17,6 +17,7 @@ from waiting import eventually
 
 from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
+from rl_eval.cli.evaluated import Evaluated
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.settings import make_settings
 from rl_eval.errors import ConfigError, LogOwned
@@ -760,6 +761,32 @@ def test_a_folder_that_is_not_there_is_waited_for_and_not_made(folder, monkeypat
     watch._wait_for(Path("later"), "*.safetensors", Path("later/eval"), 3.0, print)
     assert looks == [3.0, 3.0]
     watch._wait_for(Path("never"), "*.safetensors", Path("eval"), 3.0, print)
+
+
+def test_the_first_checkpoint_is_waited_for_where_it_says_what_policy_it_is(folder, monkeypatch, capsys):
+    """Also while it is half-written; where something else is there already, nobody waits for ever."""
+    watch, said = sys.modules["rl_eval.cli.watch"], []
+
+    def train(_):
+        if (model := Path("later/model_1.zip")).exists():
+            model.unlink()
+            make_models(1)
+            Path("run/model_1.zip").rename(model)
+        else:
+            model.parent.mkdir()
+            model.write_bytes(b"PK")
+
+    monkeypatch.setattr(watch.time, "sleep", train)
+    found = watch._with_policy(Evaluated(env="CartPole-v1"), Path("later"), "*.zip", 3.0, said.append)
+    assert found.policy == "later/model_1.zip"
+    assert "a model of Stable-Baselines3" in capsys.readouterr().err
+    assert [line.partition(": ")[0] for line in said] == ["waiting for a checkpoint that says what policy it is"] * 2
+    assert "matches '*.zip' yet" in said[0]
+    with pytest.raises(ConfigError, match="--policy is missing"):
+        watch._with_policy(Evaluated(env="CartPole-v1"), Path("run"), "*.csv", None, said.append)
+    Path("run/log.csv").touch()
+    with pytest.raises(ConfigError, match="--policy is missing"):
+        watch._with_policy(Evaluated(env="CartPole-v1"), Path("run"), "*.csv", 3.0, said.append)
 
 
 def test_a_model_of_another_library_says_which_option_takes_it(folder):
