@@ -57,7 +57,8 @@ def doctor(
         find_modules_here()
         report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
         given = config is not None or assignments or evaluated != Evaluated()
-        if evaluated.env and config is None and not evaluated.policy and not assignments:
+        named = evaluated.policy or any(text.startswith("policy.policy=") for text in assignments or ())
+        if evaluated.env and config is None and not named:
             evaluated = replace(evaluated, policy="random")
         if given and config is None:
             evaluated.check("doctor", assignments)

@@ -122,6 +122,8 @@ def run(
                 place = claimed_folder(output, log_dir, force=force)
                 given = partial(deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
+                if result.num_failed and log_dir is not None:
+                    say(f"rl-eval retry {log_dir} runs what failed again")
         else:
             monitor.close()
             place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)

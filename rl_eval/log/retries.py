@@ -36,7 +36,7 @@ class Retry:
 
     def __str__(self) -> str:
         named = ", ".join(map(str, self.indices[:_SHOWN])) + (", ..." if len(self.indices) > _SHOWN else "")
-        return f"{len(self.indices):,} failed episodes were run again, as asked on {self.asked_at}: {named}"
+        return f"failed episodes were run again, as asked on {self.asked_at}: {len(self.indices):,}, with index {named}"
 
 
 def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Sequence[Retry]) -> Retry:

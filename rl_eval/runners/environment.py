@@ -174,14 +174,16 @@ def _names_kwargs(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any
 
 
 def _check_arguments(made: type, kwargs: dict[str, Any]) -> None:
-    try:
-        inspect.signature(made).bind(**kwargs)
-    except TypeError as error:
-        given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
-        what = f"environment.env_kwargs {given}, but {made.__name__} takes other arguments"
-        raise ConfigError(f"{what}: {error}") from error
-    except ValueError:  # Some classes hide their signature.
-        pass
+    with suppress(ValueError):  # Some classes hide their signature.
+        signature = inspect.signature(made)
+        try:
+            signature.bind(**kwargs)
+        except TypeError as error:
+            given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
+            what = (
+                f"environment.env_kwargs {given}, but {made.__name__} takes {', '.join(signature.parameters) or 'none'}"
+            )
+            raise ConfigError(f"{what}: {error}") from error
 
 
 def _is_env_class(factory: Any) -> bool:

@@ -791,7 +791,7 @@ def test_without_a_config_the_machine_is_checked(folder):
 
 @pytest.mark.process
 def test_an_environment_alone_is_checked_with_random_actions(folder):
-    outcome = call("--env", "CartPole-v1")
+    outcome = call("--env", "CartPole-v1", "--set", "environment.env_kwargs.sutton_barto_reward=true")
     assert outcome.exit_code == 0, outcome.output
     assert "policy: uniform random actions" in outcome.stderr
     assert "environment" in outcome.stdout.splitlines()

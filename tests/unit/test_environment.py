@@ -206,7 +206,7 @@ def test_what_a_constructor_raises_is_not_disguised(env: Any) -> None:
 
 def test_wrong_kwargs_are_named_with_their_key() -> None:
     """Before the environment is built, in Python's own words."""
-    expected = "env_kwargs has no_such_argument, but Corridor takes other arguments: got an unexpected keyword"
+    expected = "env_kwargs has no_such_argument, but Corridor takes length, table: got an unexpected keyword"
     with pytest.raises(ConfigError, match=expected):
         build(Corridor, {"no_such_argument": 1})
 

@@ -178,7 +178,7 @@ REFUSED = {
     "an environment without its arguments": (
         ("environment.env=mistakes:Levelled",),
         {},
-        ["environment.env_kwargs is empty, but Levelled takes other arguments: missing a required argument: 'level'"],
+        ["environment.env_kwargs is empty, but Levelled takes level: missing a required argument: 'level'"],
     ),
     "a misspelt class": (("environment.env=mistakes:Leveled",), {}, ["did you mean 'mistakes:Levelled'?"]),
     "a module in place of what makes it": (

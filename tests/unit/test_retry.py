@@ -33,7 +33,9 @@ def faulty(attempts, *rates):
 @pytest.fixture
 def flaky(folder):
     """A run in which some episodes failed twice; nothing fails a third time."""
-    assert call("run", "toy.yaml", "--log-dir", "runs", *faulty(2, 0.4, 0.6)).exit_code == ExitCode.PARTIAL
+    outcome = call("run", "toy.yaml", "--log-dir", "runs", *faulty(2, 0.4, 0.6))
+    assert outcome.exit_code == ExitCode.PARTIAL
+    assert "rl-eval retry runs runs what failed again" in outcome.stderr
     return load("runs")
 
 
@@ -51,7 +53,7 @@ def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
     assert found.status == "complete"
     faults = [sorted((fault.index, fault.attempt) for fault in result.faults) for result in (found, whole)]
     assert faults[0] == faults[1]
-    assert f"{flaky.num_failed} failed episodes were run again" in " ".join(found.notes)
+    assert f": {flaky.num_failed}, with index " in " ".join(found.notes)
     saved = json.loads(Path("runs/result.json").read_text())
     assert saved["fingerprint"] == found.fingerprint
 
