@@ -494,7 +494,7 @@ class EvalRunner(WorkerInterface):
             self._lanes, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
         )
         self._lifetime["env_steps"] += report.env_steps
-        inference.observations.forget_notes()
+        inference.forget_notes()
         return report
 
     # ------------------------------------------------------------------ construction

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from copy import copy
 from typing import Any, Final
 
 import gymnasium as gym
@@ -36,6 +37,10 @@ Array = npt.NDArray[Any]
 _BATCHED: Final = (
     "policy.inference is batched: each forward pass has the rows that are live, so the last bits of an action may "
     "depend on the number of runners and lanes and on faults"
+)
+_CLIPPED: Final = (
+    "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "
+    "policy.actions=none the environment gets them as they are"
 )
 
 
@@ -83,8 +88,7 @@ class Inference:
         """What records whole sweeps; None where observations or actions are nested."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
-        self.notes: tuple[str, ...] = ()
-        """What a reader of the result needs to know about how the policy is computed."""
+        self._verdict: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------ episodes
 
@@ -254,6 +258,18 @@ class Inference:
         if self._state is not None:
             tree.map_structure(lambda ours, new: assign_rows(ours, slice(start, stop), new), self._state, state)
 
+    # ------------------------------------------------------------------ notes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result needs to know about how the policy is computed, and its actions are used."""
+        return (*self._verdict, _CLIPPED) if self._reader.clipped else self._verdict
+
+    def forget_notes(self) -> None:
+        """Note again what episodes showed before."""
+        self._reader.clipped = False
+        self.observations.forget_notes()
+
     # ------------------------------------------------------------------ the probe
 
     def probe(self) -> None:
@@ -267,20 +283,20 @@ class Inference:
             probe = Probe(
                 self._policy,
                 self.observations,
-                self._reader,
+                copy(self._reader),  # Actions for made-up observations may be clipped.
                 self._fresh_state,
                 deterministic=self._deterministic,
                 allow_nondeterministic=self._allow_nondeterministic,
             )
             if self._batched:
                 probe.check_shapes()
-                self._chunk, self.notes = 1, (_BATCHED,)
+                self._chunk, self._verdict = 1, (_BATCHED,)
                 self.numerics = {"reference": "batched", "outputs": ""} | self._machine()
                 return
             found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
         self._overwrites = found.overwrites
-        self.notes = found.notes
+        self._verdict = found.notes
         self.numerics = {
             "reference": "row" if found.verdict == "row" else f"block of {BLOCK}",
             "outputs": found.outputs,

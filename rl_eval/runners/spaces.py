@@ -19,6 +19,8 @@ _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
 _LOOK_EVERY: Final = 17
 """Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
+_ROUNDING: Final = 1e-5
+"""Share of a bound by which a float32 that was mapped onto it may miss it."""
 _EACH: Final = ": return an action for each observation of the batch"
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -235,6 +237,8 @@ class ActionReader:
 
     def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
         self.structure = _nested(space, "action_space")
+        self.clipped = False
+        """Whether a live row was outside of the bounds, by more than rounding; whoever notes that sets it back."""
         self._mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
         for leaf in tree.flatten(self.structure):
@@ -304,7 +308,9 @@ class ActionReader:
         if self._mode == "unsquash":
             array = leaf.low + (array.astype(np.float64) + 1.0) * 0.5 * (leaf.high.astype(np.float64) - leaf.low)
         if self._mode != "none":
-            array = np.clip(array, leaf.low, leaf.high)
+            array, given = np.clip(array, leaf.low, leaf.high), array
+            if not self.clipped and (array != given)[live].any():
+                self.clipped = not np.allclose(array[live], given[live], rtol=_ROUNDING, atol=_ROUNDING)
         return array.astype(leaf.dtype, copy=False)
 
 

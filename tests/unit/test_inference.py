@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.policies.function import CallablePolicy
@@ -642,3 +643,31 @@ def test_a_policy_that_is_unavailable_is_no_episodes_fault(make: Any) -> None:
     with pytest.raises(PolicyUnavailable, match="server gone"):
         inference.act()
     assert len(policy.sizes) == 1
+
+
+# ------------------------------------------------------------------------------ clipped actions
+
+
+class Push(nn.Module):
+    """A policy of one number, far beyond all bounds for what no environment observes."""
+
+    def __init__(self, force: float) -> None:
+        super().__init__()
+        self.force = nn.Parameter(torch.tensor(force))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        made_up = (observations[:, :1] ** 2 + observations[:, 1:2] ** 2 - 1).abs() > 0.01
+        return torch.where(made_up, 99.0, self.force.expand(len(observations), 1))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_result_says_that_actions_were_clipped(lanes: int) -> None:
+    """Those of its own evaluation; the observations that a probe makes up do not count."""
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=3)
+    config.runners(num_envs_per_runner=lanes).policy(Push(2.0))
+    with EvalRunnerGroup(config) as group:
+        clipped = []
+        for force in (2.0, 2.5, -1.0):
+            group.sync_weights(Push(force))
+            clipped.append(any("clipped" in note for note in group.evaluate().notes))
+    assert clipped == [False, True, False]

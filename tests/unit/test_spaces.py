@@ -341,6 +341,18 @@ def test_clip_puts_actions_into_the_bounds() -> None:
     assert ActionReader(half, "clip").read(np.full((ROWS, 2), -7.0), ALL).tolist() == [[0, -7]] * ROWS
 
 
+@pytest.mark.parametrize("mode", ["clip", "unsquash", "none"])
+def test_a_reader_tells_that_it_clipped(mode: str) -> None:
+    """Of rows that count, and not by rounding alone; who passes actions on does not clip."""
+    reader = ActionReader(spaces.Box(-1, 1, (2,), np.float32), mode)  # type: ignore[arg-type]
+    inside = np.full((ROWS, 2), 1 + 1e-7)
+    outside, first = inside.copy(), np.arange(ROWS) == 0
+    outside[0, 1] = 1.2
+    for actions, live, expected in [(inside, ALL, False), (outside, ~first, False), (outside, first, mode != "none")]:
+        reader.read(actions, live)
+        assert reader.clipped == expected
+
+
 def test_unsquash_maps_minus_one_to_one_onto_the_bounds() -> None:
     """-1 is the low bound, 1 the high one, 0 the middle; beyond them is clipped."""
     read = ActionReader(BOX, "unsquash").read(np.array([[-1.0, -1.0], [1.0, 3.0], [0.0, 0.5]]), ALL)

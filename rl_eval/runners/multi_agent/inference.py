@@ -234,16 +234,19 @@ class AgentsInference:
     def forget_notes(self) -> None:
         """Note again what was noted before."""
         for inference in self._inferences():
-            inference.observations.forget_notes()
+            inference.forget_notes()
 
     # ------------------------------------------------------------------ the probe
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result needs to know about how each policy is computed."""
-        if len(self._policies) == 1:
-            return next(iter(self._policies.values()))[0].notes
-        return tuple(f"policy {name!r}: {note}" for name, pages in self._policies.items() for note in pages[0].notes)
+        found = {
+            name: dict.fromkeys(note for page in pages for note in page.notes) for name, pages in self._policies.items()
+        }
+        if len(found) == 1:
+            return tuple(*found.values())
+        return tuple(f"policy {name!r}: {note}" for name, notes in found.items() for note in notes)
 
     def probe(self) -> None:
         """Probe every policy, and write the numerics key.
