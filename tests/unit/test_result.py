@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
-from rl_eval.results.report.table import decimals, number
+from rl_eval.results.report.table import decimals, ends_of, number
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.stats import aggregate, mean_interval, success_interval
 from rl_eval.scheduling.plan import EpisodePlan
@@ -165,6 +165,13 @@ def test_metrics_always_have_the_same_keys() -> None:
     for result in (make_result(5), some, all_failed, make_result(5, missing=[0]), make_result(1)):
         assert set(result.metrics) == METRICS
         assert all(isinstance(value, int | float) for value in result.metrics.values())
+
+
+def test_episodes_that_end_in_both_ways_are_counted_once() -> None:
+    """The two shares may be more than 100 % together, and then a third one says why."""
+    shares = {"terminated": "60.0 %", "truncated": "45.0 %"}
+    assert ends_of({"terminated_rate": 0.6, "truncated_rate": 0.45}) == {**shares, "both": "5.0 %"}
+    assert "both" not in ends_of(make_result(5).metrics)
 
 
 @pytest.mark.parametrize("count", [2, 19, 20])

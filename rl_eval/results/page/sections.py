@@ -19,6 +19,7 @@ from rl_eval.results.page.plots import Bar, Plot, histogram, running_mean, time_
 from rl_eval.results.report.metrics import episode_seconds
 from rl_eval.results.report.table import (
     decimals,
+    ends_of,
     environment_name,
     interval_text,
     lookup,
@@ -202,7 +203,7 @@ def _numbers(result: EvalResult) -> tuple[Table, Table]:
     if gamma not in ("", "1.0"):
         named[f"discounted by {gamma}"] = shown["discounted_return_mean"]
     rows = [(name, number(value, places)) for name, value in named.items()]
-    rows += [("terminated", percent(shown["terminated_rate"])), ("truncated", percent(shown["truncated_rate"]))]
+    rows += ends_of(shown).items()
     half = len(rows) // 2
     return Table((), rows[:half]), Table((), rows[half:])
 

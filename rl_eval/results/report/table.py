@@ -43,6 +43,8 @@ _SETTINGS: Final = 8
 """Differing settings that a comparison shows."""
 _NAMED: Final = ("policy", "policy_kwargs.path")
 """Settings that a policy's name stands for."""
+_LEAST_SHOWN: Final = 0.0005
+"""Share that is no longer written as 0.0 %."""
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 
 
@@ -94,6 +96,14 @@ def number(value: float, places: int = 2) -> str:
     if math.isfinite(value) and (abs(value) >= 1e12 or places > 8):
         return f"{value:.4g}"
     return f"{value:,.{places}f}"
+
+
+def ends_of(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Write how episodes ended: each does in one way at least, and some in both."""
+    terminated, truncated = metrics["terminated_rate"], metrics["truncated_rate"]
+    shown = {"terminated": percent(terminated), "truncated": percent(truncated)}
+    both = terminated + truncated - 1
+    return shown | {"both": percent(both)} if both >= _LEAST_SHOWN else shown
 
 
 def percent(value: float) -> str:
@@ -169,10 +179,9 @@ def _length_lines(result: EvalResult) -> list[Line]:
     if not result.aggregates.count:
         return []
     ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
-    how = {"terminated": percent(shown["terminated_rate"]), "truncated": percent(shown["truncated_rate"])}
     return [
         Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{columns([ends])[0]}"),
-        Line("", "", columns([how])[0]),
+        Line("", "", columns([ends_of(shown)])[0]),
     ]
 
 
