@@ -24,8 +24,8 @@ def compare(
         option(
             "'b >= a - 5'",
             "Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
-            "does not, and with 2 if it shows neither, or pairs are missing because a side failed. May be repeated: "
-            "all must hold.",
+            "does not, and with 2 if it shows neither, or pairs are missing because a side failed or was ended early. "
+            "May be repeated: all must hold.",
         ),
     ] = None,
     fail_on: Annotated[
@@ -33,7 +33,7 @@ def compare(
         typer.Option(
             show_default=False,
             help="Exit with 1 if b is shown to return less than a, and with 2 if pairs are missing because a side "
-            "failed, or are too few to show anything.",
+            "failed or was ended early, or are too few to show anything.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -60,7 +60,7 @@ def compare(
             raise typer.Exit(2)
         if fail_on:
             typer.echo("b is not shown to return less than a", err=True)
-        answers = []
+        answers, why = [], why or comparison.unbounded
         for requirement in requirements:
             answers.append(Answer.OPEN if why else requirement.judge(comparison.difference.interval))
             typer.echo(f"{requirement}: {answers[-1].value}{why and f': {why}'}", err=True)

@@ -58,8 +58,13 @@ class Evaluated:
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions, instead of the most likely ones.")
-    ] = False
+        bool | None,
+        typer.Option(
+            "--stochastic/--deterministic",
+            show_default=False,
+            help="Sample actions, or take the most likely ones; by default as CONFIG says, and without one the latter.",
+        ),
+    ] = None
     seed: Annotated[int | None, option("S", "Root seed of the plan.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
 
@@ -110,7 +115,7 @@ class Evaluated:
             say(f"policy: no --weights are given, so it has those that {keys['policy.policy']} makes, if any")
         flags = {
             "policy.weights": None if weights is None else absolute(weights),
-            "policy.deterministic": False if self.stochastic else None,
+            "policy.deterministic": None if self.stochastic is None else not self.stochastic,
             **{f"{section}.{name}": getattr(self, name) for section, names in _KEYS.items() for name in names},
         }
         return keys | {key: flag for key, flag in flags.items() if flag is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.cli.signals import Interrupted
-from rl_eval.errors import ClusterError, EvalError, UsageError
+from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines
 
@@ -240,9 +241,20 @@ def reported(debug: bool) -> Iterator[None]:
         raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise
-    except Exception:
-        _print_traceback()
-        raise typer.Exit(ExitCode.BUG) from None
+    except Exception as error:
+        said = _of_a_factory(error)
+        if debug or not said:
+            _print_traceback()
+        if said:
+            _print_error(said)
+        raise typer.Exit(ExitCode.FAILED if said else ExitCode.BUG) from None
+
+
+def _of_a_factory(error: Exception) -> str:
+    """Return what to say of an error that the factory of a policy raised; empty for any other."""
+    policies = sys.modules.get("rl_eval.policies")  # Without it there was none.
+    known = policies is not None and policies.came_from_factory(error)
+    return f"the policy cannot be made: {summary_of(error)}; with -v there is its traceback" if known else ""
 
 
 def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:

@@ -161,16 +161,11 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
         run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
         force: Whether any result may be replaced.
     """
-    from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
+    from rl_eval.results.report.files import RESULT_FILE, check_ours
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output {folder} is a file: give a folder")
-
-    for path, is_ours in ((folder / RESULT_FILE, _is_result), (folder / EPISODES_FILE, _is_episodes)):
-        if path.exists() and not is_ours(path):
-            raise ConfigError(
-                f"{path} exists and is not the result of an evaluation: choose another folder with --output"
-            )
+    check_ours(folder)
     if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
         raise ConfigError(
             f"{folder} holds the result of an evaluation already: choose another folder with --output, or replace that "
@@ -216,23 +211,6 @@ def is_saved(fingerprint: str, folder: Path) -> bool:
     from rl_eval.results.report.files import RESULT_FILE
 
     return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)
-
-
-def _is_result(path: Path) -> bool:
-    return {"format", "fingerprint", "plan", "provenance"} <= _read_result(path).keys()
-
-
-def _is_episodes(path: Path) -> bool:
-    """Look for our columns: a save that was cut short leaves this file without the other."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from rl_eval.records.episode import ROW
-
-    try:
-        return set(ROW.names or ()) <= set(pq.read_schema(path).names)
-    except (OSError, pa.ArrowException):
-        return False
 
 
 def _read_result(path: Path) -> dict[str, Any]:

@@ -165,6 +165,8 @@ def _is_met(requirement: MetricRequirement, result: EvalResult) -> bool:
 
     answer, name = requirement.judge(result.metrics), requirement.metric
     why = f" ({result.interval.note})" if answer is Answer.OPEN and "return_ci" in name and result.interval.note else ""
+    if result.determinism.passed is False and not name.startswith("num_"):
+        answer, why = Answer.OPEN, f" (the result is {result.determinism})"
     print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
     return answer is Answer.HOLDS
 
@@ -273,7 +275,8 @@ def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bo
         raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
     if folder is not None and not quiet:
         typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # As where it was closed before.
+        sys.stdout.flush()
     return "the result is printed" if folder is None else f"what had finished is saved in {folder}"
 
 

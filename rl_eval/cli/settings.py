@@ -105,8 +105,12 @@ def _assign(config: EvalConfig, assignment: str) -> None:
 def _parse(assignment: str, text: str) -> Any:
     import yaml
 
+    from rl_eval.config.strict_yaml import read_yaml
+
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except yaml.YAMLError:
         shown = redact_command([assignment])[0]
-        raise ConfigError(f"--set {shown}: the value is not valid YAML, see its quotes and brackets") from None
+        raise ConfigError(
+            f"--set {shown}: the value is not valid YAML, see its quotes and brackets, and whether a key is there twice"
+        ) from None

@@ -97,7 +97,8 @@ class Interruption:
             self._writing = None
         if (code := getattr(error, "exit_code", 0)) in _CODES:
             # All is said and saved. Libraries that a signal found half started do not end in order: some abort.
-            sys.stdout.flush()
+            if sys.stdout is not None:  # As where it was closed before.
+                sys.stdout.flush()
             self._leave(code)
 
     def defer(

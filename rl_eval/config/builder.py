@@ -16,6 +16,7 @@ import yaml
 
 from rl_eval.config.policy_schemes import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
+from rl_eval.config.strict_yaml import read_yaml
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import convert
 from rl_eval.redaction import MASK, redact
@@ -297,7 +298,7 @@ def _shown(value: Any) -> str:
 
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text()) or {}
+        return read_yaml(path.read_text()) or {}
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {str(path)!r}") from None
     except OSError as error:

@@ -84,7 +84,7 @@ def evaluate_policy(
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
             ``VecNormalize``, its statistics are used.
         env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment; or an environment, or a
-            vectorized one, that was made by ``gymnasium.make``.
+            vectorized one, that was made by ``gymnasium.make``, of which attributes that were set since do not count.
         n_eval_episodes: Episodes to run.
         deterministic: Take the most likely actions, instead of sampling.
         render: Refused: ``rl-eval replay --render human`` and ``rl-eval video`` show episodes of a run.

@@ -43,7 +43,7 @@ class RecordStore:
         self.notes: dict[str, None] = {}
         """Notes of the result, each once."""
         self.code: dict[str, Any] = {}
-        """What the log says of the code of its sessions, for the provenance."""
+        """What the provenance says of the code: without a log that of this session, else that of all."""
         self._log = log
         self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()

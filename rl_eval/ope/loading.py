@@ -63,6 +63,8 @@ def load_episodes(source: Any) -> LoggedEpisodes:
 
 
 def _npz(path: Path) -> dict[str, Array]:
+    if not path.exists():
+        raise UsageError(f"there is no file {str(path)!r} of logged episodes")
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -78,7 +80,10 @@ def _npz(path: Path) -> dict[str, Array]:
 
 def _memory_mapped(path: Path) -> Any:
     if not (path / "meta.json").is_file():
-        raise UsageError(f"{path} is a folder, but not that of a TensorDict: it has no meta.json")
+        raise UsageError(
+            f"{path} is a folder, but not that of a TensorDict: it has no meta.json; rl-eval export --trajectories "
+            "writes the steps of a run to a file"
+        )
     from tensordict import TensorDict
 
     return TensorDict.load_memmap(path)

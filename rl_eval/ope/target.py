@@ -30,13 +30,33 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
 
     Raises:
         ConfigError: Policy or environment cannot be built.
-        UsageError: The actions were changed before they were stored.
+        UsageError: The episodes are not of this environment, or the actions were changed before they were stored.
     """
     alone = with_values(settings, runners={"num_runners": 0, "num_envs_per_runner": 1})
     with EvalRunnerGroup(alone, threaded=False) as group:
-        policy, action_space = group.foreach_runner(lambda runner: (runner.policy, runner.spaces[1]))[0]
+        policy, spaces = group.foreach_runner(lambda runner: (runner.policy, runner.spaces))[0]
+    observation_space, action_space = spaces
+    _check_fits(episodes, observation_space, action_space, settings.evaluation.max_episode_steps)
     check_unchanged_actions(episodes, action_space, settings.policy.actions)
     return policy
+
+
+def _check_fits(
+    episodes: LoggedEpisodes, observation_space: gym.Space[Any], action_space: gym.Space[Any], limit: int | None
+) -> None:
+    """Refuse episodes that cannot be of an environment with these spaces and this step limit."""
+    given = (("observations", episodes.observations, observation_space), ("actions", episodes.actions, action_space))
+    for name, array, space in given:
+        if array.shape[1:] != (space.shape or ()):
+            raise UsageError(
+                f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}: are they of "
+                "this environment?"
+            )
+    if limit is not None and (longest := int(episodes.lengths.max())) > limit:
+        raise UsageError(
+            f"a logged episode has {longest} steps, but evaluation.max_episode_steps is {limit}: the value of a policy "
+            "depends on it, so give that of the data"
+        )
 
 
 def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[Any], handling: str) -> None:

@@ -15,6 +15,7 @@ from rl_eval.errors import ComparisonError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
 from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.stats.interval import ALL_EQUAL, FEW
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
 
 if TYPE_CHECKING:
@@ -115,11 +116,22 @@ class Comparison:
                 f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
                 f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs failed episodes again"
             )
+        if self.num_unfinished:
+            return (
+                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
+                "early, and the same command with its --log-dir continues it"
+            )
         if not self.difference.interval.exists:
             return self.difference.interval.note
         least = 2.0 ** (1 - self.num_pairs)
         few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
         return few if least > 1 - self.confidence else ""
+
+    @property
+    def unbounded(self) -> str:
+        """Why the interval shows nothing of a bound, beyond :attr:`unanswerable`; empty if it does."""
+        equal = self.difference.interval.note == ALL_EQUAL and self.num_pairs < FEW
+        return f"{self.num_pairs} pairs, all with one difference, say nothing of others: have {FEW}" if equal else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""
@@ -218,12 +230,30 @@ def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     """Yield what differs, without what only follows from it: what torch is like says nothing of a policy without it."""
-    others = any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
+    code = list(_different_code(_recorded_code(a), _recorded_code(b)))
+    others = bool(code) or any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
+    yield from code
     for part in _RECORDED:
         for found in _differing(a, b, part):
             follows = others and part == "numerics" and (found.key == _OUTPUTS or ABSENT in (found.a, found.b))
             if not follows:
                 yield DifferentSetting(found.key.removeprefix("identity."), found.a, found.b)
+
+
+def _different_code(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[DifferentSetting]:
+    """Yield the modules of environment or policy whose source is another one; both sides must have recorded some."""
+    for module in sorted(a.keys() & b.keys()):
+        if a[module] != b[module]:
+            yield DifferentSetting(f"source of {module}", a[module], b[module])
+
+
+def _recorded_code(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each source file that a result recorded, by module, as of its first session."""
+    recorded = provenance.get("code")
+    files = recorded.get("files") if isinstance(recorded, Mapping) else None
+    if not isinstance(files, Mapping):
+        return {}
+    return {str(module): str(file.get("sha256"))[:16] for module, file in files.items() if isinstance(file, Mapping)}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterator[Difference]:
@@ -270,7 +300,7 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
     interval, level = difference.interval, f"{100 * confidence:g} %"
     if not interval.exists:
         return f"no verdict: {interval.note}"
-    if difference.mean == 0 and interval.note == "all equal":
+    if difference.mean == 0 and interval.note == ALL_EQUAL:
         return f"no difference: both returned the same in each of {difference.count} pairs"
     places = difference_places(difference)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))

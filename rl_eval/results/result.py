@@ -12,6 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from rl_eval.atomic_write import sweep, write_text
-from rl_eval.errors import UsageError, nearest
+from rl_eval.errors import LogError, UsageError, nearest
 from rl_eval.records.agents import agent_rows
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
@@ -33,6 +34,7 @@ from rl_eval.results.report.files import (
     RESULT_FILE,
     check_fingerprint,
     check_format,
+    check_ours,
     damage,
     describe,
     episode_frame,
@@ -396,10 +398,25 @@ class EvalResult:
         return episode_frame(self.table)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all."""
+        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all; a former result is replaced.
+
+        Raises:
+            UsageError: A file of that name is no result, or the folder has the log of an evaluation with another plan.
+        """
+        check_ours(Path(folder))
+        self._check_log(Path(folder))
         sweep(folder)
         self.to_parquet(Path(folder, EPISODES_FILE))
         self.to_json(Path(folder, RESULT_FILE))
+
+    def _check_log(self, folder: Path) -> None:
+        from rl_eval.log.contents import read_manifest
+        from rl_eval.log.storage import LocalStorage
+
+        with suppress(LogError):
+            manifest = read_manifest(LocalStorage(folder))
+            if manifest is not None and manifest.plan_fingerprint != self.plan_fingerprint:
+                raise UsageError(f"{folder} has the log of an evaluation of other episodes: choose another folder")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvalResult:

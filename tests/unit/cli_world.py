@@ -56,6 +56,17 @@ def count(context):
     return Count(**context)
 
 
+class Unstable(Count):
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        self.length = int(np.random.default_rng().integers(10, 1000))
+        return observation, info
+
+
+def unstable(context):
+    return Unstable(**context)
+
+
 def ones():
     return lambda observations: np.ones(len(observations), np.int64)
 

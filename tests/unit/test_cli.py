@@ -161,6 +161,26 @@ def test_a_requirement_on_a_result(folder):
     assert call("run", "toy.yaml", "--require", "episode_return_mean < 1000").exit_code == 0
 
 
+def test_a_requirement_on_a_number_that_is_no_function_of_its_seeds_is_left_open(folder):
+    """But for numbers that say how the episodes went."""
+    unstable = ["--set", "environment.env=cli_toys:unstable"]
+    done = call("run", "toy.yaml", *unstable, "--require", "episode_return_mean >= 0")
+    assert done.exit_code == ExitCode.REQUIREMENT
+    assert "episode_return_mean >= 0: cannot be answered" in done.output
+    assert "NOT a function of its seed" in done.output
+    assert call("run", "toy.yaml", *unstable, "--require", "num_failed_episodes <= 0").exit_code == 0
+
+
+def test_a_table_says_that_actions_were_sampled(folder):
+    """Which a config may say, whatever policy the command names; a flag says otherwise."""
+    network = ["--policy", "rl_eval.policies.mlp:make_mlp"]
+    assert "sampled" not in call("run", "toy.yaml", *network).stdout
+    config = Path("toy.yaml").read_text()
+    Path("toy.yaml").write_text(config.replace("policy:\n", "policy:\n  deterministic: false\n"))
+    assert "rl_eval.policies.mlp:make_mlp, sampled actions" in call("run", "toy.yaml", *network).stdout
+    assert "sampled" not in call("run", "toy.yaml", *network, "--deterministic").stdout
+
+
 def test_help_of_run_explains_every_exit_code():
     text = call("run", "--help").output
     for code in [*ExitCode, 130, 143]:
@@ -261,11 +281,11 @@ def test_two_runs_at_once_have_two_folders(folder):
 def test_a_run_without_a_result_leaves_no_folder(folder):
     """And the link leads where it led."""
     broken = ["run", "toy.yaml", "--set", "policy.policy=cli_toys:broken"]
-    assert call(*broken).exit_code == ExitCode.BUG
+    assert call(*broken).exit_code == ExitCode.FAILED
     assert list(Path("runs").iterdir()) == []
     call("run", "toy.yaml")
     before = Path("runs/latest").readlink()
-    assert call(*broken).exit_code == ExitCode.BUG
+    assert call(*broken).exit_code == ExitCode.FAILED
     assert Path("runs/latest").readlink() == before
     assert len(list(Path("runs").iterdir())) == 2
 
@@ -655,11 +675,25 @@ def test_weights_of_a_training_checkpoint_run_and_are_replayed(folder):
     assert call("replay", "runs", "--episodes", 2).exit_code == 0
 
 
-def test_an_unexpected_error_shows_its_traceback(folder):
-    outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken")
+def test_an_unexpected_error_shows_its_traceback(folder, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("rl_eval.cli.run.look_up", broken)
+    outcome = call("run", "toy.yaml")
     assert outcome.exit_code == ExitCode.BUG
     assert "Traceback" in outcome.stderr
-    assert "RuntimeError: a bug of the factory" in outcome.stderr
+    assert "RuntimeError: a bug of ours" in outcome.stderr
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_the_factory_of_a_policy_raises_is_one_line(folder, verbose):
+    """As what a constructor of an environment raises."""
+    options = ["-v"] if verbose else []
+    outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken", *options)
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "error: the policy cannot be made: RuntimeError: a bug of the factory" in outcome.stderr
+    assert ("Traceback" in outcome.stderr) == verbose
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])

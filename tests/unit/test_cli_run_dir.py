@@ -12,7 +12,7 @@ import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.run_dir import fresh_run_dir
-from rl_eval.errors import ConfigError, LogFenced
+from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import Batch, EvaluationLog, read_log
 from rl_eval.results.loading import load
@@ -90,6 +90,16 @@ def test_only_what_is_missing_runs(folder):
     sessions = [path.name.split("-")[0] for path in sorted(Path("runs/segments").iterdir())]
     assert sessions[0] == "000001"
     assert set(sessions[1:]) == {"000002"}
+
+
+def test_another_result_is_not_saved_over_a_run(folder):
+    """Of which the log would be of other episodes than the result beside it."""
+    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "-n", 5, "--output", "other").exit_code == 0
+    with pytest.raises(UsageError, match="runs has the log of an evaluation of other episodes"):
+        load("other").save("runs")
+    load("runs").save("runs")
+    assert len(load("runs").plan) == 30
 
 
 def test_another_layout_continues_the_same_run(folder):

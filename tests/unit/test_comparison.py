@@ -236,6 +236,21 @@ def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
         assert found.unanswerable == "5 pairs are too few: no difference of their returns has a p-value below 0.0625"
 
 
+def test_pairs_that_a_side_did_not_reach_answer_nothing() -> None:
+    """Whoever ended it did not plan for so few."""
+    found = compare(make_result(BASE), make_result(BASE - 50 - NOISE, missing=range(40, 60)))
+    assert found.regressed
+    assert found.unanswerable.startswith("20 of 60 episodes were not reached by both sides")
+
+
+@pytest.mark.parametrize("count", [6, 19, 20])
+def test_few_equal_differences_bound_nothing(count: int) -> None:
+    """They are no regression, but the next pair may be one."""
+    found = compare(make_result(BASE[:count]), make_result(BASE[:count]))
+    assert not found.unanswerable
+    assert bool(found.unbounded) == (count < 20)
+
+
 @pytest.mark.parametrize(
     ("p_value", "low", "verdict"),
     [
@@ -369,6 +384,22 @@ def test_what_follows_from_another_policy_is_not_told() -> None:
 
     assert told({"hidden": 1}) == ["policy_kwargs.hidden", "numerics.num_threads"]
     assert told({}) == ["numerics.outputs", "numerics.torch", "numerics.num_threads"]
+
+
+def test_another_source_of_environment_or_policy_is_told() -> None:
+    """By module, wherever it is; what only one side has recorded says nothing."""
+
+    def with_code(**sources: str) -> EvalResult:
+        result = make_result(BASE)
+        files = {name: {"path": f"/somewhere/{source}.py", "sha256": source} for name, source in sources.items()}
+        result.provenance["code"] = {"files": files, "packages": {}}
+        result.provenance["numerics"] = {"outputs": "".join(sources.values())}
+        return result
+
+    found = compare(with_code(env="a" * 64, policy="b" * 64), with_code(env="c" * 64, policy="b" * 64, new="d"))
+    assert list(map(str, found.different_settings)) == [f"source of env: {'a' * 16} in a, {'c' * 16} in b"]
+    only_one = compare(with_code(), with_code(env="a"))
+    assert [one.key for one in only_one.different_settings] == ["numerics.outputs"]
 
 
 def test_many_settings_are_counted() -> None:

@@ -304,6 +304,29 @@ def test_broken_yaml_is_shown_with_its_place(tmp_path: Path) -> None:
     assert mark.index("^") == shown.index("evaluation")
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", "line 2, column 1: evaluation is"),
+        ("environment: {env: CartPole-v1, env: Hopper-v5}\n", "line 1, column 33: env is"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str, place: str) -> None:
+    """YAML would keep the last one without a word."""
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"in {place} there a second time"):
+        EvalConfig.from_yaml(path)
+
+
+def test_merged_mappings_may_say_another_value(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    mine = "{environment: {env: E}, policy: {policy: 'a:b'}, evaluation: {<<: *base, seed: 2}}"
+    path.write_text(f"base: &base {{seed: 1, num_episodes: 5}}\nmine: {mine}\n")
+    evaluation = EvalConfig.from_yaml(path, "mine").build().evaluation
+    assert (evaluation.seed, evaluation.num_episodes) == (2, 5)
+
+
 def test_a_character_that_yaml_refuses_is_named(tmp_path: Path) -> None:
     """Such an error has a position and no line; the file is named all the same."""
     path = tmp_path / "broken.yaml"

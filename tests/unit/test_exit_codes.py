@@ -178,7 +178,7 @@ CASES = [
     ("run", 4, (*RUN, "--log-dir", "damaged")),
     ("run", 5, (*RUN, "--require", "episode_return_mean >= 1000")),
     ("run", 5, (*RUN, "--require", "episode_return_mean >= 1000", "--require", "num_episodes >= 1")),
-    ("run", 70, (*RUN, *BROKEN)),
+    ("run", 3, (*RUN, *BROKEN)),
     ("retry", 0, ("retry", "ones")),
     ("retry", 1, ("retry", "flaky", "--attempts", "1")),
     ("retry", 2, ("retry", "nowhere")),

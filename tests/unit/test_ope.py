@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from benchmarks.off_policy import TabularPolicy, random_world
+from rl_eval import EvalConfig
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
-from rl_eval.ope.target import check_unchanged_actions, target_log_probs
+from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from rl_eval.policies.filters import FilteredPolicy
 from rl_eval.policies.function import CallablePolicy
@@ -629,6 +630,25 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     refused = {one["name"]: one for one in printed("ope", outcome.stdout)["estimates"]}
     assert "below 10" in refused["trajectory_is"]["reason"]
     assert refused["trajectory_is"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("env", "limit", "said"),
+    [
+        ("CartPole-v1", None, r"the logged observations have shape \(3,\), but the environment's space is Box"),
+        ("Pendulum-v1", None, r"the logged actions have shape \(\), but the environment's space is Box"),
+        ("Acrobot-v1", 2, r"a logged episode has 3 steps, but evaluation.max_episode_steps is 2"),
+    ],
+)
+def test_episodes_of_another_environment_are_refused(env, limit, said):
+    """Estimates of numbers that the policy never meant would look like any others."""
+    parts = 6 if env == "Acrobot-v1" else 3
+    columns = {"episode": [0] * 3, "step": range(3), "observation": np.zeros((3, parts), np.float32)}
+    columns |= {"action": [0] * 3, "reward": [1.0] * 3, "action_log_prob": [-0.7] * 3}
+    episodes = load_episodes({**columns, "terminated": [False, False, True], "truncated": [False] * 3})
+    config = EvalConfig().environment(env).policy("rl_eval.policies.mlp:make_mlp")
+    with pytest.raises(UsageError, match=said):
+        target_policy(config.evaluation(max_episode_steps=limit).build(), episodes)
 
 
 def test_actions_that_were_changed_before_they_were_stored_are_refused():

@@ -167,6 +167,17 @@ def test_metrics_always_have_the_same_keys() -> None:
         assert all(isinstance(value, int | float) for value in result.metrics.values())
 
 
+@pytest.mark.parametrize("name", ["result.json", "episodes.parquet"])
+def test_saving_replaces_a_result_and_nothing_else(tmp_path: Path, name: str) -> None:
+    make_result(5).save(tmp_path)
+    make_result(6).save(tmp_path)
+    assert len(EvalResult.load(tmp_path).plan) == 6
+    Path(tmp_path, name).write_text('{"my": "file"}')
+    with pytest.raises(UsageError, match=f"{name} exists and is not the result of an evaluation"):
+        make_result(5).save(tmp_path)
+    assert Path(tmp_path, name).read_text() == '{"my": "file"}'
+
+
 def test_episodes_that_end_in_both_ways_are_counted_once() -> None:
     """The two shares may be more than 100 % together, and then a third one says why."""
     shares = {"terminated": "60.0 %", "truncated": "45.0 %"}

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.columns import episode_columns, read_episodes
-from rl_eval.records.episode import EpisodeTable, Fault
+from rl_eval.records.episode import ROW, EpisodeTable, Fault
 from rl_eval.records.plain import parse_json, plain
 from rl_eval.redaction import redact
 
@@ -37,6 +37,7 @@ __all__ = [
     "RESULT_FILE",
     "check_fingerprint",
     "check_format",
+    "check_ours",
     "check_regular",
     "damage",
     "describe",
@@ -103,6 +104,35 @@ def check_format(data: Mapping[str, Any]) -> None:
     """Refuse a description that another version of this package wrote in another way."""
     if data.get("format") != FORMAT:
         raise UsageError(f"the result has format {data.get('format')!r}, this version reads format {FORMAT}")
+
+
+def check_ours(folder: Path) -> None:
+    """Make sure that what a result would replace in a folder is a result, or a part of one.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
+        if path.exists() and not is_ours(path):
+            raise UsageError(f"{path} exists and is not the result of an evaluation: choose another folder")
+
+
+def _is_summary(path: Path) -> bool:
+    try:
+        return {"format", "fingerprint", "plan", "provenance"} <= read_summary(path).keys()
+    except UsageError:
+        return False
+
+
+def _is_episodes(path: Path) -> bool:
+    """Look for our columns: a save that was cut short leaves this file without the other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return set(ROW.names or ()) <= set(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def check_regular(path: Path) -> None:

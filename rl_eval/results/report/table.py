@@ -144,9 +144,10 @@ def result_page(result: EvalResult) -> Page:
         [*_episode_lines(result), *_time_lines(result)],
         _identity_lines(result),
     ]
+    sampled = ", sampled actions" if lookup(result.provenance, "identity", "deterministic") == "False" else ""
     return Page(
         title=environment_name(result.provenance) or "evaluation",
-        subtitle=policy_name(result.provenance),
+        subtitle=policy_name(result.provenance) + sampled,
         state=result.status,
         sections=sections,
         notes=([result.reason] if result.reason and result.status != "failed" else []) + result.notes,

@@ -29,6 +29,9 @@ FEW: Final = 20
 """Shortest sample that is bootstrapped: of fewer values Student t holds the truth more often, though not often enough
 where they are skewed, which it says. Equal returns of fewer episodes have no interval."""
 
+ALL_EQUAL: Final = "all equal"
+"""Note of the interval of values that do not differ, which is one value."""
+
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
 """Resampling starts from the same state each time, so equal records give equal intervals."""
@@ -134,7 +137,7 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
         return no_interval(confidence, "no values" if not len(sample) else "one value has no spread")
     if (sample == sample[0]).all():
         method: Method = "bca" if FEW <= len(sample) <= BCA_MAX else "student_t"
-        return Interval(float(sample[0]), float(sample[0]), confidence, method, "all equal")
+        return Interval(float(sample[0]), float(sample[0]), confidence, method, ALL_EQUAL)
     if len(sample) < FEW:
         return _student_t(sample, confidence, f"fewer than {FEW} values: too narrow if they are skewed")
     if len(sample) > BCA_MAX:
