@@ -54,6 +54,7 @@ def main() -> None:
 
 def print_curve(callback: EvalCallback) -> None:
     """Print one line per evaluation: training step, mean return, its 95 % interval, and a bar."""
+    print(f"{len(callback.results)} evaluations: while one ran, the next that was due waited for it\n")
     for step, result in callback.results:
         low, high = result.interval.low, result.interval.high
         bar = "#" * round(50 + result.mean_return / 32)  # Returns go from about -1600 up to 0.

@@ -237,7 +237,9 @@ def reported(debug: bool) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit) as stop:
         if (code := _signal_code(stop)) is None:
             raise
-        _print_error("interrupted before there was a result")
+        _print_error(
+            "interrupted before there was a result; rl-eval list shows what had finished, where there is a log"
+        )
         raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 import typer
 from typing_extensions import assert_never
@@ -36,7 +36,10 @@ Target = Literal["minari", "npz", "tensordict"]
 def export(
     path: Results,
     format: Annotated[  # noqa: A002 - The name of the option.
-        Format | None, typer.Option("--format", show_default=False, help="JSON has one object per line.")
+        Format | None,
+        typer.Option(
+            "--format", show_default=False, help="By default what --output ends in. JSON has one object per line."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -70,9 +73,16 @@ def export(
             say(_export_trajectories(path, to, str(output), episodes, trust=trust))
             return
         without = {"--to": to, "--trust": trust or None}
+        format = format or _format_of(output)  # noqa: A001 - The name of the option.
         _check_given("export without --trajectories", needed={"--format": format}, useless=without)
         assert format is not None
         say(_export_rows(path, format, output, episodes, force=force))
+
+
+def _format_of(output: Path | None) -> Format | None:
+    """Return the format that the name of a file tells; None if it tells none."""
+    suffix = "" if output is None else output.suffix.removeprefix(".")
+    return next((known for known in get_args(Format) if known == suffix), None)
 
 
 class _Written(NamedTuple):

@@ -231,8 +231,12 @@ def run_evaluation(
         with monitor.room():
             deliver(result)
         monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
-        if run_dir is not None and interruption.number is not None and result.stopped_early:
-            print_note(f"what had finished is in the log: the same command with --log-dir {run_dir} continues")
+        if interruption.number is not None and result.stopped_early:
+            print_note(
+                "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
+                if run_dir is None
+                else f"what had finished is in the log: the same command with --log-dir {run_dir} continues"
+            )
         interruption.conclude(exit_code_of(result, interruption))
     return result
 

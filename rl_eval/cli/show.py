@@ -10,7 +10,7 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page, print_report
+from rl_eval.cli.printing import AsJson, counted, print_json, print_page, print_report
 from rl_eval.cli.shared import argument
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines, one_line
@@ -134,9 +134,9 @@ def _run_lines(run: dict[str, Any]) -> list[Line]:
 
 
 def _fault_lines(result: EvalResult) -> list[Line]:
-    counted = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
+    kinds = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
     messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
-    return _labelled("faults", counted) + _labelled("messages", messages)
+    return _labelled("faults", kinds) + _labelled("messages", messages)
 
 
 def _slow_lines(result: EvalResult) -> list[Line]:
@@ -194,7 +194,7 @@ def _print_faults(faults: list[Fault]) -> None:
     for fault in faults:
         typer.echo(f"\n{one_line(_located(fault))}")
         typer.echo(lines(fault.traceback))
-    typer.echo(f"\n{len(faults):,} faults")
+    typer.echo(f"\n{counted(len(faults), 'fault')}")
 
 
 # As JSON

@@ -442,7 +442,8 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"][:2])
         shown = redact(problem["input"], *map(str, problem["loc"]))
-        lines.append(f"{key} is {shown!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+        message = problem["msg"].replace("a valid tuple", "a list")  # YAML has no tuples.
+        lines.append(f"{key} is {shown!r}: {message[0].lower()}{message[1:]}")
     return "; ".join(lines)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.errors import ComparisonError
+from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
 from rl_eval.results.stats.aggregate import exact_mean
@@ -158,9 +158,15 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         force: Compare also results that failed the determinism check; a note says so.
 
     Raises:
+        UsageError: One of them is no result.
         ComparisonError: The results are not about the same episodes, or one is not a function of its seeds; the
             message names what differs.
     """
+    for name, side in (("a", a), ("b", b)):
+        if not hasattr(side, "plan_fingerprint"):
+            raise UsageError(
+                f"{name} is {side!r}, a {type(side).__name__}: give a result, such as rl_eval.load(FOLDER)"
+            )
     _check_identities(a, b)
     _check_plans(a, b)
     if not force:

@@ -164,6 +164,15 @@ def test_parquet_holds_every_bit(flaky):
     assert Path("runs.parquet").read_bytes() == Path("runs/episodes.parquet").read_bytes()
 
 
+def test_the_name_of_the_file_tells_the_format(plain):
+    """Unless an option does; a name without a known ending tells none."""
+    for options, written in (([], "episode"), (["--format", "json"], "{")):
+        outcome = call("export", "runs", "--output", "named.csv", "--force", *options)
+        assert outcome.exit_code == 0, outcome.output
+        assert Path("named.csv").read_text().lstrip('"').startswith(written)
+    assert "needs --format" in call("export", "runs", "--output", "named.dat").stderr
+
+
 def test_csv_reads_back(flaky):
     """Returns come back bit by bit; faults are JSON text."""
     exported("csv")

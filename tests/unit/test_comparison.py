@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from rich.console import Console
 
-from rl_eval.errors import ComparisonError
+from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.result import EvalResult, Timing
@@ -400,6 +400,12 @@ def test_another_source_of_environment_or_policy_is_told() -> None:
     assert list(map(str, found.different_settings)) == [f"source of env: {'a' * 16} in a, {'c' * 16} in b"]
     only_one = compare(with_code(), with_code(env="a"))
     assert [one.key for one in only_one.different_settings] == ["numerics.outputs"]
+
+
+def test_what_is_no_result_is_refused_by_name() -> None:
+    """Such as the folder of one, which the command takes."""
+    with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result, such as rl_eval.load"):
+        compare(make_result(BASE), "runs/latest")  # type: ignore[arg-type]
 
 
 def test_many_settings_are_counted() -> None:

@@ -154,7 +154,9 @@ def test_a_result_whose_saving_was_cut_short_is_no_contradiction(finished, run, 
 
 def test_the_result_of_another_plan_beside_the_log_is_refused(run):
     """Never one of the two by chance."""
-    evaluate(config().evaluation(seed=4), ones).save(run)
+    other = evaluate(config().evaluation(seed=4), ones)
+    other.to_parquet(run / "episodes.parquet")
+    other.to_json(run / "result.json")
     with pytest.raises(UsageError, match=r"plan of the evaluation log .* Remove .*result\.json"):
         load(run)
 
