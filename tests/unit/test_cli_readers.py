@@ -166,7 +166,7 @@ def test_parquet_holds_every_bit(flaky):
 
 def test_the_name_of_the_file_tells_the_format(plain):
     """Unless an option does; a name without a known ending tells none."""
-    for options, written in (([], "episode"), (["--format", "json"], "{")):
+    for options, written in (([], "index"), (["--format", "json"], "{")):
         outcome = call("export", "runs", "--output", "named.csv", "--force", *options)
         assert outcome.exit_code == 0, outcome.output
         assert Path("named.csv").read_text().lstrip('"').startswith(written)

@@ -404,7 +404,7 @@ def test_another_source_of_environment_or_policy_is_told() -> None:
 
 def test_what_is_no_result_is_refused_by_name() -> None:
     """Such as the folder of one, which the command takes."""
-    with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result, such as rl_eval.load"):
+    with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result"):
         compare(make_result(BASE), "runs/latest")  # type: ignore[arg-type]
 
 
