@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -13,10 +15,13 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.execution.set_attributes import attributes_set
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "evaluate_policy"]
+
+_logger: Final = logging.getLogger(__name__)
 
 _MONITORS: Final = (
     "stable_baselines3.common.monitor:",
@@ -141,7 +146,8 @@ def _environment(env: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
     """
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
-    described = [_described(env, spec, harmless) for spec in _specs_of(_without_wrappers(env, harmless))]
+    inner = _without_wrappers(env, harmless)
+    described = [_described(env, spec, harmless) for spec in _specs_of(inner)]
     texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Functions may be made for each environment.
     for number, text in enumerate(texts):
         if text != texts[0]:
@@ -149,7 +155,19 @@ def _environment(env: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
                 f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
                 "a time"
             )
+    _warn_of_attributes(inner)
     return described[0]
+
+
+def _warn_of_attributes(env: Any) -> None:
+    with suppress(Exception):  # It is looked for as far as that can be.
+        if found := attributes_set(env):
+            shown = ", ".join(f"{name} = {value!r}" for name, value in list(found.items())[:3])
+            _logger.warning(
+                "env was given %s after gymnasium.make, which environments that are built like it do not have: give a "
+                "function that builds one and sets what you set",
+                shown,
+            )
 
 
 def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
