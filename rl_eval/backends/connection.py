@@ -117,7 +117,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
 def summarize(error: BaseException) -> str:
     """Return the first line of an error, and its last one, where Ray's have the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}"
+    return (lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}").rstrip(".")
 
 
 @contextlib.contextmanager

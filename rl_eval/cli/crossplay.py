@@ -48,6 +48,7 @@ def crossplay(
     ] = None,
     run_dir: LogDir = None,
     force: Force = False,
+    num_episodes: Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")] = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -58,7 +59,8 @@ def crossplay(
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {config.name}")
-        settings = read_settings(config, section, assignments)
+        keys = {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
+        settings = read_settings(config, section, assignments, keys)
         _check(settings)
         find_modules_here()
         run_dir, result = look_up(run_dir, False, settings, print_note)

@@ -147,6 +147,8 @@ def _arguments(config: Path | None, checkpoints: list[str] | None) -> tuple[Path
     """Return CONFIG, if it is given, and CHECKPOINTS, which may be the only argument."""
     if config is not None and not checkpoints and config.suffix not in (".yaml", ".yml"):
         return None, [str(config)]
+    if config is not None and checkpoints and config.is_dir():
+        raise ConfigError(f"{config} is a folder: CONFIG comes first, as in rl-eval watch {checkpoints[0]} {config}")
     if not checkpoints:
         raise ConfigError("CHECKPOINTS is missing: give a folder, or a glob in quotes, such as 'runs/ppo/model_*.zip'")
     return config, checkpoints

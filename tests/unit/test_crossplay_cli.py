@@ -49,9 +49,10 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
 
 def test_quiet_prints_one_line(folder: Path) -> None:
     """The files are the same."""
-    done = call("-q", "-o", "out", "--set", "evaluation.num_episodes=60")
+    done = call("-q", "-o", "out", "-n", "60")
     assert (done.exit_code, done.stdout.count("\n"), done.stderr) == (0, 1, "")
     assert done.stdout.startswith("complete: mean return ")
+    assert "60 of 60 episodes" in done.stdout
     assert Path("out/crossplay.json").exists()
 
 

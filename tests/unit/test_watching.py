@@ -198,6 +198,7 @@ def test_a_model_says_itself_what_policy_it_is(folder):
     ("arguments", "message"),
     [
         ((), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
+        (("run", "c.yaml"), "run is a folder: CONFIG comes first, as in rl-eval watch c.yaml run"),
         (("c.yaml",), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
         (
             ("run/*.safetensors", "--env", "CartPole-v1"),
