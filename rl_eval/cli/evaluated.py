@@ -68,23 +68,27 @@ class Evaluated:
     seed: Annotated[int | None, option("S", "Root seed of the plan.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
 
-    def check(self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True) -> None:
+    def check(
+        self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True, needs_policy: bool = True
+    ) -> None:
         """Make sure that without a config file the options say what is evaluated.
 
         Args:
             command: The command, for the message.
             assignments: ``--set``, which may say it as well.
             takes_file: Whether the command takes a config file.
+            needs_policy: Whether a policy has to be named; checkpoints may say theirs.
         """
         given = _keys(assignments)
         missing = [
             f"--{name}"
-            for name, key in (("env", "environment.env"), ("policy", "policy.policy"))
+            for name, key in (("env", "environment.env"), ("policy", "policy.policy"))[: 1 + needs_policy]
             if getattr(self, name) is None and key not in given
         ]
         if missing:
             file = "a CONFIG file, or " if takes_file else ""
-            example = f"--env {self.env or 'CartPole-v1'} --policy {self.policy or 'random'}"
+            policy = f" --policy {self.policy or 'random'}" if needs_policy else ""
+            example = f"--env {self.env or 'CartPole-v1'}{policy}"
             raise ConfigError(
                 f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in rl-eval {command} {example}"
             )

@@ -237,9 +237,7 @@ def reported(debug: bool) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit) as stop:
         if (code := _signal_code(stop)) is None:
             raise
-        _print_error(
-            "interrupted before there was a result; rl-eval list shows what had finished, where there is a log"
-        )
+        _print_error("interrupted before there was a result")
         raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise
@@ -248,7 +246,7 @@ def reported(debug: bool) -> Iterator[None]:
         if debug or not said:
             _print_traceback()
         if said:
-            _print_error(said)
+            _print_error(said if debug else f"{said}; with -v there is its traceback")
         raise typer.Exit(ExitCode.FAILED if said else ExitCode.BUG) from None
 
 
@@ -256,7 +254,7 @@ def _of_a_factory(error: Exception) -> str:
     """Return what to say of an error that the factory of a policy raised; empty for any other."""
     policies = sys.modules.get("rl_eval.policies")  # Without it there was none.
     known = policies is not None and policies.came_from_factory(error)
-    return f"the policy cannot be made: {summary_of(error)}; with -v there is its traceback" if known else ""
+    return f"the policy cannot be made: {' '.join(summary_of(error).split())}" if known else ""
 
 
 def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:

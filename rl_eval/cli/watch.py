@@ -99,8 +99,11 @@ def watch(
         look_s = None if once else poll_s
         tell = partial(_tell, err=as_json)
         if config is None:
+            evaluated.check(f"watch {checkpoints[0]!r}", assignments, needs_policy=False)
+            # What is wrong whatever the checkpoint is said before one is waited for.
+            of_any = evaluated if evaluated.policy else replace(evaluated, policy="random")
+            read_config(None, section, assignments, of_any.keys(lambda _: None, assignments, trust=trust)).build()
             evaluated = _with_policy(evaluated, run_dir, glob_given or "*", look_s, tell)
-            evaluated.check(f"watch {checkpoints[0]!r}", assignments)
         # What the options say of one model is left out: there are many.
         read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
         settings = read.build()

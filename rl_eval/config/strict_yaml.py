@@ -21,12 +21,12 @@ def read_yaml(text: str) -> Any:
 class _StrictLoader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if (key.tag, key.value) in seen:
                     raise yaml.composer.ComposerError(
                         problem=f"{key.value} is there a second time", problem_mark=key.start_mark
                     )
-                seen.add(key.value)
+                seen.add((key.tag, key.value))
         return node

@@ -164,8 +164,8 @@ def _warn_of_attributes(env: Any) -> None:
         if found := attributes_set(env):
             shown = ", ".join(f"{name} = {value!r}" for name, value in list(found.items())[:3])
             _logger.warning(
-                "env was given %s after gymnasium.make, which environments that are built like it do not have: give a "
-                "function that builds one and sets what you set",
+                "env has %s, which a new one has otherwise, and new ones are evaluated: if you have set that after "
+                "gymnasium.make, give a function that builds one and sets it",
                 shown,
             )
 

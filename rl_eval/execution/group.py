@@ -34,6 +34,7 @@ from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, Worker
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
+from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.trajectories.team_recorder import make_recorder
@@ -97,6 +98,7 @@ class EvalRunnerGroup(WorkerCalls):
             raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
         learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
+        """What results say of themselves; the runners have what the group was made with."""
         self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
@@ -404,6 +406,8 @@ class EvalRunnerGroup(WorkerCalls):
                 self._posted = former
                 raise UsageError(NO_STATISTICS)
             outcome = EvalOutcome(settings, plan, log, None if follow_up is None else follow_up.jobs)
+            if log is None:
+                outcome.store.code = self._code
             handle = outcome.handle
             handle.weights_version = self._last_version
             if self._callbacks is not None and not warm_up:
@@ -415,6 +419,13 @@ class EvalRunnerGroup(WorkerCalls):
                 self._loop.post(sync)
             self._loop.post(Opening(outcome, sync, held))
         return handle
+
+    @cached_property
+    def _code(self) -> dict[str, Any]:
+        """What results say of the code of environment and policy, as of the first evaluation; empty if that fails."""
+        with contextlib.suppress(Exception):  # Live objects can be anything, and this describes them only.
+            return {"code": code_of(self.settings)}
+        return {}
 
     def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
         plan = settings.plan()

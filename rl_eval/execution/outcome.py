@@ -23,7 +23,6 @@ from rl_eval.records.episode import EpisodeTable, RunReport
 from rl_eval.redaction import redact_text
 from rl_eval.results.provenance import provenance
 from rl_eval.results.result import EvalResult, Timing, decide_status
-from rl_eval.results.source_code import code_of
 from rl_eval.scheduling.numerics_agreement import NumericsAgreement
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -98,8 +97,6 @@ class EvalOutcome:
         self._pool, self._losses_before = pool, pool.losses
         self.asked = max(1, pool.expected())
         self.weights = pool.weights and pool.weights.snapshot
-        if not self.store.durable:
-            self.store.code = {"code": code_of(self.settings)}
         self.handle.weights_version = self.weights_version
 
     def take_log(self, ours: Manifest, found: LogContents) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import gymnasium as gym
 
 __all__ = ["attributes_set"]
 
-_STEPS: Final = 50
-"""Random steps in which an attribute that is a part of the state is expected to change."""
+_EPISODES: Final = 3
+_STEPS: Final = 1_000
+"""In so many random episodes and steps, an attribute that is a part of the state is expected to change."""
 
 
 def attributes_set(env: Any) -> dict[str, Any]:
     """Return the public numbers and texts of a live environment that a new one of its spec has otherwise, by name.
 
-    Those that change while a new one is played are its state, and left out. What cannot be built has none.
+    Those that change while a new one is played are its state, and left out.
 
     Args:
         env: An environment, or several in this process, as ``DummyVecEnv`` and ``SyncVectorEnv`` hold them.
@@ -24,7 +26,7 @@ def attributes_set(env: Any) -> dict[str, Any]:
     spec = given[0].spec
     if spec is None:
         return {}
-    new = gym.make(spec)
+    new = gym.make(spec, **({"render_mode": None} if "render_mode" in spec.kwargs else {}))
     try:
         first = _plain_attributes(new.unwrapped)
         found = {
@@ -33,11 +35,10 @@ def attributes_set(env: Any) -> dict[str, Any]:
             for name, value in _plain_attributes(one).items()
             if first.get(name, value) != value
         }
-        if not found:
-            return {}
-        _play(new)
-        after = _plain_attributes(new.unwrapped)
-        return {name: value for name, value in found.items() if after.get(name) == first[name]}
+        for _ in _steps_of(new) if found else ():
+            now = _plain_attributes(new.unwrapped)
+            found = {name: value for name, value in found.items() if now.get(name) == first[name]}
+        return found
     finally:
         new.close()
 
@@ -46,14 +47,19 @@ def _plain_attributes(env: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(env).items()
-        if type(value) in (bool, int, float, str) and not name.startswith("_")
+        if type(value) in (int, float, str) and not name.startswith("_") and name != "render_mode"
     }
 
 
-def _play(env: gym.Env[Any, Any]) -> None:
+def _steps_of(env: gym.Env[Any, Any]) -> Iterator[None]:
+    """Play an environment, and stop after each reset and step."""
     env.action_space.seed(0)
-    env.reset(seed=0)
-    for _ in range(_STEPS):
-        *_, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            env.reset()
+    left = _STEPS
+    for episode in range(_EPISODES):
+        env.reset(seed=episode)
+        ended = False
+        while not ended and left:
+            yield
+            *_, terminated, truncated, _ = env.step(env.action_space.sample())
+            ended, left = terminated or truncated, left - 1
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import gymnasium as gym
@@ -47,7 +48,7 @@ def _check_fits(
     """Refuse episodes that cannot be of an environment with these spaces and this step limit."""
     given = (("observations", episodes.observations, observation_space), ("actions", episodes.actions, action_space))
     for name, array, space in given:
-        if array.shape[1:] != (space.shape or ()):
+        if math.prod(array.shape[1:]) != math.prod(space.shape or ()):
             raise UsageError(
                 f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}: are they of "
                 "this environment?"

@@ -119,7 +119,7 @@ class Comparison:
         if self.num_unfinished:
             return (
                 f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
-                "early, and the same command with its --log-dir continues it"
+                "early; if it has a log, the same command with its --log-dir continues it"
             )
         if not self.difference.interval.exists:
             return self.difference.interval.note
@@ -236,7 +236,7 @@ def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     """Yield what differs, without what only follows from it: what torch is like says nothing of a policy without it."""
-    code = list(_different_code(_recorded_code(a), _recorded_code(b)))
+    code = list(_different_code(a, b))
     others = bool(code) or any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
     yield from code
     for part in _RECORDED:
@@ -246,20 +246,29 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
                 yield DifferentSetting(found.key.removeprefix("identity."), found.a, found.b)
 
 
-def _different_code(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[DifferentSetting]:
-    """Yield the modules of environment or policy whose source is another one; both sides must have recorded some."""
-    for module in sorted(a.keys() & b.keys()):
-        if a[module] != b[module]:
-            yield DifferentSetting(f"source of {module}", a[module], b[module])
+def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
+    """Yield the modules of environment or policy whose source, or whose package, is another one.
+
+    Both sides must have recorded them; versions that every result has are told elsewhere.
+    """
+    for kind, part in (("source", "files"), ("version", "packages")):
+        ours, theirs = _code(a, part), _code(b, part)
+        for name in sorted(ours.keys() & theirs.keys() - _mapping(a.get("packages")).keys()):
+            if ours[name] != theirs[name]:
+                yield DifferentSetting(f"{kind} of {name}", ours[name], theirs[name])
+    changes = [len(side.get("code_changes") or ()) for side in (a, b)]
+    if changes[0] != changes[1]:
+        yield DifferentSetting("changes of the source while it ran", *changes)
 
 
-def _recorded_code(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each source file that a result recorded, by module, as of its first session."""
-    recorded = provenance.get("code")
-    files = recorded.get("files") if isinstance(recorded, Mapping) else None
-    if not isinstance(files, Mapping):
-        return {}
-    return {str(module): str(file.get("sha256"))[:16] for module, file in files.items() if isinstance(file, Mapping)}
+def _code(provenance: Mapping[str, Any], part: str) -> dict[str, str]:
+    """Return digests or versions that a result recorded of its code at its start, by name."""
+    found = _mapping(_mapping(provenance.get("code")).get(part))
+    return {str(name): str(_mapping(value).get("sha256", value))[:16] for name, value in found.items()}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterator[Difference]:

@@ -38,10 +38,13 @@ _BATCHED: Final = (
     "policy.inference is batched: each forward pass has the rows that are live, so the last bits of an action may "
     "depend on the number of runners and lanes and on faults"
 )
-_CLIPPED: Final = (
-    "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "
-    "policy.actions=none the environment gets them as they are"
-)
+_CLIPPED: Final = {
+    "clip": "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "
+    "policy.actions=none the environment gets them as they are",
+    "unsquash": "the policy returned actions outside of [-1, 1], which is mapped onto the bounds of the action space: "
+    "they were clipped",
+}
+"""By ``policy.actions``."""
 
 
 class Inference:
@@ -263,7 +266,7 @@ class Inference:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result needs to know about how the policy is computed, and its actions are used."""
-        return (*self._verdict, _CLIPPED) if self._reader.clipped else self._verdict
+        return (*self._verdict, _CLIPPED[self._reader.mode]) if self._reader.clipped else self._verdict
 
     def forget_notes(self) -> None:
         """Note again what episodes showed before."""

@@ -20,7 +20,7 @@ _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 _LOOK_EVERY: Final = 17
 """Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
 _ROUNDING: Final = 1e-5
-"""Share of a bound by which a float32 that was mapped onto it may miss it."""
+"""Share of the width of its bounds by which a float32 that was mapped onto them may miss them."""
 _EACH: Final = ": return an action for each observation of the batch"
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -239,7 +239,7 @@ class ActionReader:
         self.structure = _nested(space, "action_space")
         self.clipped = False
         """Whether a live row was outside of the bounds, by more than rounding; whoever notes that sets it back."""
-        self._mode = mode
+        self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
         for leaf in tree.flatten(self.structure):
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
@@ -305,12 +305,13 @@ class ActionReader:
         if not finite.all() and not finite[live].all():
             row = int(np.flatnonzero(live & ~finite.reshape(len(array), -1).all(1))[0])
             raise PolicyError(f"the policy returned {where} {array[row]}, which is not finite")
-        if self._mode == "unsquash":
+        if self.mode == "unsquash":
             array = leaf.low + (array.astype(np.float64) + 1.0) * 0.5 * (leaf.high.astype(np.float64) - leaf.low)
-        if self._mode != "none":
+        if self.mode != "none":
             array, given = np.clip(array, leaf.low, leaf.high), array
             if not self.clipped and (array != given)[live].any():
-                self.clipped = not np.allclose(array[live], given[live], rtol=_ROUNDING, atol=_ROUNDING)
+                width = np.where(np.isfinite(leaf.high) & np.isfinite(leaf.low), leaf.high - leaf.low, 1.0)
+                self.clipped = bool((np.abs(array - given) > _ROUNDING * width)[live].any())
         return array.astype(leaf.dtype, copy=False)
 
 

@@ -693,6 +693,7 @@ def test_what_the_factory_of_a_policy_raises_is_one_line(folder, verbose):
     outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken", *options)
     assert outcome.exit_code == ExitCode.FAILED
     assert "error: the policy cannot be made: RuntimeError: a bug of the factory" in outcome.stderr
+    assert ("with -v" in outcome.stderr) != verbose
     assert ("Traceback" in outcome.stderr) == verbose
 
 

@@ -402,6 +402,22 @@ def test_another_source_of_environment_or_policy_is_told() -> None:
     assert [one.key for one in only_one.different_settings] == ["numerics.outputs"]
 
 
+def test_another_version_of_an_installed_environment_is_told() -> None:
+    """Once, also where every result has that version; and that code was changed in the middle of one."""
+    ours, theirs = make_result(BASE), make_result(BASE)
+    for result, version in ((ours, "1.0"), (theirs, "2.0")):
+        result.provenance["code"] = {"files": {}, "packages": {"my_env": version, "gymnasium": version}}
+        result.provenance["packages"] = {"gymnasium": version}
+    theirs.provenance["code_changes"] = [{}]
+    assert list(map(str, compare(ours, theirs).different_settings)) == [
+        "version of my_env: 1.0 in a, 2.0 in b",
+        "changes of the source while it ran: 0 in a, 1 in b",
+        "packages.gymnasium: 1.0 in a, 2.0 in b",
+    ]
+    theirs.provenance["code"] = {"files": [], "packages": {"my_env": None}}
+    assert compare(ours, theirs).different_settings
+
+
 def test_what_is_no_result_is_refused_by_name() -> None:
     """Such as the folder of one, which the command takes."""
     with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result"):

@@ -309,6 +309,7 @@ def test_broken_yaml_is_shown_with_its_place(tmp_path: Path) -> None:
     [
         ("evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", "line 2, column 1: evaluation is"),
         ("environment: {env: CartPole-v1, env: Hopper-v5}\n", "line 1, column 33: env is"),
+        ("environment: {env_kwargs: {1: a, '1': b, 1: c}}\n", "line 1, column 42: 1 is"),
     ],
 )
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str, place: str) -> None:

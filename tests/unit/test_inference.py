@@ -660,14 +660,17 @@ class Push(nn.Module):
         return torch.where(made_up, 99.0, self.force.expand(len(observations), 1))
 
 
+@pytest.mark.parametrize(("mode", "said"), [("clip", "of the bounds of the"), ("unsquash", r"of [-1, 1], which is")])
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_a_result_says_that_actions_were_clipped(lanes: int) -> None:
+def test_a_result_says_that_actions_were_clipped(lanes: int, mode: Any, said: str) -> None:
     """Those of its own evaluation; the observations that a probe makes up do not count."""
     config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=3)
-    config.runners(num_envs_per_runner=lanes).policy(Push(2.0))
+    config.runners(num_envs_per_runner=lanes).policy(Push(2.0), actions=mode)
+    bound = 2.0 if mode == "clip" else 1.0
     with EvalRunnerGroup(config) as group:
         clipped = []
-        for force in (2.0, 2.5, -1.0):
+        for force in (bound, bound + 0.5, -bound / 2):
             group.sync_weights(Push(force))
-            clipped.append(any("clipped" in note for note in group.evaluate().notes))
-    assert clipped == [False, True, False]
+            clipped.append([note for note in group.evaluate().notes if "clipped" in note])
+    assert [len(notes) for notes in clipped] == [0, 1, 0]
+    assert said in clipped[1][0]

@@ -636,7 +636,7 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     ("env", "limit", "said"),
     [
         ("CartPole-v1", None, r"the logged observations have shape \(3,\), but the environment's space is Box"),
-        ("Pendulum-v1", None, r"the logged actions have shape \(\), but the environment's space is Box"),
+        ("Pendulum-v1", None, r"the logged actions have shape \(2,\), but the environment's space is Box"),
         ("Acrobot-v1", 2, r"a logged episode has 3 steps, but evaluation.max_episode_steps is 2"),
     ],
 )
@@ -644,7 +644,8 @@ def test_episodes_of_another_environment_are_refused(env, limit, said):
     """Estimates of numbers that the policy never meant would look like any others."""
     parts = 6 if env == "Acrobot-v1" else 3
     columns = {"episode": [0] * 3, "step": range(3), "observation": np.zeros((3, parts), np.float32)}
-    columns |= {"action": [0] * 3, "reward": [1.0] * 3, "action_log_prob": [-0.7] * 3}
+    columns |= {"action": np.zeros((3, 2)) if env == "Pendulum-v1" else [0] * 3}
+    columns |= {"reward": [1.0] * 3, "action_log_prob": [-0.7] * 3}
     episodes = load_episodes({**columns, "terminated": [False, False, True], "truncated": [False] * 3})
     config = EvalConfig().environment(env).policy("rl_eval.policies.mlp:make_mlp")
     with pytest.raises(UsageError, match=said):

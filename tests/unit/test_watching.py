@@ -198,6 +198,7 @@ def test_a_model_says_itself_what_policy_it_is(folder):
     ("arguments", "message"),
     [
         ((), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
+        (("later",), "give a CONFIG file, or --env, as in rl-eval watch 'later'"),
         (("run", "c.yaml"), "run is a folder: CONFIG comes first, as in rl-eval watch c.yaml run"),
         (("c.yaml",), "CHECKPOINTS is missing: give a folder, or a glob in quotes"),
         (
@@ -210,10 +211,7 @@ def test_a_model_says_itself_what_policy_it_is(folder):
             "--weights w.pt: a watch takes them from the checkpoints",
         ),
         (("run/*.pt", "--env", "CartPole-v1"), "matches '*.pt' yet. Give pkg.module:attr"),
-        (
-            ("run/*.zip",),
-            "give a CONFIG file, or --env, as in rl-eval watch 'run/*.zip' --env CartPole-v1 --policy run/",
-        ),
+        (("run/*.zip",), "give a CONFIG file, or --env, as in rl-eval watch 'run/*.zip' --env CartPole-v1\n"),
     ],
 )
 def test_what_is_missing_is_named(folder, arguments, message):

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.columns import episode_columns, read_episodes
-from rl_eval.records.episode import ROW, EpisodeTable, Fault
+from rl_eval.records.episode import EpisodeTable, Fault
 from rl_eval.records.plain import parse_json, plain
 from rl_eval.redaction import redact
 
@@ -114,7 +114,9 @@ def check_ours(folder: Path) -> None:
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
-            raise UsageError(f"{path} exists and is not the result of an evaluation: choose another folder")
+            raise UsageError(
+                f"{path} exists and is not the result of an evaluation: choose another folder, or remove it"
+            )
 
 
 def _is_summary(path: Path) -> bool:
@@ -130,7 +132,7 @@ def _is_episodes(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        return set(ROW.names or ()) <= set(pq.read_schema(path).names)
+        return {"index", "seed", "episode_return"} <= set(pq.read_schema(path).names)
     except (OSError, pa.ArrowException):
         return False
 

@@ -144,15 +144,22 @@ def result_page(result: EvalResult) -> Page:
         [*_episode_lines(result), *_time_lines(result)],
         _identity_lines(result),
     ]
-    sampled = ", sampled actions" if lookup(result.provenance, "identity", "deterministic") == "False" else ""
     return Page(
         title=environment_name(result.provenance) or "evaluation",
-        subtitle=policy_name(result.provenance) + sampled,
+        subtitle=", ".join(filter(None, [policy_name(result.provenance), _sampled(result.provenance)])),
         state=result.status,
         sections=sections,
         notes=([result.reason] if result.reason and result.status != "failed" else []) + result.notes,
         failure=result.reason if result.status == "failed" else "",
     )
+
+
+def _sampled(provenance: Mapping[str, Any]) -> str:
+    """Say that actions were sampled, if those of all policies were."""
+    identity = provenance.get("identity")
+    several = identity.get("policies") if isinstance(identity, Mapping) else None
+    asked = list(several.values()) if isinstance(several, Mapping) and several else [identity]
+    return "sampled actions" if all(lookup(one, "deterministic") == "False" for one in asked) else ""
 
 
 def _return_lines(result: EvalResult) -> list[Line]:
