@@ -9,10 +9,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rl_eval.config.model_files import file_digests
 from rl_eval.config.policy_schemes import with_named_policies
@@ -47,6 +57,21 @@ class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, strict=False, use_attribute_docstrings=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse ``true`` where a number is due, which Python takes for 1."""
+        if isinstance(value, bool) and {int, float} & _types_of(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("give a number")
+        return value
+
+
+def _types_of(annotation: Any) -> set[Any]:
+    """Return the alternatives of an annotation, without what is said about them; none where one of them is a flag."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    found = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
+    return set() if bool in found else found
 
 
 PositiveInt = Annotated[int, Field(ge=1)]

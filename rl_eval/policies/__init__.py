@@ -75,6 +75,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if torch is not None and isinstance(candidate, torch.nn.Module):
         from rl_eval.policies.module import ModulePolicy
 
+        _check_forward(candidate, torch.nn.Module.forward)
         _to_device(candidate, section.device)
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
     _check_callable(candidate, section)
@@ -89,6 +90,20 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             'what it returns, or its name as "module:attr"'
         )
     return CallablePolicy(candidate)
+
+
+def _check_forward(module: Any, undefined: Any) -> None:
+    if inspect.getattr_static(module, "forward", undefined) is not undefined:
+        return
+    name, methods = type(module).__name__, ("get_action_and_value", "get_action")
+    raise ConfigError(
+        f"policy.policy is a {name} without forward(observations), by which a module acts: "
+        + (
+            f"give rl_eval.integrations.cleanrl.AgentPolicy({name.lower()}), which calls {found[0]}"
+            if (found := [method for method in methods if callable(getattr(module, method, None))])
+            else "define it"
+        )
+    )
 
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:

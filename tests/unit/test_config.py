@@ -320,6 +320,18 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str, place: 
         EvalConfig.from_yaml(path)
 
 
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("evaluation", "seed"), ("evaluation", "max_episode_steps"), ("fault_tolerance", "step_timeout_s")],
+)
+def test_a_flag_is_no_number(section: str, key: str) -> None:
+    """Python takes True for 1; flags themselves, and what may be anything, are as they were."""
+    config = EvalConfig().environment("E", env_kwargs={"on": True}).policy("a:b", deterministic=True)
+    config.build()
+    with pytest.raises(ConfigError, match=f"{section}.{key} is True: value error, give a number"):
+        config.set(f"{section}.{key}", True).build()
+
+
 def test_merged_mappings_may_say_another_value(tmp_path: Path) -> None:
     path = tmp_path / "merged.yaml"
     mine = "{environment: {env: E}, policy: {policy: 'a:b'}, evaluation: {<<: *base, seed: 2}}"

@@ -104,6 +104,25 @@ def test_multi_discrete_actions_may_be_a_matrix() -> None:
     assert act(Constant(lambda observations: logits), space, 1).tolist() == [[[1, 2], [0, 1]]]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({}, "a Agent without forward(observations), by which a module acts: define it"),
+        ({"get_action": print}, "give rl_eval.integrations.cleanrl.AgentPolicy(agent), which calls get_action"),
+    ],
+)
+def test_a_module_without_forward_is_told_what_acts(methods: dict[str, Any], said: str) -> None:
+    """As agents of CleanRL are; one that was compiled, or has it as an attribute of its own, does act."""
+    agent = type("Agent", (nn.Module,), methods)()
+    with pytest.raises(ConfigError) as error:
+        adapt_policy(PolicySection(policy=agent), OBSERVATIONS, spaces.Discrete(2))
+    assert said in str(error.value)
+    agent.forward = lambda observations: torch.zeros(len(observations), 2)
+    for acting in (agent, torch.jit.script(nn.Linear(2, 2))):
+        adapt_policy(PolicySection(policy=acting), OBSERVATIONS, spaces.Discrete(2))
+
+
 def test_multi_binary_actions_are_the_positive_logits() -> None:
     """A bit is set where its logit is above zero, in the shape of the space."""
     logits = torch.tensor([[-1.0, 0.0, 1.0, 1e-9]])
