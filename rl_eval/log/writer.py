@@ -6,6 +6,7 @@ in the log, so nothing that was announced can be lost.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ from rl_eval.log.storage import Storage, is_unusable, open_storage
 
 __all__ = ["EvaluationLog"]
 
+_logger: Final = logging.getLogger(__name__)
+
 FLUSH_SHARE: Final = 0.05
 """Flush interval as a share of the session's age: the number of segments grows with its logarithm at first."""
 FLUSH_SECONDS: Final = (1.0, 30.0)
@@ -35,6 +38,9 @@ RETRIES = 13
 """How often a failed write is tried again."""
 RETRY_SECONDS = (0.25, 5.0)
 """First and longest wait before it is; each is twice the one before. The longest must not look like a dead driver."""
+
+_FAILURES_SAID: Final = 4
+"""Failed write in a row of which a warning tells, after about two seconds: object stores have single ones."""
 
 CLOSE_SECONDS: Final = 10.0
 """How long :meth:`EvaluationLog.close` waits for a write that is under way."""
@@ -315,6 +321,8 @@ class EvaluationLog:
         if self._failures > RETRIES:
             self._give_up(LogError(f"{self._storage.label} cannot be written, after {RETRIES} retries: {error}"))
             return
+        if self._failures == _FAILURES_SAID:
+            _logger.warning("%s cannot be written (%s): it is tried again meanwhile", self._storage.label, error)
         first, longest = RETRY_SECONDS
         with self._changed:
             self._trouble = error

@@ -356,9 +356,9 @@ def test_a_write_that_fails_for_a_while_is_tried_again(
 
 
 def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
-    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the retries the log gives up, says so to whoever asks, and holds what it had announced."""
+    """After a warning and the retries the log gives up, says so to whoever asks, and holds what it had announced."""
     log.append(make_batch([1]))
     log.flush(10)
     tried = fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
@@ -369,6 +369,7 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
         ):
             log.flush(10)
     assert len(tried) == 1 + writer.RETRIES
+    assert caplog.text.count("No space left on device): it is tried again") == 1
     assert len(log.poll()) == 1
     with pytest.raises(LogError, match="No space left"):
         log.poll()
