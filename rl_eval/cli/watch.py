@@ -100,9 +100,10 @@ def watch(
         tell = partial(_tell, err=as_json)
         if config is None:
             evaluated.check(f"watch {checkpoints[0]!r}", assignments, needs_policy=False)
+        if config is None and evaluated.policy is None:
             # What is wrong whatever the checkpoint is said before one is waited for.
-            of_any = evaluated if evaluated.policy else replace(evaluated, policy="random")
-            read_config(None, section, assignments, of_any.keys(lambda _: None, assignments, trust=trust)).build()
+            of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
+            read_config(None, section, assignments, of_any).build()
             evaluated = _with_policy(evaluated, run_dir, glob_given or "*", look_s, tell)
         # What the options say of one model is left out: there are many.
         read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
@@ -160,7 +161,7 @@ def _arguments(config: Path | None, checkpoints: list[str] | None) -> tuple[Path
 def _with_policy(
     evaluated: Evaluated, folder: Path, pattern: str, poll_s: float | None, tell: Callable[[str], None]
 ) -> Evaluated:
-    """Return options with a policy: of the kind of the first checkpoint there, unless one is named.
+    """Return options with a policy: of the kind of the first checkpoint there.
 
     Args:
         evaluated: The options.
@@ -172,8 +173,6 @@ def _with_policy(
     Raises:
         ConfigError: Nothing that is there says it.
     """
-    if evaluated.policy is not None:
-        return evaluated
     waits, said = poll_s is not None and not any(folder.glob(pattern)), ""
     while isinstance(found := _first_known(folder, pattern), str):
         if not waits:

@@ -251,12 +251,12 @@ def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Diff
 
     Both sides must have recorded them; versions that every result has are told elsewhere.
     """
-    for kind, part in (("source", "files"), ("version", "packages")):
+    for kind, part, told in (("source", "files", {}), ("version", "packages", _mapping(a.get("packages")))):
         ours, theirs = _code(a, part), _code(b, part)
-        for name in sorted(ours.keys() & theirs.keys() - _mapping(a.get("packages")).keys()):
+        for name in sorted(ours.keys() & theirs.keys() - told.keys()):
             if ours[name] != theirs[name]:
                 yield DifferentSetting(f"{kind} of {name}", ours[name], theirs[name])
-    changes = [len(side.get("code_changes") or ()) for side in (a, b)]
+    changes = [len(found) if isinstance(found := side.get("code_changes"), list) else 0 for side in (a, b)]
     if changes[0] != changes[1]:
         yield DifferentSetting("changes of the source while it ran", *changes)
 

@@ -415,7 +415,8 @@ def test_another_version_of_an_installed_environment_is_told() -> None:
         "packages.gymnasium: 1.0 in a, 2.0 in b",
     ]
     theirs.provenance["code"] = {"files": [], "packages": {"my_env": None}}
-    assert compare(ours, theirs).different_settings
+    theirs.provenance["code_changes"] = 3
+    assert [one.key for one in compare(ours, theirs).different_settings] == ["version of my_env", "packages.gymnasium"]
 
 
 def test_what_is_no_result_is_refused_by_name() -> None:
