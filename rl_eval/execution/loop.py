@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
-from rl_eval.backends.requests import Apply, Run, Start
+from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
@@ -250,6 +250,8 @@ class ControlLoop:
             return
         if isinstance(reply.call.request, Run) and asked is None:
             return  # Its evaluation has ended, by the call before perhaps; the next one is for that to judge.
+        if isinstance(reply.call.request, SetWeights) and not self._pool.uses(reply.call.request):
+            return  # Withdrawn, since another runner refused them perhaps; others follow, and are judged by themselves.
         everywhere = self._pool.raised(member)
         if isinstance(reply.call.request, Start):
             self._act_on(StartFailed(error, everywhere and not self._pool.ever_ready), member, error, None, now)

@@ -177,6 +177,10 @@ class RunnerPool:
         if self.weights is not None:
             self.call(member, SetWeights(self.weights.handle), tag=0, now=now)
 
+    def uses(self, request: SetWeights) -> bool:
+        """Whether a request has the weights of the group, and not some that were withdrawn or replaced since."""
+        return self.weights is not None and request.weights is self.weights.handle
+
     # ------------------------------------------------------------------ losses
 
     def raised(self, member: Member) -> bool:
