@@ -134,10 +134,7 @@ class _Broadcast(_Awaited[list[Any]]):
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """See :class:`Job`."""
-        called = self._waiting.pop(member.incarnation, None) is not None
-        if called and not self._waiting and not self._values:
-            # Not sent again: what a call did before its runner was lost, nobody knows.
-            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
+        self._waiting.pop(member.incarnation, None)
         self._settle()
         return False
 
@@ -213,6 +210,12 @@ class Apply(_Broadcast):
 
     def __init__(self, function: Callable[[EvalRunner], Any]) -> None:
         super().__init__(requests.Apply(function))
+
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        """Not sent again: what a call did before its runner was lost, nobody knows."""
+        if list(self._waiting) == [member.incarnation] and not self._values:
+            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
+        return super().lost(member, crash_report, now)
 
 
 @final

@@ -148,6 +148,18 @@ def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> 
     assert world.loop._fatal is None
 
 
+def test_weights_that_one_runner_refuses_are_taken_from_those_that_have_them() -> None:
+    """What one cannot evaluate, none does."""
+    world = World(runners=2)
+    world.start(0, 1)
+    world.pool.weights = PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0))
+    sync = world.post(WeightsSync(PublishedWeights("bad", snapshot_weights({"v": torch.zeros(1)}, 1))))
+    world.turn(Reply(Call(0, SetWeights("bad"), sync.tag), 1))
+    world.turn(Reply(Call(1, SetWeights("bad"), sync.tag), error=WeightsError("weights lack 'w'")))
+    assert isinstance(sync.future.exception(timeout=0), WeightsError)
+    assert [call[:2] for call in world.backend.calls[-2:]] == [(0, SetWeights("good")), (1, SetWeights("good"))]
+
+
 @pytest.mark.parametrize("joins_late", [False, True], ids=["both-up", "one-joins-during-the-broadcast"])
 def test_a_late_refusal_of_weights_that_were_withdrawn_fails_nothing_else(joins_late: bool) -> None:
     """The first refusal has failed the broadcast; the other runners' come while the group goes on with what it had."""
