@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_eval.backends import Call, Reply
@@ -22,7 +22,7 @@ from tests.unit.test_loop import World, played
 
 EPISODES = 6
 REQUESTS = ["send good", "send bad", "evaluate", "evaluate good", "evaluate bad", "apply"]
-EVENTS = ["answer", "answer", "answer", "kill"]
+EVENTS = ["answer", "answer", "answer", "kill", "cancel"]
 
 
 class Cluster(World):
@@ -30,33 +30,37 @@ class Cluster(World):
 
     def __init__(self, runners: int) -> None:
         super().__init__(runners, max_runner_restarts=1000)
-        self.asked: list[tuple[str, int, Any]] = []
-        """Requests, each with the version of the weights that it must have, and the job or the handle."""
-        self.version = 0
-        """Of the last good weights."""
+        self.asked: list[tuple[str, Any]] = []
+        """Requests, each with the job or the handle."""
+        self.cancelled: list[EvalHandle] = []
         self.versions: dict[int, int] = {}
         """Of the weights that each runner has."""
 
     def ask(self, request: str) -> None:
         verb, _, kind = request.partition(" ")
-        sync = self.weights(kind) if kind else None
+        version = len(self.asked) + 1
+        sync = WeightsSync(PublishedWeights((kind, version), snapshot_weights({"w": torch.zeros(1)}, version)))
         if verb == "apply":
-            self.asked.append((request, 0, self.post(Apply(id))))
+            self.asked.append((request, self.post(Apply(id))))
         elif verb == "send":
-            self.asked.append((request, self.version, self.post(sync)))
+            self.asked.append((request, self.post(sync)))
         else:
             outcome = EvalOutcome(self.settings, EpisodePlan(EPISODES))
-            if sync is not None:
+            self.asked.append((request, outcome.handle))
+            if kind:
                 sync.evaluation = outcome.handle
                 self.loop.post(sync)
-            self.post(Opening(outcome, sync))
-            self.asked.append((request, self.version, outcome.handle))
+            self.post(Opening(outcome, sync if kind else None))
 
-    def weights(self, kind: str) -> WeightsSync:
-        version = len(self.asked) + 1
-        if kind == "good":
-            self.version = version
-        return WeightsSync(PublishedWeights((kind, version), snapshot_weights({"w": torch.zeros(1)}, version)))
+    def sent(self, asked: int) -> set[int]:
+        """Versions that a request may have: of the last good weights, or before if an evaluation needs them no more."""
+        versions = set()
+        for version, (request, job) in reversed([*enumerate(self.asked[: asked + 1], 1)]):
+            if request.endswith("good"):
+                versions.add(version)
+                if job not in self.cancelled:
+                    return versions
+        return versions | {0}
 
     def waiting(self) -> list[int]:
         """Runners with calls to answer."""
@@ -90,10 +94,17 @@ class Cluster(World):
     def lose(self, runner: int) -> None:
         self.turn(Reply(Call(runner, Stop(), 0), error=RunnerLost("killed"), lost=True))
 
+    def cancel(self, place: int) -> None:
+        running = [job for _, job in self.asked if isinstance(job, EvalHandle) and not job.done()]
+        if running:
+            self.cancelled.append(running[place % len(running)])
+            self.cancelled[-1].cancel()
+            self.turn()
+
     def settle(self) -> None:
         """Nothing is lost any more, and everybody answers."""
         for _ in range(300):
-            if all(future(job).done() for _, _, job in self.asked):
+            if all(future(job).done() for _, job in self.asked):
                 return
             self.now += 5.0
             self.turn()
@@ -105,9 +116,16 @@ def future(job: Any) -> Any:
     return job if isinstance(job, EvalHandle) else job.future
 
 
-def check(request: str, version: int, job: Any) -> None:
+def check(world: Cluster, place: int) -> None:
+    request, job = world.asked[place]
     assert future(job).done(), f"{request}: nobody is told"
     error = future(job).exception()
+    if request.startswith("evaluate") and error is None:
+        result = job.result()
+        assert {record.weights_version for record in result.episodes} <= world.sent(place)
+        if job in world.cancelled:
+            return
+        assert (result.status, len(result.episodes)) == ("complete", EPISODES)
     if request.endswith("bad"):
         assert isinstance(error, WeightsError), f"{request}: {error!r}"
     elif request == "apply":
@@ -115,14 +133,9 @@ def check(request: str, version: int, job: Any) -> None:
         assert error is None or isinstance(error, ClusterError)
     else:
         assert error is None, f"{request}: {error!r}"
-        if request == "send good":
-            assert set(job.future.result()) == {version}
-        else:
-            result = job.result()
-            assert (result.status, len(result.episodes)) == ("complete", EPISODES)
-            assert {record.weights_version for record in result.episodes} == {version}
 
 
+@settings(max_examples=100)
 @given(
     runners=st.integers(1, 3),
     story=st.lists(
@@ -139,7 +152,9 @@ def test_every_job_gets_its_own_answer(runners: int, story: list[str | tuple[str
             world.answer_one(waiting[step[1] % len(waiting)])
         elif step[0] == "kill" and (alive := sorted(world.pool.members)):
             world.lose(alive[step[1] % len(alive)])
+        elif step[0] == "cancel":
+            world.cancel(step[1])
     world.settle()
     assert world.loop._fatal is None
-    for asked in world.asked:
-        check(*asked)
+    for place in range(len(world.asked)):
+        check(world, place)
