@@ -19,6 +19,7 @@ from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_ev
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
+from rl_eval.cli.stdout import print_line, results
 from rl_eval.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
     if games is not None:
         _save(folder, _text(result, played), games)
     if not quiet:
-        typer.echo(f"saved in {folder}", err=as_json)
+        print_line(f"saved in {folder}", err=as_json)
     return f"what had finished is saved in {folder}"
 
 
@@ -136,7 +137,7 @@ def _save(folder: Path, text: str, games: Games) -> None:
 
 def _print(result: EvalResult, played: CrossPlay | None, *, quiet: bool, as_json: bool) -> None:
     if as_json:
-        typer.echo(_text(result, played))
+        print_line(_text(result, played))
         return
     if quiet:
         print_result(result, quiet=True, as_json=False)
@@ -144,7 +145,7 @@ def _print(result: EvalResult, played: CrossPlay | None, *, quiet: bool, as_json
     if played is None or result.status != "complete":
         print_report(result)
     if played is not None:
-        console = Console(highlight=False)
+        console = Console(file=results(), highlight=False)
         console.print(played)
         for note in result.notes:
             console.print(f"note: {note}", markup=False)

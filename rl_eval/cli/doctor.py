@@ -20,6 +20,7 @@ from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, counted, print_json, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.stdout import results
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 
@@ -81,7 +82,7 @@ class _Report:
     """Prints findings as they are made, only problems if quiet, and counts them."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._console = Console(highlight=False)
+        self._console = Console(file=results(), highlight=False)
         self._quiet = quiet
         self.levels: Counter[str] = Counter()
 

@@ -16,6 +16,7 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.shared import option
 from rl_eval.cli.show import Results
+from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
 
@@ -65,7 +66,7 @@ def export(
 ) -> None:
     """Write one row per finished episode, with its faults; or, with --trajectories, every step of them."""
     with reported(debug):
-        say = _print_json if as_json else typer.echo
+        say = _print_json if as_json else _print_text
         if trajectories:
             _check_given("--trajectories", needed={"--to": to, "--output": output}, useless={"--format": format})
             _check_given("--trajectories", useless={"--force": force or None})
@@ -111,6 +112,10 @@ def _check_given(
 
 def _print_json(written: _Written) -> None:
     print_json(written._asdict())
+
+
+def _print_text(written: _Written) -> None:
+    print_line(str(written))
 
 
 def _export_trajectories(path: str, to: Target, output: str, episodes: str | None, *, trust: bool) -> _Written:

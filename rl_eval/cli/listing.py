@@ -10,6 +10,7 @@ import typer
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
 from rl_eval.cli.shared import FolderOfRuns
+from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def list_(
             typer.echo(f"no runs in {folder}", err=True)
             return
         for line in _lines([_HEADINGS, *map(_cells, runs)]):
-            typer.echo(redact_text(line))
+            print_line(redact_text(line))
 
 
 def _cells(run: ListedRun) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rl_eval.cli.stdout import print_line, results
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.table import Page, rich_page, text_page
 
@@ -25,20 +26,20 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no t
 
 def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
     """Print a result, a comparison or estimates."""
-    console = Console(highlight=False)
+    console = Console(file=results(), highlight=False)
     if console.is_terminal:
         console.print(report)
     else:
-        typer.echo(str(report))
+        print_line(str(report))
 
 
 def print_page(page: Page) -> None:
     """Print any other page."""
-    console = Console(highlight=False)
+    console = Console(file=results(), highlight=False)
     if console.is_terminal:
         console.print(rich_page(page))
     else:
-        typer.echo(text_page(page))
+        print_line(text_page(page))
 
 
 def counted(count: int, noun: str) -> str:
@@ -48,7 +49,7 @@ def counted(count: int, noun: str) -> str:
 
 def print_json(described: Any) -> None:
     """Print plain JSON values, of which schemas are in the docs."""
-    typer.echo(json.dumps(described, indent=2, allow_nan=False))
+    print_line(json.dumps(described, indent=2, allow_nan=False))
 
 
 def print_note(line: str) -> None:

@@ -11,6 +11,7 @@ from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.show import Results
+from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.results.report.table import Line, Page
 
@@ -56,7 +57,7 @@ def _printed(replays: Iterable[Replay]) -> list[Replay]:
     seen: list[Replay] = []
     for again in replays:
         if seen:
-            typer.echo()
+            print_line()
         print_page(_page(again))
         seen.append(again)
     return seen

@@ -13,6 +13,7 @@ from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, counted, print_json
 from rl_eval.cli.shared import argument
+from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def report(
         if as_json:
             print_json({"path": str(output), "results": len(paths), "bytes": size})
         else:
-            typer.echo(f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
+            print_line(f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
 
 
 def _source(path: str, output: Path) -> Source:

@@ -18,6 +18,7 @@ from typing import Final, final
 import typer
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.stdout import results_descriptor
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.redaction import redact_text
 
@@ -115,7 +116,9 @@ class Child:
     def run(self) -> int:
         """Run it once; return its exit code, 128 + n for death by signal n, negated if it was asked to end."""
         # In a session of its own, so that a Ctrl-C reaches it once: from here.
-        self._process = subprocess.Popen(self._command, start_new_session=True)  # noqa: S603 - our own command line.
+        self._process = subprocess.Popen(  # noqa: S603 - our own command line.
+            self._command, stdout=results_descriptor(), start_new_session=True
+        )
         if self._asked is not None:  # It came between the decision to start and the start.
             self._process.send_signal(self._asked)
         code = self._process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -23,6 +22,7 @@ from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
+from rl_eval.cli.stdout import flush_results, print_line
 from rl_eval.errors import ConfigError
 from rl_eval.results.report.table import interval_text
 
@@ -278,9 +278,8 @@ def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bo
     if failure is not None:
         raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
     if folder is not None and not quiet:
-        typer.echo(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
-    if sys.stdout is not None:  # As where it was closed before.
-        sys.stdout.flush()
+        print_line(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
+    flush_results()
     return "the result is printed" if folder is None else f"what had finished is saved in {folder}"
 
 
@@ -289,7 +288,7 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         print_json(result.to_dict())
     elif quiet:
-        typer.echo(_summary(result))
+        print_line(_summary(result))
     else:
         print_report(result)
 

@@ -13,6 +13,7 @@ import typer
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.shared import CommandLine, argument, option
+from rl_eval.cli.stdout import print_line
 from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def list_(
                 print_page(Page(f"service {name}", f"namespace {space}", "", [], silent))
             else:
                 print_page(_page(status))
-                typer.echo(f"folder {status.run_dir}")
-            typer.echo()
+                print_line(f"folder {status.run_dir}")
+            print_line()
         if not services:
-            typer.echo(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
+            print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
 
 
 @app.command("stop", epilog=_STOP_CODES, short_help="End a service.")
@@ -87,7 +88,7 @@ def stop(
         from rl_eval.training.service.directory import end_service
 
         orderly = end_service(name, namespace)
-        typer.echo(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
+        print_line(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from rl_eval.cli.stdout import reserved_stdout
+
 __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "argument", "option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,6 +60,11 @@ class _Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += typer.main.get_command(_shared).params
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with stdout for its result alone."""
+        with reserved_stdout():
+            return super().invoke(ctx)
 
 
 class CommandLine(typer.Typer):

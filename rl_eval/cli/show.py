@@ -12,6 +12,7 @@ from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, counted, print_json, print_page, print_report
 from rl_eval.cli.shared import argument
+from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines, one_line
 from rl_eval.results.report.table import Line, Page, number
@@ -52,7 +53,7 @@ def show(
         print_report(result)
         sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
         if any(sections):
-            typer.echo()
+            print_line()
             state = "saved result" if not run else "ended" if run["released"] else "at work, or killed"
             print_page(Page(run.get("run_dir", redact_text(path)), "", state, sections))
         if faults:
@@ -75,7 +76,7 @@ def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: 
         return
     for position, (index, events) in enumerate(stories.items()):
         if position:
-            typer.echo()
+            print_line()
         _print_story(index, events, faults=faults)
 
 
@@ -192,9 +193,9 @@ def _located(fault: Fault) -> str:
 
 def _print_faults(faults: list[Fault]) -> None:
     for fault in faults:
-        typer.echo(f"\n{one_line(_located(fault))}")
-        typer.echo(lines(fault.traceback))
-    typer.echo(f"\n{counted(len(faults), 'fault')}")
+        print_line(f"\n{one_line(_located(fault))}")
+        print_line(lines(fault.traceback))
+    print_line(f"\n{counted(len(faults), 'fault')}")
 
 
 # As JSON

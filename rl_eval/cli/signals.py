@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, final
 
+from rl_eval.cli.stdout import flush_results
 from rl_eval.errors import EvalError
 
 __all__ = ["Interrupted", "Interruption"]
@@ -97,8 +97,7 @@ class Interruption:
             self._writing = None
         if (code := getattr(error, "exit_code", 0)) in _CODES:
             # All is said and saved. Libraries that a signal found half started do not end in order: some abort.
-            if sys.stdout is not None:  # As where it was closed before.
-                sys.stdout.flush()
+            flush_results()
             self._leave(code)
 
     def defer(

@@ -12,6 +12,7 @@ import typer
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, counted, print_json
 from rl_eval.cli.shared import FolderOfRuns
+from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def view(
         if as_json:
             print_json({"url": server.url, "folder": str(folder), "runs": runs})
         else:
-            typer.echo(f"{server.url}   {counted(runs, 'run')} in {folder}, until Ctrl-C")
+            print_line(f"{server.url}   {counted(runs, 'run')} in {folder}, until Ctrl-C")
         if open_:
             webbrowser.open(server.url)
         server.serve_forever()

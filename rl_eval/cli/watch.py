@@ -20,6 +20,7 @@ from rl_eval.cli.printing import AsJson, print_json, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
+from rl_eval.cli.stdout import print_line
 from rl_eval.config.model_files import library_of, loads_models
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
@@ -254,7 +255,7 @@ def _wait_for(folder: Path, pattern: str, output: Path, poll_s: float | None, te
 
 
 def _tell(line: str, *, err: bool) -> None:
-    typer.echo(redact_text(line), err=err)
+    print_line(redact_text(line), err=err)
 
 
 def _exit_code(watcher: Watcher, interruption: Interruption) -> int:

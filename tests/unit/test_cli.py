@@ -42,7 +42,7 @@ from rl_eval.errors import (
 from rl_eval.execution.handle import EvalProgress
 from rl_eval.log import read_log
 from rl_eval.results.result import EvalResult
-from tests.unit.cli_world import CONFIG, call, environment, make_folder, start
+from tests.unit.cli_world import CONFIG, call, call_alone, environment, make_folder, printed, start
 
 COMMANDS = (
     *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),
@@ -755,3 +755,18 @@ def test_compare_refuses_what_is_no_result(two_results):
     outcome = call("compare", "ones", "nowhere")
     assert outcome.exit_code == ExitCode.USAGE
     assert outcome.stderr == "error: there is no folder 'nowhere': give that of an evaluation\n"
+
+
+@pytest.mark.process
+def test_what_an_environment_prints_is_no_part_of_the_result(folder):
+    """Neither by ``print`` nor below Python; stderr has it."""
+    Path("loud_toys.py").write_text(
+        "import os\nfrom cli_toys import Count\n\n"
+        "def loud(context):\n    print('from Python')\n    os.write(1, b'from below\\n')\n    return Count(**context)\n"
+    )
+    done = call_alone("run", "toy.yaml", "--json", "--set", "environment.env=loud_toys:loud")
+    assert done.returncode == 0, done.stderr
+    printed("run", done.stdout)
+    assert {"from Python", "from below"} <= set(done.stderr.splitlines())
+    supervised = call_alone("run", "toy.yaml", "-q", "--max-restarts", 1, "--log-dir", "log")
+    assert supervised.stdout.startswith("complete: mean return ")
