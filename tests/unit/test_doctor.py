@@ -840,3 +840,31 @@ def test_quiet_prints_problems_only(folder, monkeypatch):
     monkeypatch.setattr("rl_eval.cli.checks.processes.check_processes", lambda settings: ())
     outcome = call("toy.yaml", "--quiet", *reusing)
     assert (outcome.exit_code, outcome.stdout) == (0, "")
+
+
+class Masked(Good):
+    """Allows a part of its actions in each step, and does not survive any other."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.action_space = space
+
+    def action_masks(self):
+        return {gym.spaces.Discrete: [0, 1, 1], gym.spaces.MultiDiscrete: [0, 1, 1, 1, 0]}.get(
+            type(self.action_space), [1, 0, 1, 1]
+        )
+
+    def step(self, action):
+        first = int(np.ravel(action)[0])
+        assert first == 0 if isinstance(self.action_space, gym.spaces.MultiBinary) else first != 0
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3]), gym.spaces.MultiBinary(2)], ids=repr
+)
+def test_actions_that_a_mask_forbids_are_not_tried(space):
+    config = EvalConfig().environment(lambda: Masked(space), action_masks=True).policy(lambda o: o)
+    found = list(check_environment(config.runners(num_runners=0).build()))
+    assert not [finding for finding in found if finding.level in ("problem", "warning")], found
+    assert any("knows no action masks" in finding.text for finding in found)

@@ -25,6 +25,7 @@ from rl_eval.protocols import Policy
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.records.trace import first_divergence
 from rl_eval.runners import EvalRunner
+from rl_eval.runners.action_masks import ActionMasks
 
 __all__ = ["MAX_SECONDS", "Player", "Trace", "first_difference", "for_player", "sampled_actions"]
 
@@ -83,7 +84,8 @@ class Player(EvalRunner):
         assert lane.trace is not None
         self._recording = lane.trace
         lane.step = partial(self._notice_info, lane.step)
-        actions = sampled_actions(self.spaces[1], lease.index)
+        masks = lane.env if isinstance(lane.env, ActionMasks) else None
+        actions = sampled_actions(self.spaces[1], lease.index, masks)
         yield
         while lane.lease is not None and perf_counter() - started <= MAX_SECONDS:
             action = next(actions)
@@ -119,12 +121,12 @@ def for_player(settings: EvalSettings) -> EvalSettings:
     )
 
 
-def sampled_actions(space: gym.Space[Any], index: int) -> Iterator[Any]:
+def sampled_actions(space: gym.Space[Any], index: int, masks: ActionMasks | None = None) -> Iterator[Any]:
     """Draw the actions of an episode, always the same, and leave the generator of the environment's own space alone."""
     space = copy.deepcopy(space)
     space.seed(index)
     while True:
-        yield space.sample()
+        yield space.sample() if masks is None else space.sample(masks.sample_mask)
 
 
 def first_difference(ours: Trace, theirs: Trace) -> str:
