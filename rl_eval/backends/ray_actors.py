@@ -150,9 +150,12 @@ class RayBackend:
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
+        wanted = self._wanted()
+        # What is used up is not among those that are free.
+        free = {**dict.fromkeys(wanted, 0.0), **ray.available_resources()}
         return (
-            f"each runner asks for {_amounts(self._wanted())}{labels}{group}; "
-            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(ray.available_resources())} free"
+            f"each runner asks for {_amounts(wanted)}{labels}{group}; "
+            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(free)} free"
         )
 
     def capacity(self) -> int | None:

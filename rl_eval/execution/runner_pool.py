@@ -28,6 +28,8 @@ __all__ = ["Member", "PublishedWeights", "RunnerPool"]
 _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
+_LONG_START_S: Final = 15.0
+"""After which waiting for the first runner is told, once: longer than imports take."""
 
 
 class PublishedWeights(NamedTuple):
@@ -87,6 +89,7 @@ class RunnerPool:
         """Positions whose latest start or call raised."""
         self._due: list[tuple[float, int]] = []
         self._founded: float | None = None
+        self._told_of_waiting = False
 
     # ------------------------------------------------------------------ size
 
@@ -236,12 +239,8 @@ class RunnerPool:
         Raises:
             RunnerStartError: No runner ever came up, for longer than ``runner_start_timeout_s``.
         """
-        limit = self._settings.runners.runner_start_timeout_s
-        if not self.ever_ready and self._founded is not None and now - self._founded > limit:
-            raise RunnerStartError(
-                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. "
-                "Ask for less, free or add resources, or wait longer"
-            )
+        if not self.ever_ready and self._founded is not None:
+            self._await_first(now - self._founded)
         for due in [item for item in self._due if item[0] <= now]:
             self._due.remove(due)
             self.restarts += 1
@@ -254,6 +253,18 @@ class RunnerPool:
     def patience(self, now: float) -> float:
         """Seconds until something may be due, at most 1."""
         return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
+
+    def _await_first(self, seconds: float) -> None:
+        limit = self._settings.runners.runner_start_timeout_s
+        if seconds > limit:
+            raise RunnerStartError(
+                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. "
+                "Ask for less, free or add resources, or wait longer"
+            )
+        if seconds > _LONG_START_S and not self._told_of_waiting:
+            self._told_of_waiting = True
+            with suppress(Exception):  # As in absence().
+                _logger.warning("no runner is up after %.0f s, waiting on: %s", seconds, self._backend.shortage())
 
     def _given_up(self, member: Member, now: float) -> RunnerLost | None:
         if not member.ready:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from time import perf_counter, sleep
 from typing import Any, Final, Literal, NamedTuple
@@ -171,8 +172,8 @@ class Probe:
                 f"beside it{_blamed(training_layers(self._policy))}"
             ) from error
         note = (
-            "the policy's result for an observation depends on the rest of its batch"
-            f"{_blamed(training_layers(self._policy))}: every row is computed alone, which is exact but slow (one "
+            "the policy's result for an observation depends on its place in the batch, or on the others there"
+            f"{_blamed(training_layers(self._policy)) or _unpinned()}: every row is computed alone, which is exact but slow (one "
             "forward pass per environment and step)"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
@@ -418,3 +419,10 @@ def _listed(names: list[str], most: int = 3) -> str:
 
 def _blamed(layers: list[str]) -> str:
     return f" ({_listed(layers)} in training mode: call eval() on the module)" if layers else ""
+
+
+def _unpinned() -> str:
+    """Name the usual cause in the last bits: MKL, in a process that was started without its variable."""
+    if os.environ.get("MKL_CBWR"):
+        return ""
+    return " (perhaps in its last bits alone: MKL_CBWR is not set here, as it is in runners and on the command line)"

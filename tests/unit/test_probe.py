@@ -187,11 +187,15 @@ def test_the_key_of_earlier_evaluations_stays(name: str) -> None:
 # ------------------------------------------------------------------------------ notes
 
 
-def test_a_row_that_depends_on_its_batch_is_noted() -> None:
-    """Row by row is exact but slow, so the result says why."""
+def test_a_row_that_depends_on_its_batch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row is exact but slow, so the result says why, and that it may be MKL's doing where that may be."""
+    monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
     (note,) = of_kind("normalizes_across_rows").notes
-    assert "depends on the rest of its batch" in note
+    assert "depends on its place in the batch, or on the others there: every row" in note
     assert "exact but slow" in note
+    monkeypatch.delenv("MKL_CBWR")
+    (note,) = of_kind("normalizes_across_rows").notes
+    assert "MKL_CBWR is not set here" in note
 
 
 def test_a_policy_that_cannot_be_probed_is_noted() -> None:

@@ -126,6 +126,17 @@ def test_the_start_timeout_says_what_was_asked_for_and_what_there_is() -> None:
     assert "Ask for less" in message
 
 
+def test_a_long_wait_for_the_first_runner_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With what is short, long before the timeout."""
+    world = World(runners__runner_start_timeout_s=120.0).grow()
+    world.wait(14.0)
+    assert not caplog.records
+    world.wait(2.0)
+    world.wait(20.0)
+    (record,) = caplog.records
+    assert "the cluster has 2 CPU in all and 1 CPU free" in record.getMessage()
+
+
 def test_the_start_timeout_counts_from_the_first_spawn() -> None:
     """Replacing runners that die while they start does not extend the wait for the first one."""
     world = World(runners__runner_start_timeout_s=30.0).grow()
