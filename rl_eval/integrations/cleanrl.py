@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, final
@@ -87,7 +87,8 @@ def load_agent(
     Args:
         agent: The script's class that acts, or ``"module:Class"``; called with ``envs``, of which it may read
             ``single_observation_space`` and ``single_action_space``.
-        path: The model file. Of several networks, such as those of TD3, the first is the one that acts.
+        path: The model file: the agent's weights, alone or as one entry of a mapping that fits the agent. Of a tuple of
+            networks, such as those of TD3, the first is the one that acts.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
         agent_kwargs: More arguments of the class, such as C51's ``n_atoms``.
@@ -102,7 +103,7 @@ def load_agent(
     envs = SimpleNamespace(single_observation_space=observation_space, single_action_space=action_space, num_envs=1)
     module = build(envs, **(agent_kwargs or {}))
     try:
-        module.load_state_dict(_weights(Path(path).expanduser()))
+        module.load_state_dict(_weights(Path(path).expanduser(), module.state_dict().keys()))
     except Exception as error:
         raise ConfigError(
             f"policy_kwargs.path: {str(path)!r} cannot be read as weights of {build.__name__}: "
@@ -111,11 +112,13 @@ def load_agent(
     return AgentPolicy(module) if any(hasattr(module, name) for name in _METHODS) else module
 
 
-def _weights(file: Path) -> Any:
+def _weights(file: Path, names: Collection[str]) -> Any:
+    """Return the weights with these names in a file, or all of it, if it has none or several of them."""
     saved = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(saved, tuple):
         return saved[0]
-    return saved.get("model_weights", saved)
+    fitting = [part for part in saved.values() if isinstance(part, Mapping) and set(part) == set(names)]
+    return fitting[0] if len(fitting) == 1 else saved
 
 
 def _method_of(agent: torch.nn.Module) -> str:

@@ -19,6 +19,7 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
         "rl_eval.integrations.rllib:load_policy",
         f"a checkpoint of RLlib, {path}",
         {"path": str(path.resolve())},
+        {"policy.actions": "none"},  # RLlib's own connectors map them.
         pickled=str(path),
     )
 

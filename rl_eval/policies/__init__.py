@@ -31,6 +31,7 @@ _MAKES: Final = (
     "returns it, as in def make(): return {}"
 )
 _LACKS: Final = "; else give {!r} in policy.policy_kwargs"
+_CLEANRL: Final = "; an agent of CleanRL is given with its model file, as cleanrl:{}@FILE"
 _ACTS: Final = {
     "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
     "get_action": "lambda batch: agent.get_action(batch)",
@@ -156,7 +157,8 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     except TypeError as error:
         lacking = [name for name in _required(parameters) if name not in spaces and name not in section.policy_kwargs]
         hint = _MAKES.format(name) if lacking or module_of(factory) is factory else ""
-        hint += _LACKS.format(lacking[0]) if lacking else ""
+        if lacking:
+            hint += _CLEANRL.format(section.policy) if "envs" in lacking else _LACKS.format(lacking[0])
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
         setattr(wrong, _FROM_FACTORY, True)
         raise wrong from error

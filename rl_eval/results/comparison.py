@@ -1,7 +1,7 @@
 """Comparison of two results: whether they may be compared, and what their difference shows.
 
-Episodes are paired by index. Equal indices mean equal starts only when plan, environment, step limit and
-action mode are equal, so anything else is refused, by name. Only episodes that completed
+Episodes are paired by index. Equal indices mean equal starts only when plan, environment and step limit are
+equal, so anything else is refused, by name. Only episodes that completed
 on both sides, within the leading stretch that both sides finished, make a pair.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown", "verdict_of"]
 
-MUST_AGREE: Final = ("environment", "max_episode_steps", "actions")
+MUST_AGREE: Final = ("environment", "max_episode_steps")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
 
 _SHOWN: Final = 5
@@ -278,7 +278,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterato
 
 def _short(value: Any) -> str:
     """Return a value as text, without the middle of a long one: paths differ at their ends."""
-    text, half = str(value), _LONGEST // 2
+    text, half = str(value) or "not set", _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
 

@@ -173,8 +173,8 @@ class Probe:
             ) from error
         note = (
             "the policy's result for an observation depends on its place in the batch, or on the others there"
-            f"{_blamed(training_layers(self._policy)) or _unpinned()}: every row is computed alone, which is exact but slow (one "
-            "forward pass per environment and step)"
+            f"{_blamed(training_layers(self._policy)) or _unpinned()}: every row is computed alone, which is exact but "
+            "slow (one forward pass per environment and step)"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 

@@ -285,6 +285,12 @@ FILES = {
     "ppo": (Agent, "discrete", lambda agent: agent.state_dict(), {}),
     "dqn": (QNetwork, "discrete", lambda agent: agent.state_dict(), {}),
     "td3": (TD3Actor, "box", lambda agent: (agent.state_dict(), {"qf1": torch.ones(1)}, {}), {}),
+    "ppo and more": (
+        Agent,
+        "discrete",
+        lambda agent: {"model": agent.state_dict(), "optimizer": {"state": {}}, "step": 7},
+        {},
+    ),
     "c51": (
         C51,
         "discrete",
@@ -302,8 +308,15 @@ def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
     torch.save(saved(agent), path)
     policy_kwargs = {"agent": kind, "path": str(path), "agent_kwargs": kwargs}
     loaded = evaluate(config_of(action, policy="rl_eval.integrations.cleanrl:load_agent", policy_kwargs=policy_kwargs))
-    live = AgentPolicy(agent) if name in ("ppo", "c51") else agent
+    live = AgentPolicy(agent) if kind in (Agent, C51) else agent
     assert ours(loaded) == ours(evaluate(config_of(action), live))
+
+
+def test_an_agent_without_its_file_is_told_how_it_is_given():
+    with pytest.raises(
+        ConfigError, match=r"is given with its model file, as cleanrl:.*:Agent@FILE"
+    ):
+        evaluate(config_of("discrete", policy=f"{__name__}:Agent"))
 
 
 def test_weights_of_another_agent_are_refused(tmp_path):

@@ -121,7 +121,6 @@ def test_no_pair_is_an_error_that_counts() -> None:
     ("changes", "message"),
     [
         ({"max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
-        ({"actions": "unsquash"}, "actions is 'clip' in a and 'unsquash' in b"),
         (
             {"environment": {**IDENTITY["environment"], "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}},
             "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b$",
@@ -359,11 +358,12 @@ def test_print_says_what_matters(comparison: Comparison) -> None:
 def test_the_settings_that_differ_are_told() -> None:
     """Each side's value of what the policy is and how it acts; what is equal is not mentioned."""
     ours = make_result(BASE, policy_kwargs={"hidden": 64, "seed": 1}, deterministic=True)
-    theirs = make_result(BASE + 1, policy_kwargs={"hidden": 128, "seed": 1}, deterministic=False)
+    theirs = make_result(BASE + 1, policy_kwargs={"hidden": 128, "seed": 1}, deterministic=False, actions="none")
     ours.provenance["weights"] = {"version": 3, "digest": "ab" * 16}
     theirs.provenance["weights"] = {"version": 4, "digest": "cd" * 16}
     found = compare(ours, theirs)
     assert [(one.key, one.a, one.b) for one in found.different_settings] == [
+        ("actions", "clip", "none"),
         ("policy_kwargs.hidden", 64, 128),
         ("deterministic", True, False),
         ("weights.digest", "ab" * 16, "cd" * 16),

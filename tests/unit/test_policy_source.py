@@ -126,6 +126,7 @@ def test_a_folder_of_rllib_is_known_by_its_file(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     source = policy_source(str(tmp_path))
     assert source.factory == "rl_eval.integrations.rllib:load_policy"
+    assert source.settings == {"policy.actions": "none"}
     assert source.pickled
 
 
