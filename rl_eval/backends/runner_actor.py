@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, answer
+from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop, answer
 from rl_eval.supervision.flight_recorder import ProcessInfo, install
 from rl_eval.supervision.interrupts import expect_no_ctrl_c
+from rl_eval.supervision.processes import erase_recordings
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
@@ -36,6 +37,7 @@ class RunnerActor:
         self._trouble: Exception | None = None
         """Why nothing is recorded, if so."""
         self._runner: Runner | None = None
+        self._process_info: ProcessInfo | None = None
 
     def settle(self) -> ProcessInfo:
         """Begin to record, before anything of the user's is loaded; return where this process lives."""
@@ -43,10 +45,11 @@ class RunnerActor:
 
         expect_no_ctrl_c()
         try:
-            return install(*self._recording, ray.get_runtime_context().get_node_id())
+            self._process_info = install(*self._recording, ray.get_runtime_context().get_node_id())
         except Exception as error:
             self._trouble = error
             raise
+        return self._process_info
 
     def start(self, request: Start) -> None:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
@@ -75,7 +78,12 @@ class RunnerActor:
     def answer(self, request: RunnerRequest) -> Any:
         """Answer a request."""
         assert self._runner is not None
-        return answer(self._runner, request)
+        try:
+            return answer(self._runner, request)
+        finally:
+            # Without deadlines there is no agent that does it.
+            if isinstance(request, Stop) and self._process_info is not None:
+                erase_recordings(self._process_info)
 
 
 def _initialize(init_fn: Any) -> None:

@@ -62,8 +62,10 @@ def compare(
             typer.echo("b is not shown to return less than a", err=True)
         answers, why = [], why or comparison.unbounded
         for requirement in requirements:
-            answers.append(Answer.OPEN if why else requirement.judge(comparison.difference.interval))
-            typer.echo(f"{requirement}: {answers[-1].value}{why and f': {why}'}", err=True)
+            interval = comparison.difference.interval
+            answers.append(Answer.OPEN if why else requirement.judge(interval))
+            said = why or (requirement.undecided(interval) if answers[-1] is Answer.OPEN else "")
+            typer.echo(f"{requirement}: {answers[-1].value}{said and f': {said}'}", err=True)
         if Answer.FAILS in answers:
             raise typer.Exit(1)
         if Answer.OPEN in answers:

@@ -191,7 +191,7 @@ class Reruns:
         first = self._first
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
-        alone = "no second runner came up" if self._num_runners > 1 else "only one process took part"
+        alone = "no second runner was up for it" if self._num_runners > 1 else "only one process took part"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._in_used)))
 
     def _difference(self, index: int) -> FirstDifference:

@@ -92,6 +92,15 @@ class DifferenceRequirement:
             return Answer.HOLDS
         return Answer.FAILS if high < bound else Answer.OPEN
 
+    def undecided(self, interval: Interval) -> str:
+        """Say why an interval leaves it open, and what closes it."""
+        if not interval.exists:
+            return "the mean difference has no interval"
+        return (
+            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, reaches to both sides of "
+            f"{self.bound:g}: more episodes narrow it"
+        )
+
 
 def parse_metric(text: str) -> MetricRequirement:
     """Read ``NAME OP NUMBER``.

@@ -347,7 +347,7 @@ class EvalResult:
 
     @property
     def faults(self) -> list[Fault]:
-        """Every fault by index, in the order in which an episode had them."""
+        """All faults, in the order of their episodes, and of an episode in the order in which it had them."""
         return [fault for index in sorted(self.table.faults) for fault in self.table.faults[index]]
 
     @property

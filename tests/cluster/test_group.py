@@ -239,6 +239,19 @@ def test_a_group_without_runners_left_says_why() -> None:
     assert "4 of 4 episodes did not finish: no runner is left" in result.reason
 
 
+def test_runners_that_end_in_order_leave_no_file() -> None:
+    """Also where no agent watches them."""
+
+    def recordings(runner: Any) -> list[Path]:
+        files = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        return [file for file in files if file.suffix == ".stack"]
+
+    with EvalRunnerGroup(config(runners=1)) as group:
+        [[stack]] = group.foreach_runner(recordings)
+        assert stack.exists()
+    assert not stack.parent.exists()
+
+
 def test_stop_is_bounded_idempotent_and_leaves_no_process() -> None:
     """After stop() the runners' processes are gone, even in the middle of an evaluation, and calls say so."""
     group = EvalRunnerGroup(config(runners=1, lanes=1))

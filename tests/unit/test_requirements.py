@@ -21,6 +21,7 @@ def test_the_same_requirement_in_other_words(text):
     requirement = parse_difference(text)
     assert requirement.judge(interval(-5.0, 2.0)) is Answer.HOLDS
     assert requirement.judge(interval(-5.1, 2.0)) is Answer.OPEN
+    assert "-5.1 to 2, reaches to both sides of -5" in requirement.undecided(interval(-5.1, 2.0))
     assert requirement.judge(interval(-9.0, -5.1)) is Answer.FAILS
 
 
