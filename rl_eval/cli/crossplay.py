@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folders, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
@@ -66,8 +66,7 @@ def crossplay(
         find_modules_here()
         run_dir, result = look_up(run_dir, False, settings, print_note)
         if result is None:
-            with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
-                place = claimed_folder(output, log_dir, force=force)
+            with claimed_folders(output, run_dir, name_of(settings, config, section), force=force) as (log_dir, place):
                 deliver = partial(_deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, False, interruption, monitor, deliver)
         else:

@@ -25,7 +25,7 @@ __all__ = [
     "LogDir",
     "claim_folder",
     "claimed_folder",
-    "claimed_log_folder",
+    "claimed_folders",
     "is_saved",
     "new_folder",
     "unsaved_folder",
@@ -85,7 +85,23 @@ def _link(target: str | None) -> str | None:
 
 
 @contextmanager
-def claimed_log_folder(output: Path | None, run_dir: str | None, name: str) -> Iterator[str | None]:
+def claimed_folders(
+    output: Path | None, run_dir: str | None, name: str, *, force: bool
+) -> Iterator[tuple[str | None, Path | None]]:
+    """Choose where log and result go; a new ``--output`` that is still empty in the end goes again."""
+    with _claimed_log_folder(output, run_dir, name) as log_dir:
+        made = output is not None and not output.exists()
+        place = claimed_folder(output, log_dir, force=force)
+        try:
+            yield log_dir, place
+        finally:
+            if made and place is not None:
+                with suppress(OSError):
+                    place.rmdir()
+
+
+@contextmanager
+def _claimed_log_folder(output: Path | None, run_dir: str | None, name: str) -> Iterator[str | None]:
     """Choose where the log goes: as given; nowhere, with ``--output`` alone; else a new folder of its own."""
     if run_dir is not None or output is not None:
         yield run_dir

@@ -16,7 +16,7 @@ import typer
 from rl_eval.cli.episodes import episodes_option, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import Force, LogDir, claimed_folder, claimed_log_folder, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folders, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
@@ -118,8 +118,7 @@ def run(
             )
         run_dir, result = look_up(run_dir, fresh, settings, say)
         if result is None:
-            with claimed_log_folder(output, run_dir, name_of(settings, config, section)) as log_dir:
-                place = claimed_folder(output, log_dir, force=force)
+            with claimed_folders(output, run_dir, name_of(settings, config, section), force=force) as (log_dir, place):
                 given = partial(deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
                 if result.num_failed and log_dir is not None:

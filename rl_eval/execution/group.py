@@ -270,7 +270,8 @@ class EvalRunnerGroup(WorkerCalls):
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
-            version: Number that stamps the records; by default one more than the last.
+            version: Number that stamps the records; by default one more than that of the last that were given, refused
+                ones included.
 
         Returns:
             The version.

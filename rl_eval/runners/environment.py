@@ -35,6 +35,10 @@ _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'"
 )
+_NOT_HERE: Final = (
+    ". What a script registers is unknown in the processes of runners: give the class, a function that makes it, or "
+    '"my_module:MyEnv-v0" for an id that a module registers when it is imported'
+)
 _MUJOCO: Final = (
     '. Its version is part of what an episode is: pip install -c constraints.txt ".[mujoco]" has that of our tests'
 )
@@ -97,6 +101,8 @@ def build_env(
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
+            if isinstance(error, gym.error.UnregisteredEnv) and (num_runners or remote):
+                hint = hint or ("" if "Did you mean" in str(error) else _NOT_HERE)
             if isinstance(error, gym.error.DependencyNotInstalled) and "mujoco" in str(error).lower():
                 hint = _MUJOCO
             raise ConfigError(f"environment.env is {env!r}: {str(error).rstrip('. ')}{hint}") from error

@@ -197,6 +197,15 @@ def test_an_environment_that_cannot_be_is_a_config_error(env: Any, fragments: li
     assert not message.endswith(".")
 
 
+def test_an_id_that_only_the_callers_process_may_know_is_told_in_runners() -> None:
+    """It is registered there, perhaps: the message says how runners get to know it."""
+    section = EnvironmentSection(env="OnlyInMyScript-v0")
+    with pytest.raises(ConfigError, match='give the class, a function that makes it, or "my_module:MyEnv-v0"'):
+        construct_env(section, 0, 0, 2)
+    with pytest.raises(ConfigError, match=r"doesn't exist$"):
+        construct_env(section, 0, 0, 0)
+
+
 @pytest.mark.parametrize("env", [broken, f"{__name__}:broken"], ids=["callable", "path"])
 def test_what_a_constructor_raises_is_not_disguised(env: Any) -> None:
     """The environment's own error passes: a runner makes a fault of it, with type and message."""
