@@ -99,7 +99,12 @@ def _page(replayed: Replay) -> Page:
     notes = [str(fault) for fault in again.faults]
     if replayed.numerics:
         shown = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in replayed.numerics.items())
-        notes.append(f"this process computes floats in another way than the run, so equality is not promised: {shown}")
+        why = (
+            "the policy does not compute what it did in the run, as if it had other weights"
+            if list(replayed.numerics) == ["outputs"]
+            else "this process computes floats in another way than the run"
+        )
+        notes.append(f"{why}, so equality is not promised: {shown}")
     return Page(
         title=f"episode {record.index}, seed {record.seed}",
         subtitle="",

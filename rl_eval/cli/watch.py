@@ -176,6 +176,8 @@ def _with_policy(
     """
     waits, said = poll_s is not None and not any(folder.glob(pattern)), ""
     while isinstance(found := _first_known(folder, pattern), str):
+        if not waits and not any(folder.glob(pattern)):
+            raise ConfigError(found if folder.is_dir() else f"{found}: there is no such folder")
         if not waits:
             raise ConfigError(
                 f"--policy is missing, and no checkpoint says what policy it is: {found}. Give pkg.module:attr of what "

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = ["random_state_kept"]
+__all__ = ["other_random_state", "random_state_kept"]
 
 
 @contextlib.contextmanager
@@ -24,3 +24,14 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
         if torch:
             torch.random.set_rng_state(states[2])
+
+
+@contextlib.contextmanager
+def other_random_state() -> Iterator[None]:
+    """Have the global generators draw other numbers for a while."""
+    with random_state_kept():
+        random.seed(random.random())
+        np.random.seed(np.random.randint(2**31))  # noqa: NPY002
+        if torch := sys.modules.get("torch"):
+            torch.random.set_rng_state(torch.Generator().manual_seed(random.getrandbits(32)).get_state())
+        yield

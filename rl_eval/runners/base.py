@@ -19,10 +19,12 @@ from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
+from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
+from rl_eval.policies.random_state import other_random_state
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -95,6 +97,7 @@ class EvalRunner(WorkerInterface):
         self._weights_version = 0
         self._observation_space, self._action_space = self._first_spaces()
         self._policy = filtered(self.make_policy(policy), settings.policy.observation_filter)
+        self._has_random_weights = policy is None and self._makes_random_weights()
         self._inference = self.make_inference()
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
@@ -132,6 +135,22 @@ class EvalRunner(WorkerInterface):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
+    def _makes_random_weights(self) -> bool:
+        """Whether the policy's factory makes weights that nobody can have again; several runners compare theirs."""
+        section, alone = self.settings.policy, self.settings.runners.num_runners <= 1
+        if (
+            not alone
+            or not isinstance(section.policy, str)
+            or section.weights is not None
+            or loads_models(section.policy)
+        ):
+            return False
+        made = weights_digest(self._policy)
+        if not made:
+            return False
+        with other_random_state():  # When the policy is built, since a trainer may draw later.
+            return weights_digest(filtered(self.make_policy(), section.observation_filter)) != made
+
     def make_inference(self) -> Any:
         """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
         spaces = self._observation_space, self._action_space
@@ -159,7 +178,7 @@ class EvalRunner(WorkerInterface):
             self.sync_filters(filters)
         else:
             self._load(snapshot)
-        self._weights_version = snapshot.version
+        self._weights_version, self._has_random_weights = snapshot.version, False
         self._forget_numerics()
         return snapshot.version
 
@@ -241,6 +260,11 @@ class EvalRunner(WorkerInterface):
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
             self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
+            if self._has_random_weights:
+                self._pending.note(
+                    f"{self.settings.policy.policy} makes other weights each time that it is called, so nobody can "
+                    "have this result again: give it weights (policy.weights, --weights), or let it seed them"
+                )
         self._queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)

@@ -118,10 +118,12 @@ def build_env(
 
 
 def _meant_name(env: Any) -> str:
-    """Return the newest id that is called so but for case and version, or ``module:attr``; empty for neither."""
+    """Return the newest id that is called so but for case and version, or ``module:attr``, or nothing."""
     found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
     if found:
         return max(found, key=lambda spec: spec.version or 0).id
+    if isinstance(env, str) and env.endswith(".py"):
+        return f"{env.removesuffix('.py').replace('/', '.')}:NAME"
     return ":".join(env.rsplit(".", 1)) if isinstance(env, str) and _DOTTED.fullmatch(env) else ""
 
 

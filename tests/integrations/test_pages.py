@@ -126,7 +126,7 @@ def sb3(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     venv.save("vn.pkl")
     Path("my_package.py").write_text(MASKED)
     maskable = MaskablePPO("MlpPolicy", "my_package:MaskedEnv-v0", n_steps=8, batch_size=8)
-    return {"maskable_model": maskable, "eval_env": make_vec_env("Hopper-v5")}
+    return {"maskable_model": maskable}
 
 
 def torchrl(patch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def test_environments_do_not_share_the_containers_in_their_kwargs(env: Any) -> N
         (":Corridor", ['"module:attr"']),
         (f"{__name__}:", ['"module:attr"']),
         (f"{__name__}:NOT_CALLABLE", ["give a gymnasium id"]),
+        ("arms/myenv.py", ["did you mean 'arms.myenv:NAME'?"]),
         ("cartpole", ["did you mean 'CartPole-v1'?"]),
         ("mountaincarcontinuous", ["did you mean 'MountainCarContinuous-v0'?"]),
         (NOT_CALLABLE, ["give a gymnasium id", '"module:attr"', "callable"]),

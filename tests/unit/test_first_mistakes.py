@@ -436,3 +436,20 @@ def test_one_episode_is_not_planned(folder):
     outcome = call("plan", "toy.yaml", "-n", "1")
     assert outcome.exit_code == ExitCode.USAGE
     assert "evaluation.num_episodes is 1, but one episode shows no difference" in outcome.stderr
+
+
+def test_a_forgotten_file_of_weights_is_noted(folder):
+    """A network that is initialized at random is another one in each run, which nobody can have again."""
+    Path("networks.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n"
+    )
+    outcome = call("run", "--env", "CartPole-v1", "--policy", "networks:Net", "-n", 3)
+    assert "networks:Net makes other weights each time that it is called" in " ".join(outcome.stdout.split())
+
+
+def test_watching_a_folder_without_checkpoints_says_so(folder):
+    Path("empty").mkdir()
+    for where, why in (("nowhere", "yet: there is no such folder"), ("empty", "yet")):
+        outcome = call("watch", where, "--env", "CartPole-v1", "--once")
+        assert outcome.exit_code == ExitCode.USAGE
+        assert " ".join(outcome.stderr.split()).endswith(f"nothing in '{Path(where).resolve()}' matches '*' {why}")

@@ -48,7 +48,7 @@ def test_a_result_says_which_file_it_was(folder: Path) -> None:
     assert outcome.exit_code == 0, outcome.output
     digest = digest_of(Path("gain.json"))
     assert load("runs/gain").provenance["weights"]["files"] == {"path": digest}
-    assert f"path {digest[:16]}" in " ".join(outcome.stdout.split())
+    assert f"model file {digest[:16]}" in " ".join(outcome.stdout.split())
 
 
 def test_a_complete_run_of_another_file_is_not_the_result_of_this_one(folder: Path) -> None:

@@ -216,7 +216,7 @@ def _agent_lines(result: EvalResult) -> list[Line]:
         | {word: percent(result.metrics[f"{word}_rate/{name}"]) for word in ("win", "draw", "loss")}
         for name, mean in zip(names, means, strict=True)
     ]
-    return [Line("" if place else "per agent", "", text.strip()) for place, text in enumerate(columns(rows))]
+    return [Line("" if place else "by policy", "", text.strip()) for place, text in enumerate(columns(rows))]
 
 
 def _episode_lines(result: EvalResult) -> list[Line]:
@@ -363,7 +363,8 @@ def weights_name(result: EvalResult) -> str:
     digest, version = lookup(result.provenance, "weights", "digest"), result.metrics["weights_version"]
     recorded = result.provenance.get("weights")
     files = recorded.get("files") if isinstance(recorded, Mapping) else None
-    of_files = [f"{name} {str(found)[:16]}" for name, found in files.items()] if isinstance(files, Mapping) else []
+    named = {**files} if isinstance(files, Mapping) else {}
+    of_files = [f"{'model file' if name == 'path' else name} {str(found)[:16]}" for name, found in named.items()]
     return _GAP.join(filter(None, (digest[:16], *of_files, "" if math.isnan(version) else f"version {int(version)}")))
 
 
