@@ -170,7 +170,7 @@ def test_to_connect_starts_no_other_interpreter(guarded: tuple[Machine, str]) ->
     """A process that has the token is let in at once, without another one that tries first."""
     machine, address = guarded
     done = machine.run(sys.executable, "-c", _LET_IN.format(address=address), HOME=str(machine.folder), **_SECRET)
-    assert done.stdout.splitlines() == ["True", "[]"]
+    assert done.stdout.splitlines()[-2:] == ["True", "[]"]  # Older versions of Ray give a tip before.
 
 
 _LET_IN = """

@@ -658,6 +658,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, e
         make()
 
 
+@pytest.mark.process  # Some versions of W&B look for libraries with a program.
 @pytest.mark.parametrize(
     "make",
     [
