@@ -176,9 +176,9 @@ def _with_policy(
     """
     waits, said = poll_s is not None and not any(folder.glob(pattern)), ""
     while isinstance(found := _first_known(folder, pattern), str):
-        if not waits and not any(folder.glob(pattern)):
-            raise ConfigError(found if folder.is_dir() else f"{found}: there is no such folder")
         if not waits:
+            if not any(folder.glob(pattern)):
+                raise ConfigError(found if folder.is_dir() else f"{found}: there is no such folder")
             raise ConfigError(
                 f"--policy is missing, and no checkpoint says what policy it is: {found}. Give pkg.module:attr of what "
                 "makes the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of "

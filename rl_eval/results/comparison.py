@@ -241,7 +241,8 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
     yield from code
     for part in _RECORDED:
         for found in _differing(a, b, part):
-            follows = others and part == "numerics" and (found.key == _OUTPUTS or ABSENT in (found.a, found.b))
+            one_sided = part in ("numerics", "packages") and ABSENT in (found.a, found.b)
+            follows = others and (found.key == _OUTPUTS or one_sided)
             if not follows:
                 yield DifferentSetting(found.key.removeprefix("identity."), found.a, found.b)
 

@@ -19,12 +19,10 @@ from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
-from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, WeightsError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
-from rl_eval.policies.random_state import other_random_state
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -44,6 +42,7 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.pending_report import PendingReport
 from rl_eval.runners.policy_memory import weights_digest
+from rl_eval.runners.random_weights import makes_random_weights
 from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
@@ -96,8 +95,10 @@ class EvalRunner(WorkerInterface):
         self._next_expiry = 0.0
         self._weights_version = 0
         self._observation_space, self._action_space = self._first_spaces()
-        self._policy = filtered(self.make_policy(policy), settings.policy.observation_filter)
-        self._has_random_weights = policy is None and self._makes_random_weights()
+        self._policy = self._filtered_policy(policy)
+        # Now, since a trainer may draw random numbers later. Several runners compare what they built.
+        alone = policy is None and settings.runners.num_runners <= 1
+        self._has_random_weights = alone and makes_random_weights(settings.policy, self._policy, self._filtered_policy)
         self._inference = self.make_inference()
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
@@ -135,21 +136,8 @@ class EvalRunner(WorkerInterface):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
-    def _makes_random_weights(self) -> bool:
-        """Whether the policy's factory makes weights that nobody can have again; several runners compare theirs."""
-        section, alone = self.settings.policy, self.settings.runners.num_runners <= 1
-        if (
-            not alone
-            or not isinstance(section.policy, str)
-            or section.weights is not None
-            or loads_models(section.policy)
-        ):
-            return False
-        made = weights_digest(self._policy)
-        if not made:
-            return False
-        with other_random_state():  # When the policy is built, since a trainer may draw later.
-            return weights_digest(filtered(self.make_policy(), section.observation_filter)) != made
+    def _filtered_policy(self, policy: Any = None) -> Policy:
+        return filtered(self.make_policy(policy), self.settings.policy.observation_filter)
 
     def make_inference(self) -> Any:
         """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
