@@ -312,7 +312,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         lines.append(
-            Line("pairing", f"{difference.episodes_saved:,.2f} x", "the episodes would be needed without equal seeds")
+            Line("pairing", f"{difference.episodes_saved:,.2f} x", "as many episodes are needed with unequal seeds")
         )
     return lines
 
