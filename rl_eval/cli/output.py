@@ -90,14 +90,13 @@ def claimed_folders(
 ) -> Iterator[tuple[str | None, Path | None]]:
     """Choose where log and result go; a new ``--output`` that is still empty in the end goes again."""
     with _claimed_log_folder(output, run_dir, name) as log_dir:
-        made = output is not None and not output.exists()
-        place = claimed_folder(output, log_dir, force=force)
+        made = None if output is None or output.exists() else output
         try:
-            yield log_dir, place
+            yield log_dir, claimed_folder(output, log_dir, force=force)
         finally:
-            if made and place is not None:
+            if made is not None:
                 with suppress(OSError):
-                    place.rmdir()
+                    made.rmdir()
 
 
 @contextmanager
