@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_eval.backends import Call, Reply, pickled, pickled_settings
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, summarize
+from rl_eval.backends.failure import Failure
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
@@ -219,8 +220,8 @@ class RayBackend:
     def _reply(self, ref: Any) -> Reply | None:
         call = self._calls.pop(ref)
         try:
-            return Reply(call, ray.get(ref))
-        except RayTaskError as error:
+            answer = ray.get(ref)
+        except RayTaskError as error:  # What it returned cannot be pickled.
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
             if getattr(error, "actor_init_failed", False):
@@ -229,6 +230,7 @@ class RayBackend:
             return self._lost(call, RunnerLost(f"runner process lost: {summarize(error)}"), preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
+        return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
 
     def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
         """Ask what a runner was doing, once; return the reply if there is nobody to ask."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rl_eval.backends.failure import errors_returned
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop, answer
 from rl_eval.supervision.flight_recorder import ProcessInfo, install
 from rl_eval.supervision.interrupts import expect_no_ctrl_c
@@ -51,6 +52,7 @@ class RunnerActor:
             raise
         return self._process_info
 
+    @errors_returned
     def start(self, request: Start) -> None:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
@@ -75,6 +77,7 @@ class RunnerActor:
         """Answer a :class:`SetWeights`, whose weights travel beside it."""
         return self.answer(SetWeights(weights))
 
+    @errors_returned
     def answer(self, request: RunnerRequest) -> Any:
         """Answer a request."""
         assert self._runner is not None

@@ -36,7 +36,9 @@ def list_(
             print_json([run.to_dict() for run in runs])
             return
         if not runs:
-            typer.echo(f"no runs in {folder}", err=True)
+            typer.echo(
+                f"no runs in {folder}: rl-eval run keeps them there, unless --log-dir or --output says where", err=True
+            )
             return
         for line in _lines([_HEADINGS, *map(_cells, runs)]):
             print_line(redact_text(line))

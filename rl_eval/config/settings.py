@@ -108,9 +108,10 @@ class PolicySection(_Section):
     """The policy, its weights, and how it acts."""
 
     policy: Any = None
-    """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``random``, or a text with a scheme:
-    ``sb3:PATH``, ``rllib:PATH``, ``torch:MODULE:ATTR@FILE``, ``torchrl:MODULE:ATTR@FILE``,
-    ``cleanrl:MODULE:CLASS@FILE``. A relative path in a file is relative to the file."""
+    """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``"module:function"`` of
+    ``observations`` (or ``obs``), ``random``, or a text with a scheme: ``sb3:PATH``, ``rllib:PATH``,
+    ``torch:MODULE:ATTR@FILE``, ``torchrl:MODULE:ATTR@FILE``, ``cleanrl:MODULE:CLASS@FILE``. A relative path in a
+    file is relative to the file."""
     policy_kwargs: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     weights: str | None = None

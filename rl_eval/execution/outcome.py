@@ -110,6 +110,8 @@ class EvalOutcome:
         self.started = self.started or now
         self.store.start_clock(now)
         self._most_runners = max(self._most_runners, len(self._pool.ready()))
+        if self.settings.runners.num_runners:
+            self.store.num_runners = max(self.store.num_runners, self._most_runners)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """A runner is gone."""
@@ -147,13 +149,14 @@ class EvalOutcome:
         self._ended, self._determinism = now, determinism
         for position in self.excluded:  # What took its place has failed too, if not yet often enough.
             self.store.uncharge_all(position)
+        self._note_absence()
         if not reason:
             self.store.add_determinism(determinism)
 
     def conclude(self, reason: str) -> list[Job]:
         """Set the result; return what follows it."""
         try:
-            result = self._result(reason, self._determinism, self.store.table, self._runner_notes())
+            result = self._result(reason, self._determinism, self.store.table)
         except Exception as error:
             self._close()
             self.handle.set_error(error)
@@ -234,9 +237,9 @@ class EvalOutcome:
 
     def _snapshot(self, reason: str) -> EvalResult:
         """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
-        return self._result(reason, UNFINISHED, self.store.snapshot(), [])
+        return self._result(reason, UNFINISHED, self.store.snapshot())
 
-    def _result(self, reason: str, determinism: Determinism, table: EpisodeTable, notes: list[str]) -> EvalResult:
+    def _result(self, reason: str, determinism: Determinism, table: EpisodeTable) -> EvalResult:
         store = self.store
         status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, reason)
         # What ended it at once is said first.
@@ -246,7 +249,7 @@ class EvalOutcome:
             plan=self.plan,
             status=status,
             reason=redact_text(reason),
-            timing=Timing.of_totals(store.totals, self._most_runners if self.settings.runners.num_runners else 0),
+            timing=Timing.of_totals(store.totals, store.num_runners),
             provenance=provenance(self.settings, self.weights, store.numerics or self._agreement.most_frequent())
             | store.code
             | {
@@ -254,7 +257,7 @@ class EvalOutcome:
                 "losses": [redact_text(loss) for loss in self._losses],
                 "runners_refused": [redact_text(refusal) for refusal in self._agreement.refused],
                 "runners_excluded": [redact_text(text) for text in self.exclusions],
-                "notes": [*store.notes, *notes],
+                "notes": [*store.notes],
             },
             return_bounds=self.settings.evaluation.return_bounds,
             audit_mismatches=store.mismatches(),
@@ -262,9 +265,9 @@ class EvalOutcome:
             artifacts=dict(self.artifacts),
         )
 
-    def _runner_notes(self) -> list[str]:
-        """Say why fewer runners took part than were asked for."""
+    def _note_absence(self) -> None:
+        """Note why fewer runners took part than were asked for."""
         pool, refused = self._pool, self._agreement.refused
         if pool is None or pool.hopeless or refused or not 0 < self._most_runners < self.asked:
-            return []
-        return [f"{self._most_runners} of {self.asked} runners took part: {pool.absence()}"]
+            return
+        self.store.note(f"{self._most_runners} of {self.asked} runners took part: {pool.absence()}")

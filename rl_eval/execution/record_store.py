@@ -44,6 +44,8 @@ class RecordStore:
         """Notes of the result, each once."""
         self.code: dict[str, Any] = {}
         """What the provenance says of the code: without a log that of this session, else that of all."""
+        self.num_runners = 0
+        """Most runner processes that took part at one time, in any session."""
         self._log = log
         self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()
@@ -79,6 +81,7 @@ class RecordStore:
         self.code = {"code": found.manifest.code, "code_changes": [asdict(change) for change in found.amendments]}
         self.numerics = dict(found.numerics)
         self.notes = dict.fromkeys(found.notes)
+        self.num_runners = found.num_runners or 0
         for text in version_notes(found.manifest, ours):
             self.note(text)
         self._mismatches.update(found.mismatches)
@@ -127,8 +130,8 @@ class RecordStore:
         """Take what the determinism check found: nothing follows it."""
         if self._log is not None:
             nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
-            self._log.append(Batch(*nothing, notes=tuple(self._unwritten_notes), determinism=found.to_dict()))
-            self._unwritten_notes.clear()
+            notes, self._unwritten_notes = tuple(self._unwritten_notes), []
+            self._log.append(Batch(*nothing, notes=notes, determinism=found.to_dict(), num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
         """Take rows that do not count, to compare them with those that do."""
@@ -207,7 +210,8 @@ class RecordStore:
         if self._clock is not None:
             self._unwritten["wall_seconds"] += now - self._clock
             self._clock = now
-        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics, tuple(self._unwritten_notes))
+        notes = tuple(self._unwritten_notes)
+        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics, notes, num_runners=self.num_runners)
         self._unwritten.clear()
         self._unwritten_notes.clear()
         if self._log is None:

@@ -60,6 +60,8 @@ class LogContents:
     """Changes of the code that were accepted, in order; the notes hold them, too."""
     damaged: tuple[str, ...]
     """Segments that were set aside, now or earlier; what they held is not in the rows unless it was run again."""
+    num_runners: int | None
+    """Most runner processes that took part at one time, in any session; None where it was not kept."""
     retried: tuple[int, ...] = ()
     """Indices whose failed records were put aside by a retry."""
 
@@ -184,19 +186,22 @@ def fold(
         mismatches = _mismatches(rows, infos, manifest.info_keys, first[place])
         kept = np.sort(first)
         rows, infos = rows[kept], infos[kept]
-    written = (note for _, segment in found.segments for note in segment.header.notes)
+    headers = [segment.header for _, segment in found.segments]
+    written = (note for header in headers for note in header.notes)
+    runners = [header.num_runners for header in headers if header.num_runners is not None]
     return LogContents(
         manifest=manifest,
         rows=rows,
         infos=infos,
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
-        numerics=next((s.header.numerics for _, s in found.segments if s.header.numerics), {}),
-        totals=sum_totals(segment.header.totals for _, segment in found.segments),
+        numerics=next((header.numerics for header in headers if header.numerics), {}),
+        totals=sum_totals(header.totals for header in headers),
         notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *written])),
         amendments=tuple(amendments),
-        determinism=next((s.header.determinism for _, s in reversed(found.segments) if s.header.determinism), {}),
+        determinism=next((header.determinism for header in reversed(headers) if header.determinism), {}),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
+        num_runners=max(runners, default=None),
         retried=tuple(sorted(retried)),
     )
 

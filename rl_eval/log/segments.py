@@ -69,6 +69,8 @@ class Batch:
     """Notes of the result that the batches before do not have."""
     determinism: dict[str, Any] = field(default_factory=dict)
     """What the determinism check found, in the last batch of an evaluation."""
+    num_runners: int = 0
+    """Most runner processes that have taken part at one time so far; 0 in the caller's process."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Header:
     """Notes of the result since the flush before."""
     determinism: dict[str, Any] = field(default_factory=dict)
     """What the determinism check found, if it has ended."""
+    num_runners: int | None = None
+    """Most runner processes that had taken part at one time; None where it was not kept."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,9 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
     infos = np.concatenate([batch.infos for batch in batches])
     numerics = next((batch.numerics for batch in reversed(batches) if batch.numerics), {})
     notes = list(dict.fromkeys(note for batch in batches for note in batch.notes))
-    determinism = batches[-1].determinism
-    header = Header(session, numerics, sum_totals(batch.totals for batch in batches), notes, determinism)
+    last = batches[-1]
+    totals = sum_totals(batch.totals for batch in batches)
+    header = Header(session, numerics, totals, notes, last.determinism, last.num_runners)
     files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
     if faults:
         files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))

@@ -26,6 +26,8 @@ __all__ = ["adapt_policy", "came_from_factory", "check_files"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
+_OBSERVATIONS: Final = ("obs", "observation", "observations")
+"""Names of the parameter by which a function is known to act, and not to make a policy."""
 _MAKES: Final = (
     ". It is called to make the policy: if it is itself a policy, which takes observations, name a function that "
     "returns it, as in def make(): return {}"
@@ -45,7 +47,8 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     """Build the configured policy.
 
     A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` where its
-    signature has parameters of these names.
+    signature has parameters of these names. A named function that must be given ``obs``, ``observation`` or
+    ``observations``, and nothing else, is the policy itself.
 
     Raises:
         ConfigError: There is no policy, or the object cannot act.
@@ -146,6 +149,8 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     if not callable(factory):
         makes = f"name a function that returns a policy, as in def make(): return {_call_of(factory) or name}"
         raise ConfigError(f"policy.policy is {section.policy!r}, which makes nothing: {makes}")
+    if _takes_observations(factory) and not section.policy_kwargs:
+        return factory
     offered = {"observation_space": observation_space, "action_space": action_space}
     parameters = inspect.signature(factory).parameters
     spaces = {
@@ -182,6 +187,12 @@ def check_files(section: PolicySection) -> None:
             f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
             f"{before[name][:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
         )
+
+
+def _takes_observations(function: Any) -> bool:
+    """Return whether what a function must be given is observations, by their name."""
+    required = _required(inspect.signature(function).parameters)
+    return inspect.isfunction(function) and len(required) == 1 and required[0] in _OBSERVATIONS
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

@@ -73,12 +73,13 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     if saved.get("status") == "failed" and saved.get("fingerprint") == table.fingerprint():
         status, reason = "failed", str(saved.get("reason"))
     found = contents.determinism
+    runners = config["runners"]["num_runners"] if contents.num_runners is None else contents.num_runners
     return EvalResult(
         table=table,
         plan=plan,
         status=status,
         reason=reason,
-        timing=Timing.of_totals(contents.totals, config["runners"]["num_runners"]),
+        timing=Timing.of_totals(contents.totals, runners),
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else (bounds[0], bounds[1]),
         audit_mismatches=contents.mismatches,

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, Final
 
 import gymnasium as gym
@@ -124,6 +125,8 @@ def _meant_name(env: Any) -> str:
         return max(found, key=lambda spec: spec.version or 0).id
     if isinstance(env, str) and env.endswith(".py"):
         return f"{env.removesuffix('.py').replace('/', '.')}:NAME"
+    if isinstance(env, str) and env.isidentifier() and find_spec(env) is not None:
+        return f"{env}:NAME"
     return ":".join(env.rsplit(".", 1)) if isinstance(env, str) and _DOTTED.fullmatch(env) else ""
 
 

@@ -283,7 +283,7 @@ class ActionReader:
         if array.shape != shape:
             raise PolicyError(
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
-                f"but {leaf} needs {shape}{'' if array.shape else _EACH}"
+                f"but {leaf} needs {shape}{'' if array.shape[:1] == shape[:1] else _EACH}"
             )
         is_box = isinstance(leaf, gym.spaces.Box)
         if array.dtype.kind not in ("biuf" if is_box else "biu"):

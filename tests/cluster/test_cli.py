@@ -67,3 +67,16 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     assert call(*args, "--log-dir", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
     assert read_log("runs").mismatches == ()
+
+
+def test_an_error_of_two_runners_is_one_line(folder):
+    """Ray prints tracebacks of errors that nobody has read: the second runner's is read as well."""
+    Path("shapeless.py").write_text("def act(observations):\n    return 0\n")
+    args = ["run", "--env", "CartPole-v1", "--policy", "shapeless:act", "--runners", 2, "-n", 100]
+    for _ in range(3):  # Which of the two is first, and how far the other is, differs.
+        process = start(*args, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 3, told
+        assert told.splitlines()[-1].startswith("error: the policy returned action of shape ()")
+        assert "Traceback" not in told
+        assert "Unhandled" not in told

@@ -152,6 +152,8 @@ def test_a_call_that_fails_is_its_callers_error_and_costs_no_runner(warm: EvalRu
         warm.foreach_runner(lambda runner: 1 // 0)
     with pytest.raises(ConfigError, match="the function cannot be sent to a runner"):
         warm.foreach_runner(lambda runner: lock)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        warm.foreach_runner(lambda runner: __import__("threading").Lock())
     with pytest.raises(Exception, match="no number"):
         warm.foreach_runner(unreadable)
     assert pids_of(warm) == before

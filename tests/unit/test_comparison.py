@@ -344,7 +344,7 @@ def test_print_says_what_matters(comparison: Comparison) -> None:
         "pairs 54 of 60 planned",
         f"p-value {difference.p_value:.2g} of no difference: sign-flip test over",
         f"correlation {difference.correlation:.2f}",
-        f"pairing {difference.episodes_saved:.2f} x",
+        f"equal seeds {difference.episodes_saved:.2f} x",
         "success both 27 only a 0 only b 27 neither 0",
         f"verdict {comparison.verdict}",
         "note pairs dropped because a side failed: 1",

@@ -179,6 +179,7 @@ def test_environments_do_not_share_the_containers_in_their_kwargs(env: Any) -> N
         (f"{__name__}:", ['"module:attr"']),
         (f"{__name__}:NOT_CALLABLE", ["give a gymnasium id"]),
         ("arms/myenv.py", ["did you mean 'arms.myenv:NAME'?"]),
+        ("tests", ["did you mean 'tests:NAME'?"]),
         ("cartpole", ["did you mean 'CartPole-v1'?"]),
         ("mountaincarcontinuous", ["did you mean 'MountainCarContinuous-v0'?"]),
         (NOT_CALLABLE, ["give a gymnasium id", '"module:attr"', "callable"]),

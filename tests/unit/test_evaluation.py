@@ -1,12 +1,15 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import rl_eval
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
@@ -16,6 +19,7 @@ from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
@@ -27,13 +31,13 @@ PLAN = EpisodePlan(4, 0)
 class World:
     """Two runners of two lanes, and an evaluation of four episodes that has begun."""
 
-    def __init__(self, *, up: int = 2, **evaluation: Any) -> None:
+    def __init__(self, *, up: int = 2, log: EvaluationLog | None = None, **evaluation: Any) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
         self.backend, self.now = FakeBackend(), 1.0
         self.pool = RunnerPool(self.backend, settings)
         self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
-        self.outcome = EvalOutcome(settings, PLAN)
+        self.outcome = EvalOutcome(settings, PLAN, log)
         self.handle = self.outcome.handle
         self.pool.grow(2, self.now)
         self.come_up(up)
@@ -174,6 +178,25 @@ def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
     late.come_up()
     late.finish_all()
     assert late.handle.result().provenance["notes"] == []
+
+
+@pytest.mark.parametrize("up", [1, 2])
+def test_a_log_tells_as_many_runners_as_the_run_did(up: int, tmp_path: Path) -> None:
+    """With the reason, if there were fewer than asked for."""
+    world = World(up=up, log=EvaluationLog.open(tmp_path))
+    give_up = time.monotonic() + 60
+    while not world.handle.done():
+        assert time.monotonic() < give_up
+        world.turn()
+        for index in range(up):
+            if not world.handle.done():
+                world.finish(index)
+        time.sleep(0.001)  # A thread reads and writes the log.
+    result, loaded = world.handle.result(), rl_eval.load(tmp_path)
+    assert result.timing.num_runners == up
+    assert loaded.timing == result.timing
+    assert list(loaded.provenance["notes"]) == result.provenance["notes"]
+    assert len(result.provenance["notes"]) == 2 - up
 
 
 def test_a_snapshot_is_a_result_of_what_has_finished() -> None:

@@ -65,8 +65,8 @@ def vague():
     return lambda observations: "left"
 
 
-def policy_without_a_factory(observations):
-    return np.zeros(len(observations), np.int64)
+def policy_without_a_factory(states):
+    return np.zeros(len(states), np.int64)
 '''
 
 
@@ -172,7 +172,7 @@ REFUSED = {
         [
             "policy.policy 'mistakes:policy_without_a_factory' cannot be built",
             "if it is itself a policy, which takes observations, name a function that returns it",
-            "as in def make(): return policy_without_a_factory; else give 'observations' in policy.policy_kwargs",
+            "as in def make(): return policy_without_a_factory; else give 'states' in policy.policy_kwargs",
         ],
     ),
     "an environment without its arguments": (

@@ -489,6 +489,19 @@ def test_a_factory_gets_the_spaces_that_it_asks_for_and_the_kwargs() -> None:
     assert args("Namespace.make", size=4) == (4,)
 
 
+def lean(observations: Any, *, right: int = 1) -> Any:
+    return np.full(len(observations), right)
+
+
+def test_a_named_function_of_observations_is_the_policy() -> None:
+    """By the name of its parameter; with ``policy_kwargs`` it is called, as any other."""
+    policy = adapt(f"{__name__}:lean")
+    assert isinstance(policy, CallablePolicy)
+    assert policy.function is lean
+    with pytest.raises(ConfigError, match="cannot be built"):
+        adapt(f"{__name__}:lean", policy_kwargs={"right": 0})
+
+
 def test_what_a_factory_makes_is_adapted() -> None:
     """A factory may make a module, a callable or a policy."""
     assert isinstance(adapt("rl_eval.policies.mlp:make_mlp", policy_kwargs={"hidden": [8]}), ModulePolicy)

@@ -381,7 +381,7 @@ def test_actions_are_cast_to_the_dtype_of_the_space() -> None:
 
 
 WRONG_ACTIONS = {
-    "too few rows": (spaces.Discrete(3), np.zeros(2, int), "action of shape (2,) for a batch of 3, but"),
+    "too few rows": (spaces.Discrete(3), np.zeros(2, int), "needs (3,): return an action for each observation"),
     "too many rows": (spaces.Discrete(3), np.zeros(4, int), "action of shape (4,) for a batch of 3"),
     "a column": (spaces.Discrete(3), np.zeros((3, 1), int), "action of shape (3, 1)"),
     "logits": (spaces.Discrete(2), np.zeros((3, 2)), "action of shape (3, 2)"),

@@ -154,7 +154,7 @@ def _numbers(found: Comparison) -> Table:
     if difference.correlation is not None:
         rows.append(("correlation of the sides", f"{difference.correlation:.2f}"))
     if difference.episodes_saved is not None:
-        rows.append(("pairing", f"{difference.episodes_saved:,.2f} x as many episodes are needed with unequal seeds"))
+        rows.append(("equal seeds", f"{difference.episodes_saved:,.2f} x as many episodes would be needed without"))
     if success is not None:
         counts = f"both {success.both:,}, only a {success.only_a:,}, only b {success.only_b:,}"
         rows.append(("success", f"{counts}, neither {success.neither:,}; McNemar p = {success.p_value:.2g}"))

@@ -311,9 +311,8 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
     if difference.correlation is not None:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
-        lines.append(
-            Line("pairing", f"{difference.episodes_saved:,.2f} x", "as many episodes are needed with unequal seeds")
-        )
+        saved = f"{difference.episodes_saved:,.2f} x"
+        lines.append(Line("equal seeds", saved, "as many episodes would be needed without them"))
     return lines
 
 
