@@ -43,6 +43,10 @@ def ones():
 
 def acting(observations):
     return np.ones(len(observations), np.int64)
+
+
+def steering(states):
+    return np.ones(len(states), np.int64)
 '''
 
 
@@ -254,11 +258,17 @@ def test_live_objects_of_a_config_are_given_again(module, given):
 
 def test_a_live_function_that_is_no_factory_is_given_again(module):
     """By its name it looks like one."""
-    evaluate(config(), module.acting, run_dir="run")
+    evaluate(config(), module.steering, run_dir="run")
     with pytest.raises(ConfigError, match=r"cannot be built.*config=..., policy="):
         replay("run", 2)
-    assert replay("run", 2, policy=module.acting).identical
-    assert replay("run", 2, config=config().policy(module.acting)).identical
+    assert replay("run", 2, policy=module.steering).identical
+    assert replay("run", 2, config=config().policy(module.steering)).identical
+
+
+def test_a_live_function_of_observations_is_found_by_its_name(module):
+    """Its parameter says that it is the policy."""
+    evaluate(config(), module.acting, run_dir="run")
+    assert replay("run", 2).identical
 
 
 def test_another_config_is_refused(module):
