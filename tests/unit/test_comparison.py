@@ -282,6 +282,15 @@ def test_equal_results_are_called_equal() -> None:
     assert found.difference.episodes_saved is None
 
 
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_means_without_a_spread_of_differences_keep_their_digits(shift: float) -> None:
+    """A whole difference does not round the sides: they have four digits, as in the line of a run."""
+    returns = np.array([-15.5, -16.1, -15.74])
+    words = " ".join(str(compare(make_result(returns), make_result(returns + shift))).split())
+    assert "a -15.78 " in words
+    assert f"b {-15.78 + shift:.2f} " in words
+
+
 def test_success_is_compared_where_both_report_it() -> None:
     """Silent pairs stay in the returns and out of McNemar's test."""
     ours, theirs = np.arange(60) % 2, np.arange(60) % 3 != 0

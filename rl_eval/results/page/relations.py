@@ -13,7 +13,7 @@ from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.page.breakdowns import Table
 from rl_eval.results.page.plots import Plot, curve, forest, histogram, scatter
 from rl_eval.results.page.sections import Run
-from rl_eval.results.report.table import difference_places, interval_text, lookup, number, percent
+from rl_eval.results.report.table import difference_places, interval_text, lookup, number, percent, side_places
 from rl_eval.results.result import EvalResult
 
 __all__ = ["Overview", "Pair", "overview", "pairs"]
@@ -138,14 +138,14 @@ def _pair(name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Pair:
 
 def _numbers(found: Comparison) -> Table:
     difference, success = found.difference, found.success
-    places = difference_places(difference)
+    places, places_of_sides = difference_places(difference), side_places(found)
 
     def write(value: float) -> str:
         return number(value, places)
 
     rows = [
-        ("mean return of a, over the pairs", write(found.a.mean_return)),
-        ("mean return of b", write(found.b.mean_return)),
+        ("mean return of a, over the pairs", number(found.a.mean_return, places_of_sides)),
+        ("mean return of b", number(found.b.mean_return, places_of_sides)),
         ("b minus a", write(difference.mean)),
         ("its interval", interval_text(difference.interval, write)),
         ("sign-flip test", f"p = {difference.p_value:.2g}"),

@@ -271,7 +271,7 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def _side_lines(comparison: Comparison) -> list[Line]:
-    places = difference_places(comparison.difference)
+    places = side_places(comparison)
     lines = []
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
@@ -330,6 +330,14 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
 def difference_places(difference: PairedDifference) -> int:
     """Return decimals that fit a difference: a quarter of its interval is about its standard error."""
     return decimals((difference.interval.high - difference.interval.low) / 4, difference.mean)
+
+
+def side_places(comparison: Comparison) -> int:
+    """Return decimals that fit the means of both sides: those of their difference, unless it does not vary."""
+    difference = comparison.difference
+    if difference.interval.high > difference.interval.low:
+        return difference_places(difference)
+    return max(decimals(0.0, side.mean_return) for side in (comparison.a, comparison.b))
 
 
 # Names in the provenance
