@@ -243,7 +243,7 @@ class LiveDisplay:
             console=self._console,
             auto_refresh=False,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=sys.stdout is sys.stderr,  # What others print, within a command.
         )
 
 

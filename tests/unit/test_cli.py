@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pyte
@@ -402,6 +403,23 @@ def test_on_a_terminal_a_live_display_shows_the_clock_while_an_import_takes_its_
     assert done.wait(120) == 0
     assert "\x1b[" in shown
     assert shown.index("starting") < shown.index("building environment and policy") < shown.index("complete")
+
+
+@pytest.mark.process
+def test_on_a_terminal_a_closed_stdout_costs_the_page_alone(folder):
+    """As ``>&-`` closes it: the display is on stderr, and the result in its folder."""
+    ours, theirs = pty.openpty()
+    command = 'exec "$0" -m rl_eval run toy.yaml --output out >&-'
+    done = subprocess.Popen(["sh", "-c", command, sys.executable], stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert done.wait(120) == 0, shown[-2000:]
+    assert b"\x1b[" in shown
+    assert rl_eval.load("out").status == "complete"
 
 
 SETTINGS = EvalConfig().environment("CartPole-v1").policy("toys:make").runners(num_runners=2).build()
