@@ -80,7 +80,7 @@ def read_amendments(storage: Storage) -> list[Amendment]:
     Raises:
         LogError: One is damaged.
     """
-    return list(read_numbered(storage, _FOLDER, _parse, "which code the last episodes were made with"))
+    return list(read_numbered(storage, _FOLDER, Amendment, "which code the last episodes were made with"))
 
 
 def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours: Manifest, finished: int) -> Amendment:
@@ -95,7 +95,3 @@ def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours
     )
     write_numbered(storage, _FOLDER, len(known) + 1, asdict(amendment), indent=2)
     return amendment
-
-
-def _parse(body: Mapping[str, Any]) -> Amendment:
-    return Amendment(**{**body, "differences": tuple(body["differences"])})

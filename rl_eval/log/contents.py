@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,8 @@ __all__ = ["LogContents", "Scan", "read_log", "read_manifest", "scan", "set_asid
 _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
 _NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")
+_MOST_MISSING: Final = 100_000
+"""Segments that are missed at once: a stranger's claim may count any number."""
 _READERS: Final = 8
 """Segments read at once: on an object store each costs a round trip."""
 
@@ -232,12 +235,13 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
     last = {epoch: max(there) for epoch, there in numbers.items()}
     for claim in claims:
         last[claim.epoch] = max(last.get(claim.epoch, 0), claim.segments)
-    return [
+    gone = (
         f"{epoch:06d}-{number:08d}"
         for epoch in sorted(last)
         for number in range(1, last[epoch] + 1)
         if number not in numbers[epoch]
-    ]
+    )
+    return list(islice(gone, _MOST_MISSING))
 
 
 def _damaged(storage: Storage, name: str, reason: str) -> str:

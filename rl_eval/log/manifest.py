@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 import xxhash
 
 from rl_eval.errors import LogError
-from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain
+from rl_eval.records.foreign import parse_json, typed
+from rl_eval.records.plain import ABSENT, Difference, differences, plain
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 
@@ -70,8 +71,9 @@ class Manifest:
             raise LogError(f"the log has another format than {FORMAT}, which this version of rl_eval reads and writes")
         if body.pop("checksum", None) != checksum(body):
             raise ValueError("its contents do not have the checksum in it")
-        body["info_keys"] = tuple(body["info_keys"])
-        return cls(**body)
+        if unknown := sorted(body.keys() - {field.name for field in fields(cls)}):
+            raise LogError(f"the log says {', '.join(unknown)}, which this version of rl_eval does not know")
+        return typed(cls, body)
 
     def differences(self, other: Manifest) -> list[str]:
         """Return one line per value of another run that keeps it from continuing this log."""

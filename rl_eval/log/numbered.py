@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import checksum
 from rl_eval.log.storage import Storage
-from rl_eval.records.plain import parse_json
+from rl_eval.records.foreign import parse_json, typed
 
 __all__ = ["read_numbered", "write_numbered"]
 
@@ -23,10 +23,8 @@ def write_numbered(storage: Storage, folder: str, number: int, fields: Any, inde
     storage.write(f"{folder}/{number:06d}.json", text.encode())
 
 
-def read_numbered(
-    storage: Storage, folder: str, parse: Callable[[Mapping[str, Any]], Value], unknown: str
-) -> Iterator[Value]:
-    """Yield what is parsed from the fields of each file of a folder, in order.
+def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str) -> Iterator[Value]:
+    """Yield the contents of each file of a folder as a dataclass, in order.
 
     Raises:
         LogError: One is damaged, which leaves something ``unknown``.
@@ -35,7 +33,7 @@ def read_numbered(
         try:
             body = parse_json(storage.read(f"{folder}/{name}"))
             intact = body.pop("checksum") == checksum(body)
-            found = parse(body)
+            found = typed(kind, body)
         except (ValueError, TypeError, KeyError, AttributeError):
             intact = False
         if not intact:

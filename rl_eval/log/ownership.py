@@ -21,7 +21,7 @@ from typing import Final, Literal, final
 
 from rl_eval.errors import LogError, LogFenced, LogOwned
 from rl_eval.log.storage import Storage
-from rl_eval.records.plain import parse_json
+from rl_eval.records.foreign import parse_json, typed
 from rl_eval.supervision.proc import process_status
 
 __all__ = ["BEAT_SECONDS", "Claim", "Ownership", "read_claims", "take_ownership"]
@@ -163,8 +163,8 @@ def _newest(storage: Storage) -> str | None:
 def _read(storage: Storage, name: str) -> Claim | None:
     """Return a claim; None if its driver died, or still is, between creating and writing it."""
     try:
-        return Claim(**parse_json(storage.read(name)))
-    except (FileNotFoundError, ValueError, TypeError):
+        return typed(Claim, parse_json(storage.read(name)))
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ def read_retries(storage: Storage) -> list[Retry]:
     Raises:
         LogError: One is damaged.
     """
-    return list(read_numbered(storage, _FOLDER, _parse, "which failed episodes were run again"))
+    return list(read_numbered(storage, _FOLDER, Retry, "which failed episodes were run again"))
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
@@ -69,7 +69,3 @@ def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -
     """Return which rows of a session count: all but failed ones that were to run again, shape (n,)."""
     superseded = [index for index, since in retried.items() if epoch < since]
     return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))
-
-
-def _parse(body: Mapping[str, Any]) -> Retry:
-    return Retry(body["asked_at"], int(body["epoch"]), tuple(map(int, body["indices"])))

@@ -21,7 +21,7 @@ from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
 from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
 from rl_eval.records.episode import ROW, Fault
-from rl_eval.records.plain import parse_json
+from rl_eval.records.foreign import damage, parse_json, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,11 +133,17 @@ def decode(name: SegmentName, data: bytes) -> Segment:
 
     if xxhash.xxh3_128_hexdigest(data) != name.digest:
         raise ValueError("its bytes do not have the hash in its name")
-    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    try:
+        return _segment(name, pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False))
+    except (OSError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise ValueError(damage(error)) from error
+
+
+def _segment(name: SegmentName, table: pa.Table) -> Segment:
     described = parse_json(table.schema.metadata[_METADATA])
-    if described.pop("format") != FORMAT:
+    if described["format"] != FORMAT:
         raise LogError(f"segment {name} has another format than {FORMAT}, which this version of rl_eval reads")
-    header = Header(**described)
+    header = typed(Header, described)
     if name.kind == "faults":
         return Segment(header, faults=read_faults(table))
     rows, infos, _ = read_episodes(table)

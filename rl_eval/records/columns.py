@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import COLUMNS, ROW, Fault
+from rl_eval.records.foreign import typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +72,12 @@ def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
 
 
 def read_faults(table: pa.Table) -> tuple[Fault, ...]:
-    """Return faults: the inverse of :func:`fault_columns`."""
-    return tuple(Fault(**fault) for fault in table.to_pylist())
+    """Return faults: the inverse of :func:`fault_columns`.
+
+    Raises:
+        ValueError: A column is missing, or holds what no fault has.
+    """
+    return tuple(typed(list[Fault], table.to_pylist()))
 
 
 def _storable(value: Any) -> Any:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "parse_json", "plain", "plain_leaf", "with_leaf"]
+__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain", "plain_leaf", "with_leaf"]
 
 ABSENT: Final = "(absent)"
 """Stands for a value that one of two trees lacks."""
 
-_DEEPEST: Final = 100
-"""Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 
 
@@ -26,34 +23,6 @@ class Difference(NamedTuple):
     """Dotted path of the leaf."""
     a: Any
     b: Any
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON that somebody else may have written.
-
-    Raises:
-        ValueError: It is no JSON, or is nested more deeply than anything that is written here.
-    """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [item for one in level for item in _within(one) if isinstance(item, dict | list)]
-        if not level:
-            return value
-    raise _too_deep()
-
-
-def _within(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested too deeply: the most are {_DEEPEST} levels")
 
 
 def plain(value: Any) -> Any:

@@ -12,13 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter
-
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
-from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, damage, read_folder
+from rl_eval.records.foreign import damage, typed
+from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, read_folder
 from rl_eval.results.result import EvalResult, Timing, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -61,6 +60,13 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
     """
+    try:
+        return _result(contents, run_dir)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"{run_dir} is damaged: {damage(error)}") from error
+
+
+def _result(contents: LogContents, run_dir: str) -> EvalResult:
     manifest, config = contents.manifest, contents.manifest.config
     plan = EpisodePlan.from_dict(vars(manifest))
     check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
@@ -79,13 +85,11 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
         plan=plan,
         status=status,
         reason=reason,
-        timing=Timing.of_totals(contents.totals, runners),
+        timing=typed(Timing, asdict(Timing.of_totals(contents.totals, runners))),
         provenance=_provenance(contents),
-        return_bounds=None if bounds is None else (bounds[0], bounds[1]),
+        return_bounds=None if bounds is None else typed(tuple[float, float], bounds),
         audit_mismatches=contents.mismatches,
-        determinism=TypeAdapter(Determinism).validate_python(found)
-        if found
-        else Determinism(remark="the evaluation has not ended"),
+        determinism=typed(Determinism, found) if found else Determinism(remark="the evaluation has not ended"),
     )
 
 

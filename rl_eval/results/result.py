@@ -16,17 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
+from pydantic import Field
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import LogError, UsageError, nearest
 from rl_eval.records.agents import agent_rows
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
+from rl_eval.records.foreign import damage, typed
 from rl_eval.records.plain import plain
 from rl_eval.results.agents import policy_names, policy_versions
 from rl_eval.results.report.files import (
@@ -35,7 +36,6 @@ from rl_eval.results.report.files import (
     check_fingerprint,
     check_format,
     check_ours,
-    damage,
     describe,
     episode_frame,
     json_text,
@@ -99,7 +99,7 @@ class Timing:
     """Inside ``env.reset``, summed over runners; so are the next two."""
     step_seconds: float
     inference_seconds: float
-    num_runners: int
+    num_runners: Annotated[int, Field(ge=0, lt=2**31)]
     """Runner processes; 0 when the caller's process ran the episodes."""
 
     @classmethod
@@ -446,18 +446,18 @@ class EvalResult:
             plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
-            bounds = TypeAdapter(tuple[float, float] | None).validate_python(data["return_bounds"])
+            bounds = data["return_bounds"]
             return cls(
                 table=table,
                 plan=plan,
                 status=data["status"],
                 reason=data["reason"],
-                timing=TypeAdapter(Timing).validate_python(data["timing"]),
-                provenance=TypeAdapter(dict[str, Any]).validate_python(data["provenance"]),
+                timing=typed(Timing, data["timing"]),
+                provenance=typed(dict[str, Any], data["provenance"]),
                 confidence=data["confidence"],
                 audit_mismatches=tuple(data["audit_mismatches"]),
-                return_bounds=bounds,
-                determinism=TypeAdapter(Determinism).validate_python(data["determinism"]),
+                return_bounds=None if bounds is None else typed(tuple[float, float], bounds),
+                determinism=typed(Determinism, data["determinism"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the result is damaged: {damage(error)}") from error

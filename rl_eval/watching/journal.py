@@ -20,7 +20,8 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
-from rl_eval.records.plain import parse_json, plain
+from rl_eval.records.foreign import parse_json
+from rl_eval.records.plain import plain
 from rl_eval.results.report.table import interval_text
 from rl_eval.results.result import EvalResult
 from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify

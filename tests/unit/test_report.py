@@ -568,13 +568,13 @@ def test_nothing_to_report_on_is_a_usage_error(folder: Path) -> None:
     assert not (folder / "report.html").exists()
 
 
-STRANGE = [None, "<b>", 10**30, [["a"]], {"a": 1}, "\ud800x", "a\nb\x1b[2J"]
+STRANGE = [None, "<b>", -5, 10**30, 10**400, [["a"]], {"a": 1}, "\ud800x", "a\nb\x1b[2J"]
 PLACES = [
     ("provenance",), ("provenance", "identity"), ("provenance", "identity", "environment"), ("provenance", "config"),
-    ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"), ("timing", "step_seconds"),
-    ("timing",), ("faults",), ("faults", 0, "traceback"), ("faults", 0, "error_type"), ("faults", 0, "step"),
-    ("reason",), ("return_bounds",), ("confidence",), ("determinism",), ("determinism", "remark"),
-    ("audit_mismatches",), ("status",),
+    ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"),
+    ("timing", "step_seconds"), ("timing", "num_runners"), ("timing",), ("faults",), ("faults", 0, "traceback"),
+    ("faults", 0, "error_type"), ("faults", 0, "step"), ("reason",), ("return_bounds",), ("confidence",),
+    ("determinism",), ("determinism", "remark"), ("audit_mismatches",), ("status",),
 ]  # fmt: skip
 
 

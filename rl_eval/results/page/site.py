@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
 from rl_eval.errors import EvalError
+from rl_eval.records.foreign import damage
 from rl_eval.redaction import redact_text
 from rl_eval.results.listing import ListedRun, list_runs
 from rl_eval.results.loading import load
 from rl_eval.results.page.html import Source, page_of, render
-from rl_eval.results.report.files import damage
 from rl_eval.results.videos import video_files, videos_of
 
 __all__ = ["Answer", "RunSite"]

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.columns import episode_columns, read_episodes
 from rl_eval.records.episode import EpisodeTable, Fault
-from rl_eval.records.plain import parse_json, plain
+from rl_eval.records.foreign import damage, parse_json, typed
+from rl_eval.records.plain import plain
 from rl_eval.redaction import redact
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ __all__ = [
     "check_format",
     "check_ours",
     "check_regular",
-    "damage",
     "describe",
     "episode_frame",
     "episode_table",
@@ -191,19 +190,11 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
     data = read_summary(folder / RESULT_FILE)
     try:
         table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
-        for fault in TypeAdapter(list[Fault]).validate_python(data["faults"]):
+        for fault in typed(list[Fault], data["faults"]):
             table.add_fault(fault)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged: {damage(error)}") from error
     return data, table
-
-
-def damage(error: Exception) -> str:
-    """Say in one line what is wrong with saved data that could not be read."""
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def episode_table(table: EpisodeTable) -> pa.Table:

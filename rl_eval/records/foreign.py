@@ -1,0 +1,71 @@
+"""Data that somebody else may have written: parsed, checked against a type, and what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+__all__ = ["damage", "parse_json", "typed"]
+
+Value = TypeVar("Value")
+
+_DEEPEST: Final = 100
+"""Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: It is no JSON, or is nested more deeply than anything that is written here.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [item for one in level for item in _within(one) if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise _too_deep()
+
+
+def typed(kind: type[Value], value: Any) -> Value:
+    """Return parsed JSON as a value of a type; of a dataclass, which may have had fewer fields, what it knows.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    try:
+        found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ValueError(damage(error)) from error
+    return found
+
+
+def damage(error: Exception) -> str:
+    """Say in one line what is wrong with data that could not be read."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested too deeply: the most are {_DEEPEST} levels")
