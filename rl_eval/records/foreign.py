@@ -36,7 +36,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def typed(kind: type[Value], value: Any) -> Value:
-    """Return parsed JSON as a value of a type; of a dataclass, which may have had fewer fields, what it knows.
+    """Return parsed JSON as a value of a type. Keys that a dataclass does not know are left out.
 
     Raises:
         ValueError: It does not fit.
