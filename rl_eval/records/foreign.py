@@ -44,16 +44,14 @@ def typed(kind: type[Value], value: Any) -> Value:
     try:
         found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ValueError(damage(error)) from error
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     return found
 
 
 def damage(error: Exception) -> str:
-    """Say in one line what is wrong with data that could not be read."""
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    """Say what is wrong with data that could not be read: an error's text, with its type unless that says nothing."""
+    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
 
 
 @functools.cache

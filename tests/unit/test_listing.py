@@ -153,7 +153,10 @@ def test_a_log_whose_file_is_a_pipe_is_not_waited_for(runs):
         (lambda run: spoil(run / "result.json", plan={"num_episodes": 10**15}), "holds 30 of 1000000000000000"),
         (lambda run: spoil(run / "result.json", metrics={}), "damaged (KeyError"),
         (lambda run: spoil(run / "result.json", status=["complete"]), "status"),
-        (lambda run: spoil(run / "result.json", interval={"low": "x", "high": 1}), "damaged (ValueError"),
+        (
+            lambda run: spoil(run / "result.json", interval={"low": "x", "high": 1}),
+            "damaged (could not convert string to float: 'x')",
+        ),
     ],
 )
 def test_a_broken_run_is_a_line_with_its_reason(runs, change, reason):
