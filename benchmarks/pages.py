@@ -1,8 +1,8 @@
 """Pages of the docs whose benchmark tables are made from the committed results.
 
 A page has a table between ``<!-- benchmark: NAME -->`` and ``<!-- end of benchmark -->``, and a single number within a
-sentence between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. ``<!-- benchmark: NAME: ROW; ROW -->`` takes
-these rows alone. What belongs to a benchmark without committed results stays as it is written.
+sentence between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. What belongs to a benchmark without committed
+results stays as it is written.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ __all__ = ["COMMAND", "FIGURES", "RESULTS", "generated", "markdown", "named", "p
 
 COMMAND: Final = "python -m benchmarks tables"
 RESULTS: Final = REPO / "benchmarks" / "results"
-FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], str]]] = {"throughput": table.best_share}
+FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], str]]] = {
+    "throughput": table.best_share,
+    "faults": table.share_of_same,
+}
 
 _BLOCK: Final = re.compile(
-    r"^(<!-- benchmark: (\w+)(?:: ([^\n]+))? -->\n)(.*?)^(<!-- end of benchmark -->)$", re.DOTALL | re.MULTILINE
+    r"^(<!-- benchmark: (\w+) -->\n)(.*?)^(<!-- end of benchmark -->)$", re.DOTALL | re.MULTILINE
 )
 _FIGURE: Final = re.compile(r"(<!-- figure: (\w+) -->)([^<\n]*)(<!-- end of figure -->)")
 _MARKUP: Final = re.compile(r"[\\`*{}\[\]|]|(?<![^\W_])_|_(?![^\W_])")
@@ -65,12 +68,12 @@ def generated(text: str, results: Path = RESULTS) -> str:
         results: Folder with ``NAME.json`` files.
 
     Raises:
-        ValueError: The page names a benchmark that does not exist, or rows that it does not have.
+        ValueError: The page names a benchmark that does not exist.
     """
 
     def block(match: re.Match[str]) -> str:
         found = read(match[2], table.TABLES, results)
-        return match[0] if found is None else f"{match[1]}\n{_body(found, match[3])}\n{match[5]}"
+        return match[0] if found is None else f"{match[1]}\n{_body(found)}\n{match[4]}"
 
     def figure(match: re.Match[str]) -> str:
         found = read(match[2], FIGURES, results)
@@ -87,30 +90,18 @@ def read(name: str, known: Mapping[str, Any], results: Path = RESULTS) -> dict[s
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _body(found: dict[str, Any], only: str | None) -> str:
-    name, chosen = found["settings"]["name"], only.split("; ") if only else None
-    text = "\n".join(filter(None, (markdown(one, chosen) for one in table.TABLES[name](found["rows"]))))
-    if absent := [row for row in chosen or () if f"\n| {_cell(row)} |" not in text]:
-        raise ValueError(f"a page names the rows {'; '.join(absent)}, which the results of {name} lack")
+def _body(found: dict[str, Any]) -> str:
+    text = "\n".join(map(markdown, table.TABLES[found["settings"]["name"]](found["rows"])))
     return f"{text}\n{provenance.line(found)}\n"
 
 
-def markdown(shown: Table, only: Sequence[str] | None = None) -> str:
-    """Return a table as Markdown, with its title above and its caption below.
-
-    Args:
-        shown: What the command prints.
-        only: First cells of the rows to take, in this order; None takes all. Where none is there, the result is empty.
-    """
+def markdown(shown: Table) -> str:
+    """Return a table as Markdown, with its title above and its caption below."""
     rows = [list(map(_cell, row)) for row in zip(*(column.cells for column in shown.columns), strict=True)]
-    if only is not None:
-        rows = [row for name in only for row in rows if row[0] == _cell(name)]
-    if not rows:
-        return ""
     head = [[_cell(column.header) for column in shown.columns]]
     head += [[_RULES.get(column.justify, "---") for column in shown.columns]]
     lines = [f"**{_cell(shown.title)}**", "", *(f"| {' | '.join(row)} |" for row in head + rows), ""]
-    return "\n".join([*lines, *([f"{_cell(shown.caption)}.", ""] if shown.caption and only is None else [])])
+    return "\n".join([*lines, *([f"{_cell(shown.caption)}.", ""] if shown.caption else [])])
 
 
 def _cell(markup: Any) -> str:

@@ -21,7 +21,7 @@ from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
-__all__ = ["TABLES", "best_share", "show"]
+__all__ = ["TABLES", "best_share", "share_of_same", "show"]
 
 _STANDARD_ERRORS = 3.0
 _NOMINAL = 0.95
@@ -284,6 +284,13 @@ def faults(rows: Sequence[Row]) -> list[Table]:
         matrix.add_row(fault, *(word if word == SAME else f"[bold]{word}[/bold]" for word in words))
     ours = [row for row in rows if "fingerprint" in row]
     return [matrix, _fault_details(ours, cells)] if ours else [matrix]
+
+
+def share_of_same(rows: Sequence[Row]) -> str:
+    """How many of the faults left rl_eval's result as it was, as in ``22 of 22``."""
+    undisturbed = {row["label"]: row for row in rows if row["column"] == UNDISTURBED}
+    struck = [row for row in rows if not row["peers"] and row["column"] != UNDISTURBED]
+    return f"{sum(verdict(row, undisturbed[row['label']]) == SAME for row in struck)} of {len(struck)}"
 
 
 def policies(rows: Sequence[Row]) -> list[Table]:
