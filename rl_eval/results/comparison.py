@@ -15,7 +15,7 @@ from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import ALL_EQUAL, FEW
+from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
 
 if TYPE_CHECKING:
@@ -121,8 +121,9 @@ class Comparison:
                 f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
                 "early; if it has a log, the same command with its --log-dir continues it"
             )
-        if not self.difference.interval.exists:
-            return self.difference.interval.note
+        interval = self.difference.interval
+        if not interval.exists and interval.note != FEW_EQUAL:
+            return interval.note
         least = 2.0 ** (1 - self.num_pairs)
         few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
         return few if least > 1 - self.confidence else ""
@@ -130,7 +131,7 @@ class Comparison:
     @property
     def unbounded(self) -> str:
         """Why the interval shows nothing of a bound, beyond :attr:`unanswerable`; empty if it does."""
-        equal = self.difference.interval.note == ALL_EQUAL and self.num_pairs < FEW
+        equal = self.difference.interval.note == FEW_EQUAL
         return f"{self.num_pairs} pairs, all with one difference, say nothing of others: have {FEW}" if equal else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -314,27 +315,29 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
     A difference is shown only if the interval and the test agree on it.
     """
     interval, level = difference.interval, f"{100 * confidence:g} %"
-    if not interval.exists:
+    if not interval.exists and interval.note != FEW_EQUAL:
         return f"no verdict: {interval.note}"
-    if difference.mean == 0 and interval.note == ALL_EQUAL:
+    if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
         return f"no difference: both returned the same in each of {difference.count} pairs"
     places = difference_places(difference)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
-    facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
-    outside, rejected = 0 not in interval, difference.p_value <= 1 - confidence
+    ends = f"interval {low} to {high}" if interval.exists else f"the same in each of {difference.count} pairs"
+    facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
+    outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
     if is_shown(difference, confidence):
         return f"{b} returns {'more' if difference.mean > 0 else 'less'} than {a} at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
-    if rejected:
+    elif rejected:
         facts += "; the sign-flip test rejects, but the interval holds 0"
     return f"no difference shown at {level}: {facts}"
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
-    """Whether the interval leaves out 0 and the test rejects at the same level."""
+    """Whether the test rejects, and the interval at the same level leaves out 0; few equal differences have none."""
     interval = difference.interval
-    return interval.exists and 0 not in interval and difference.p_value <= 1 - confidence
+    leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL
+    return leaves_out_0 and difference.p_value <= 1 - confidence
 
 
 def _notes(comparison: Comparison) -> list[str]:

@@ -45,11 +45,10 @@ from rl_eval.results.report.files import (
 from rl_eval.results.report.metrics import flat_metrics, notes, success_counts
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import (
-    FEW,
     Interval,
     check_confidence,
-    mean_interval,
     no_interval,
+    return_interval,
     success_interval,
 )
 from rl_eval.scheduling.plan import EpisodePlan
@@ -282,10 +281,7 @@ class EvalResult:
         returns, missing = self.counted_rows["episode_return"], self.num_missing
         if missing and self.num_outside_bounds:
             return no_interval(self.confidence, "a return lies outside return_bounds")
-        if not missing and 1 < len(returns) < FEW and (returns == returns[0]).all():
-            # Two episodes that end at the limit would pass any gate.
-            return no_interval(self.confidence, f"fewer than {FEW} returns, all equal: they say nothing of others")
-        return mean_interval(returns, self.confidence, num_missing=missing, bounds=self.return_bounds)
+        return return_interval(returns, self.confidence, num_missing=missing, bounds=self.return_bounds)
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:

@@ -218,11 +218,10 @@ def test_verdict_at_another_confidence() -> None:
 
 
 def test_three_wins_of_three_show_nothing() -> None:
-    """The interval of equal differences leaves out 0, but no test can reject with three pairs."""
+    """No test can reject with three pairs, and so few equal differences have no interval."""
     found = compare(make_result(BASE[:3]), make_result(BASE[:3] + 1))
     assert found.difference.p_value == 0.25
-    assert found.verdict.startswith("no difference shown at 95 %")
-    assert "the interval leaves out 0, but the sign-flip test does not reject" in found.verdict
+    assert found.verdict == "no difference shown at 95 %: mean difference 1, the same in each of 3 pairs, p = 0.25"
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -247,7 +246,20 @@ def test_few_equal_differences_bound_nothing(count: int) -> None:
     """They are no regression, but the next pair may be one."""
     found = compare(make_result(BASE[:count]), make_result(BASE[:count]))
     assert not found.unanswerable
+    assert not found.regressed
     assert bool(found.unbounded) == (count < 20)
+    assert found.difference.interval.exists == (count == 20)
+    assert ("no interval: fewer than 20 values, all equal" in " ".join(str(found).split())) == (count < 20)
+    assert found.verdict == f"no difference: both returned the same in each of {count} pairs"
+
+
+@pytest.mark.parametrize("count", [5, 6, 19, 20])
+def test_few_equal_losses_are_a_regression_without_an_interval(count: int) -> None:
+    """The test of signs decides: 500 against 15 in six pairs of six is not luck."""
+    found = compare(make_result(np.full(count, 500.0)), make_result(np.full(count, 15.0)))
+    assert found.regressed == (count >= 6)
+    assert bool(found.unbounded) == (count < 20)
+    assert found.verdict.startswith("b returns less than a at 95 %" if count >= 6 else "no difference shown at 95 %")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_few_equal_returns_have_no_interval(count: int) -> None:
     result = make_result(count, returns=np.full(count, 500.0))
     assert result.interval.exists == (count == 20)
     assert math.isnan(result.metrics["episode_return_ci_low"]) == (count < 20)
-    assert str(result).count("fewer than 20 returns, all equal: they say") == (count < 20)
+    assert str(result).count("fewer than 20 values, all equal: they say") == (count < 20)
 
 
 def test_failed_episodes_are_counted_and_remove_the_interval() -> None:

@@ -16,7 +16,7 @@ from rl_eval.results.report.metrics import success_counts
 from rl_eval.results.report.table import number, percent
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, Interval, mean_interval, success_interval
+from rl_eval.results.stats.interval import FEW, Interval, return_interval, success_interval
 
 __all__ = ["Table", "agent_tables", "group_tables"]
 
@@ -80,7 +80,7 @@ def _group_row(own: npt.NDArray[np.void], confidence: float) -> list[str]:
     return [
         f"{len(own):,}",
         number(exact_mean(own["episode_return"])),
-        _ends(mean_interval(own["episode_return"], confidence)),
+        _ends(return_interval(own["episode_return"], confidence)),
         number(exact_mean(own["length"]), 1),
         percent(successes / len(own)) if reporting else "n/a",
         f"{percent(success.low)} to {percent(success.high)}" if success.exists else "n/a",
@@ -90,7 +90,7 @@ def _group_row(own: npt.NDArray[np.void], confidence: float) -> list[str]:
 def _agent_row(result: EvalResult, agent: str, own: Any) -> list[str]:
     shares = [percent(float(np.mean(own["outcome"] == code))) if len(own) else "n/a" for code in (1, 0, -1)]
     means = [number(result.metrics[f"agent_{what}_mean/{agent}"], 3) for what in ("episode_returns", "episode_len")]
-    ends = _ends(mean_interval(own["return"], result.confidence), 3)
+    ends = _ends(return_interval(own["return"], result.confidence), 3)
     return [agent, f"{len(own):,}", means[0], ends, means[1], *shares]
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rl_eval.errors import UsageError
 from rl_eval.results.stats.aggregate import aggregate
 
-__all__ = ["BCA_MAX", "Interval", "Method", "mean_interval", "success_interval"]
+__all__ = ["BCA_MAX", "FEW_EQUAL", "Interval", "Method", "mean_interval", "return_interval", "success_interval"]
 
 Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
 
@@ -27,7 +27,10 @@ BCA_MAX: Final = 5_000
 
 FEW: Final = 20
 """Shortest sample that is bootstrapped: of fewer values Student t holds the truth more often, though not often enough
-where they are skewed, which it says. Equal returns of fewer episodes have no interval."""
+where they are skewed, which it says."""
+
+FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: they say nothing of others"
+"""Note of the interval that few equal returns do not have."""
 
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of values that do not differ, which is one value."""
@@ -108,6 +111,23 @@ def mean_interval(
     if not (worst.exists and best.exists):
         return worst
     return Interval(worst.low, best.high, confidence, worst.method, f"{failed}: from all worst to all best")
+
+
+def return_interval(
+    returns: npt.NDArray[np.float64],
+    confidence: float = 0.95,
+    *,
+    num_missing: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Interval:
+    """Return the :func:`mean_interval` of returns, or of differences of returns; few equal ones have none.
+
+    Two episodes that end at the limit of an environment would pass any gate.
+    """
+    if not num_missing and 1 < len(returns) < FEW and np.isfinite(returns[0]) and (returns == returns[0]).all():
+        check_confidence(confidence)
+        return no_interval(confidence, FEW_EQUAL)
+    return mean_interval(returns, confidence, num_missing=num_missing, bounds=bounds)
 
 
 def success_interval(successes: int, trials: int, confidence: float = 0.95, *, num_unknown: int = 0) -> Interval:

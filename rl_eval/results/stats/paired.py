@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import aggregate
-from rl_eval.results.stats.interval import Interval, mean_interval
+from rl_eval.results.stats.interval import Interval, return_interval
 
 __all__ = ["McNemar", "PairedDifference", "mcnemar", "paired_difference", "sign_flip_test"]
 
@@ -87,7 +87,7 @@ def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
-        interval=mean_interval(differences, confidence),
+        interval=return_interval(differences, confidence),
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
