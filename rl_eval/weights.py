@@ -15,6 +15,7 @@ import pickle
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -239,11 +240,12 @@ def _read(path: Path) -> Any:
 def _explain_unreadable(path: Path, error: Exception) -> str:
     """Say why a file cannot be read, with what helps of the reader's own words."""
     name, words = repr(str(path)), _TERMINAL_CODE.sub("", str(error)).strip()
-    if (refused := _PICKLED.search(words)) or (isinstance(error, pickle.UnpicklingError) and _is_pickle(path)):
+    if (refused := _PICKLED.search(words)) or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
         example = f" (such as {refused[1]})" if refused else ""
         return (
-            f"{name} holds pickled objects, which could run code when loaded{example}. Save the weights alone, with "
-            "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
+            f"{name} holds pickled objects, which could run code when loaded{example}; --trust is for whole models, "
+            "not for weights. Save the weights alone, with safetensors.torch.save_file(module.state_dict(), "
+            "'x.safetensors')"
         )
     if "TorchScript" in words:
         return f"{name} is a TorchScript archive: save its state_dict(), or load it in a policy factory"
@@ -259,9 +261,10 @@ def _explain_unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _is_pickle(path: Path) -> bool:
+def _was_pickled(path: Path) -> bool:
+    """Whether a file begins as a pickle, or as the archive that ``torch.save`` puts one into."""
     with path.open("rb") as file:
-        return file.read(1) == pickle.PROTO
+        return file.read(1) == pickle.PROTO or zipfile.is_zipfile(file)
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:

@@ -21,6 +21,8 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         text: The value of ``--policy``.
         given: Names of arguments that are given apart, and are not looked for.
     """
+    if not text:
+        raise ConfigError("--policy is empty, as where a variable of the shell is not set")
     path = Path(text).expanduser()
     if (source := named_source(text, given)) is not None:
         return source
@@ -58,13 +60,13 @@ def _as_policy(path: Path) -> str:
 
 def _guess(path: Path, given: Collection[str]) -> PolicySource:
     """Return what a path plainly is."""
-    found = {name: scheme for name, scheme in schemes().items() if scheme.recognises(path)}
+    found = [scheme for scheme in schemes().values() if scheme.recognises(path)]
     if len(found) != 1:
         if path.is_dir() and not found and (files := sorted(file.name for file in path.glob("*.zip"))):
             raise ConfigError(
                 f"--policy {path}: its kind cannot be told, and it holds {', '.join(files)}: give one of them"
             )
-        possible = ", ".join(f"{name}:{path}" for name in found) or forms()
+        possible = ", ".join(scheme.named(path) for scheme in found) or forms()
         raise ConfigError(f"--policy {path}: its kind cannot be told: say it with one of {possible}")
-    [scheme] = found.values()
+    [scheme] = found
     return scheme.source("", path, given)

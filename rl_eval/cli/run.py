@@ -294,14 +294,14 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
 
 def _summary(result: EvalResult) -> str:
     """Say the result in one line."""
+    from rl_eval.results.report.metrics import value_notes
+
     parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
     if result.aggregates.count:
         interval = interval_text(result.interval, "{:.6g}".format)
         parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
     said = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
-    if result.determinism.passed is False:
-        said.append(str(result.determinism))
-    return f"{result.status}: {'; '.join(filter(None, said))}"
+    return f"{result.status}: {'; '.join(filter(None, [*said, *value_notes(result)]))}"
 
 
 def exit_code_of(result: EvalResult, interruption: Interruption) -> int:

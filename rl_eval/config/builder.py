@@ -214,7 +214,9 @@ class EvalConfig:
         section, _, name = key.partition(".")
         if section not in SECTIONS or not name:
             known = [f"{s}.{k}" for s, model in SECTIONS.items() for k in model.model_fields]
-            raise ConfigError(f"unknown config key {key!r}: {nearest(key, known)}")
+            places = [f"{s}.{key}" for s, model in SECTIONS.items() if section in model.model_fields]
+            meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(key, known)
+            raise ConfigError(f"unknown config key {key!r}: {meant}")
         if name not in SECTIONS[section].model_fields:
             raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}")
         self._values[section][name] = copy_containers(value)

@@ -62,6 +62,10 @@ class PolicyScheme:
     suffix: str = ""
     """What may be left out at the end of a path."""
 
+    def named(self, path: Path | str) -> str:
+        """Return how a file or folder of this kind is named."""
+        return re.sub("PATH|FILE", lambda _: str(path), self.form)
+
     def split(self, rest: str) -> tuple[str, str]:
         """Return the reference and the path, each maybe empty, of what stands behind the scheme's name."""
         if "@" not in self.form:
@@ -159,8 +163,8 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
     kwargs = given.get("policy_kwargs", {})
     if not isinstance(kwargs, Mapping) or (source := named_source(text, kwargs)) is None:
         if ":" not in text and (path := Path(text).expanduser()).exists():
-            kinds = [name for name, scheme in schemes().items() if scheme.recognises(path)]
-            as_in = " or ".join(f"{name}:{text}" for name in kinds) or forms()
+            kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
+            as_in = " or ".join(kinds) or forms()
             raise ConfigError(f"policy.policy is {text!r}, a file or folder: say of what kind, as in {as_in}")
         return section
     own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}

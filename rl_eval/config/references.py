@@ -1,18 +1,22 @@
-"""References in a config: the object that a ``"module:attr"`` names."""
+"""References in a config: the object that a ``"module:attr"`` names, and what its signature tells."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["dotted", "import_attribute"]
+__all__ = ["dotted", "import_attribute", "required", "takes_observations"]
 
 _EXTRAS: Final = {"stable_baselines3": "sb3", "torchrl": "torchrl"}
 """Which extra brings a package."""
+_OBSERVATIONS: Final = ("obs", "observation", "observations")
+"""Names of the parameter by which a function is known to act, and not to make something."""
 
 
 def dotted(path: str) -> str:
@@ -45,3 +49,17 @@ def import_attribute(key: str, path: str) -> Any:
             hint = f". It names a module, not a file: write {dotted(path)!r}"
         raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error
     return found
+
+
+def takes_observations(function: Any) -> bool:
+    """Return whether what a function must be given is observations, by their name: it is a policy."""
+    if not inspect.isfunction(function):
+        return False
+    names = required(inspect.signature(function).parameters)
+    return len(names) == 1 and names[0] in _OBSERVATIONS
+
+
+def required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the names of what a call must give."""
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters.values() if each.kind not in optional and each.default is each.empty]

@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from rl_eval.adapters import integration_for
 from rl_eval.config.model_files import changed_files, file_digests, loads_models
-from rl_eval.config.references import import_attribute
+from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
@@ -26,8 +26,6 @@ __all__ = ["adapt_policy", "came_from_factory", "check_files"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
-_OBSERVATIONS: Final = ("obs", "observation", "observations")
-"""Names of the parameter by which a function is known to act, and not to make a policy."""
 _MAKES: Final = (
     ". It is called to make the policy: if it is itself a policy, which takes observations, name a function that "
     "returns it, as in def make(): return {}"
@@ -128,12 +126,15 @@ def _call_of(candidate: Any) -> str:
 
 def _takes_an_argument(function: Any) -> bool:
     try:
-        inspect.signature(function).bind(None)
+        signature = inspect.signature(function)
+        signature.bind(None)
     except TypeError:
         return False
     except ValueError:  # Some callables hide their signature.
-        pass
-    return True
+        return True
+    # A function of settings alone makes something: it can be called without any.
+    variadic = any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values())
+    return variadic or not inspect.isfunction(function) or bool(required(signature.parameters))
 
 
 def _to_device(module: Any, device: str) -> Any:
@@ -149,7 +150,7 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     if not callable(factory):
         makes = f"name a function that returns a policy, as in def make(): return {_call_of(factory) or name}"
         raise ConfigError(f"policy.policy is {section.policy!r}, which makes nothing: {makes}")
-    if _takes_observations(factory) and not section.policy_kwargs:
+    if takes_observations(factory) and not section.policy_kwargs:
         return factory
     offered = {"observation_space": observation_space, "action_space": action_space}
     parameters = inspect.signature(factory).parameters
@@ -160,10 +161,13 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         with random_state_kept():
             made = factory(**spaces, **section.policy_kwargs)
     except TypeError as error:
-        lacking = [name for name in _required(parameters) if name not in spaces and name not in section.policy_kwargs]
+        lacking = [name for name in required(parameters) if name not in spaces and name not in section.policy_kwargs]
+        unknown = [one for one in section.policy_kwargs if one not in parameters]
         hint = _MAKES.format(name) if lacking or module_of(factory) is factory else ""
         if lacking:
             hint += _CLEANRL.format(section.policy) if "envs" in lacking else _LACKS.format(lacking[0])
+        elif unknown:
+            hint += f". {name} takes {', '.join(parameters) or 'none'}"
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
         setattr(wrong, _FROM_FACTORY, True)
         raise wrong from error
@@ -187,18 +191,6 @@ def check_files(section: PolicySection) -> None:
             f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
             f"{before[name][:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
         )
-
-
-def _takes_observations(function: Any) -> bool:
-    """Return whether what a function must be given is observations, by their name."""
-    required = _required(inspect.signature(function).parameters)
-    return inspect.isfunction(function) and len(required) == 1 and required[0] in _OBSERVATIONS
-
-
-def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the names of what a call must give."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in parameters.values() if each.kind in kinds and each.default is each.empty]
 
 
 def came_from_factory(error: BaseException) -> bool:

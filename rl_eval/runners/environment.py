@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.references import import_attribute
+from rl_eval.config.references import import_attribute, takes_observations
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
@@ -36,6 +36,7 @@ _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'"
 )
+_BY_MODULE: Final = '. An id that a module registers has its name before it, as in "my_module:MyEnv-v0"'
 _NOT_HERE: Final = (
     ". What a script registers is unknown in the processes of runners: give the class, a function that makes it, or "
     '"my_module:MyEnv-v0" for an id that a module registers when it is imported'
@@ -102,8 +103,9 @@ def build_env(
             return gym.make(env, **{"disable_env_checker": True, **kwargs})
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
-            if isinstance(error, gym.error.UnregisteredEnv) and (num_runners or remote):
-                hint = hint or ("" if "Did you mean" in str(error) else _NOT_HERE)
+            if isinstance(error, gym.error.UnregisteredEnv) and not hint and "Did you mean" not in str(error):
+                here = _BY_MODULE if isinstance(error, gym.error.NameNotFound) else ""
+                hint = _NOT_HERE if num_runners or remote else here
             if isinstance(error, gym.error.DependencyNotInstalled) and "mujoco" in str(error).lower():
                 hint = _MUJOCO
             raise ConfigError(f"environment.env is {env!r}: {str(error).rstrip('. ')}{hint}") from error
@@ -114,6 +116,10 @@ def build_env(
         raise ConfigError(
             f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
             + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else "")
+        )
+    if takes_observations(factory):
+        raise ConfigError(
+            f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
     return _call(factory, kwargs, context)
 

@@ -367,6 +367,14 @@ def test_quiet_tells_a_failed_determinism_check(folder):
     assert "30 of 30 episodes; NOT a function of its seed: " in line
 
 
+def test_one_line_has_the_notes_of_a_result(folder):
+    """Weights that nobody has again, in a gate of CI too."""
+    words = ("run", "--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", 4, "--set")
+    (line,) = call(*words, "runners.num_runners=0", "-q").stdout.splitlines()
+    assert line.startswith("complete: mean return ")
+    assert "4 of 4 episodes; rl_eval.policies.mlp:make_mlp makes other weights each time that it is called" in line
+
+
 @pytest.mark.process
 def test_without_a_terminal_there_is_plain_text(folder):
     done = start("run", "toy.yaml", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -204,7 +204,7 @@ def test_an_id_that_only_the_callers_process_may_know_is_told_in_runners() -> No
     section = EnvironmentSection(env="OnlyInMyScript-v0")
     with pytest.raises(ConfigError, match='give the class, a function that makes it, or "my_module:MyEnv-v0"'):
         construct_env(section, 0, 0, 2)
-    with pytest.raises(ConfigError, match=r"doesn't exist$"):
+    with pytest.raises(ConfigError, match=r"doesn't exist\. An id that a module registers has its name before it"):
         construct_env(section, 0, 0, 0)
 
 

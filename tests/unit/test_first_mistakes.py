@@ -65,6 +65,10 @@ def vague():
     return lambda observations: "left"
 
 
+def acts(observations):
+    return np.zeros(len(observations), np.int64)
+
+
 def policy_without_a_factory(states):
     return np.zeros(len(states), np.int64)
 '''
@@ -100,7 +104,22 @@ REFUSED = {
     "a misspelt section": (("evaluations.seed=1",), {}, ["evaluations.seed", "did you mean"]),
     "a misspelt key": (("evaluation.num_episode=3",), {}, ["evaluation.num_episode", "'num_episodes'"]),
     "a key below one that is no mapping": (("evaluation.seed.x=1",), {}, ["evaluation.seed is {'x': 1}"]),
-    "a key in no section": (("num_episodes=3",), {}, ["unknown config key 'num_episodes'"]),
+    "a key in no section": (
+        ("num_episodes=3",),
+        {},
+        ["unknown config key 'num_episodes': did you mean 'evaluation.num_episodes'?"],
+    ),
+    "a key below one in no section": (
+        ("env_kwargs.goal=0.5",),
+        {},
+        ["unknown config key 'env_kwargs.goal': did you mean 'environment.env_kwargs.goal'?"],
+    ),
+    "a policy as environment": (
+        ("environment.env=mistakes:acts",),
+        {},
+        ["environment.env is 'mistakes:acts', a function of observations: that is a policy, not an environment"],
+    ),
+    "an id that a module registers": (("environment.env=MyCart-v0",), {}, ['as in "my_module:MyEnv-v0"']),
     "a nested key in no section": (("nowhere.at.all=1",), {}, ["unknown config key 'nowhere.at'"]),
     "a value that is no YAML": (("evaluation.num_episodes={",), {}, ["not valid YAML"]),
     "a section that is not there": ((), {"args": ["--section", "x"]}, ["has no section 'x'"]),
@@ -164,7 +183,7 @@ REFUSED = {
     "an argument that the factory does not take": (
         (MLP, "policy.policy_kwargs.hiden=3"),
         {},
-        ["policy", "hiden"],
+        ["policy", "hiden", "make_mlp takes observation_space, action_space, "],
     ),
     "a policy where its factory should be": (
         ("policy.policy=mistakes:policy_without_a_factory",),
@@ -257,9 +276,10 @@ def test_a_policy_of_another_kind_is_told_what_one_is(policy, environments):
         evaluate(config, live)
 
 
-def test_what_makes_a_policy_is_none():
+@pytest.mark.parametrize("make", [lambda: for_one, lambda hidden=32: for_one], ids=["nothing", "settings alone"])
+def test_what_makes_a_policy_is_none(make):
     with pytest.raises(ConfigError, match="does not take observations alone: if it makes the policy, give what it"):
-        evaluate(EvalConfig().environment("CartPole-v1"), lambda: for_one)
+        evaluate(EvalConfig().environment("CartPole-v1"), make)
 
 
 def test_true_is_an_action():
@@ -283,6 +303,9 @@ def test_a_policy_is_named_in_every_way(folder):
     for make in (lambda: evaluate(config, "model.zip"), lambda: config.policy("model.zip").build()):
         with pytest.raises(ConfigError, match=r"'model.zip', a file or folder: say of what kind, as in sb3:PATH, "):
             make()
+    Path("net.pt").touch()
+    with pytest.raises(ConfigError, match=r"'net.pt', a file or folder: say of what kind, as in torch:MODULE:ATTR@net"):
+        evaluate(EvalConfig().environment("CartPole-v1"), "net.pt")
 
 
 def test_a_model_is_no_result(folder):

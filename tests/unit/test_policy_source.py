@@ -410,3 +410,10 @@ def test_a_random_policy_says_what_it_cannot_do():
         UniformPolicy(spaces.Dict(a=spaces.Text(3)))
     with pytest.raises(ConfigError, match=r"set policy\.deterministic to false"):
         UniformPolicy(SPACES["discrete"]).act(None, None, np.ones(1, bool), None)
+
+
+def test_an_empty_policy_is_not_the_model_in_this_folder(folder):
+    """As of a variable that a script forgot to set."""
+    model(folder / "model.zip")
+    with pytest.raises(ConfigError, match="--policy is empty"):
+        policy_source("")

@@ -540,10 +540,11 @@ def test_a_pickle_is_refused_without_running_it(tmp_path: Path, write: Any) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("value", [nn.Linear(2, 2), {"weight": Path()}], ids=["module", "object"])
-def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize("value", [nn.Linear(2, 2), {"weight": Path()}, {"weight": print}])
+@pytest.mark.parametrize("save", [pickled, lambda path, value: torch.save(value, path)])
+def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any, save: Any) -> None:
     """The message for a harmless pickle says why it is refused, and how to save weights alone."""
-    pickled(tmp_path / "policy.pt", value)
+    save(tmp_path / "policy.pt", value)
     advice = r"holds pickled objects, .*safetensors\.torch\.save_file\(module\.state_dict"
     with pytest.raises(ConfigError, match=advice):
         load_weights_file(tmp_path / "policy.pt")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["episode_seconds", "flat_metrics", "notes", "success_counts"]
+__all__ = ["episode_seconds", "flat_metrics", "notes", "success_counts", "value_notes"]
 
 
 def flat_metrics(result: EvalResult) -> dict[str, float]:
@@ -40,8 +40,13 @@ def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
 
 def notes(result: EvalResult) -> list[str]:
     """Return what a reader must know before using the numbers; empty for an ordinary result."""
+    return [*_scope_notes(result), *value_notes(result)]
+
+
+def value_notes(result: EvalResult) -> list[str]:
+    """Return the notes on the numbers themselves, whichever episodes they go over."""
     told = result.provenance.get("notes")
-    return [*_scope_notes(result), *_value_notes(result), *(map(str, told) if isinstance(told, list) else ())]
+    return [*_value_notes(result), *(map(str, told) if isinstance(told, list) else ())]
 
 
 def _scope_notes(result: EvalResult) -> Iterator[str]:
