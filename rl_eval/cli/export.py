@@ -75,8 +75,11 @@ def export(
             return
         without = {"--to": to, "--trust": trust or None}
         format = format or _format_of(output)  # noqa: A001 - The name of the option.
-        _check_given("export without --trajectories", needed={"--format": format}, useless=without)
-        assert format is not None
+        _check_given("export without --trajectories", useless=without)
+        if format is None:
+            raise ConfigError(
+                f"nothing names a format: give --format, or an --output that ends in .{', .'.join(get_args(Format))}"
+            )
         say(_export_rows(path, format, output, episodes, force=force))
 
 

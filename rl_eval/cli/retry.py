@@ -112,7 +112,8 @@ def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code
 
     if read_manifest(open_storage(path)) is None:
         raise UsageError(
-            f"{redact_text(path)} holds a result without an evaluation log: only a run in runs/ or in --log-dir has one"
+            f"{redact_text(path)} holds a result without an evaluation log, as --output alone saves it: evaluate again "
+            "with --log-dir"
         )
     if not failed:
         return

@@ -127,7 +127,11 @@ def run(
             monitor.close()
             place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
             deliver(result, place, quiet=quiet, as_json=as_json)
-        if code := exit_code_of(result, interruption) or _unmet(requirements, result):
+        if code := exit_code_of(result, interruption):
+            for requirement in requirements:
+                print_note(f"{requirement}: not judged, since the result is {result.status}")
+            raise typer.Exit(code)
+        if code := _unmet(requirements, result):
             raise typer.Exit(code)
 
 

@@ -179,4 +179,5 @@ def _existing(text: str, path: str, suffix: str) -> Path:
     for candidate in (found, Path(f"{found}{suffix}")):
         if candidate.exists():
             return candidate
-    raise ConfigError(f"the policy {text!r}: there is no file or folder {str(found)!r} in {Path.cwd()}")
+    there = "" if found.is_absolute() else f" in {Path.cwd()}"
+    raise ConfigError(f"the policy {text!r}: there is no file or folder {str(found)!r}{there}")

@@ -288,7 +288,7 @@ class FaultToleranceSection(_Section):
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
     """Consecutive replacements of one runner without a finished episode, anybody's, in between."""
     fail_fast: bool = True
-    """End the evaluation as ``failed`` when its first attempts, 20 or two per lane, all fail with one error at one
+    """End the evaluation as ``failed`` when its first attempts, 20 or four per lane, all fail with one error at one
     place."""
     max_failed_episodes: Fraction | None = None
     """More failed episodes than this count (or share, below 1) make the result ``failed``."""

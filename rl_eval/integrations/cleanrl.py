@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+import tree
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
@@ -33,7 +34,8 @@ class AgentPolicy:
     methods, which return Q values (DQN) or actions (TD3, DDPG), are policies as they are.
 
     Args:
-        agent: The agent; observations reach it as float32, as CleanRL's ``torch.Tensor(obs)`` has them.
+        agent: The agent; observations reach it as float32, as CleanRL's ``torch.Tensor(obs)`` has them, and those of
+            several parts as a dict or tuple of such tensors.
 
     Raises:
         ConfigError: The agent has no such method, or it takes more than observations.
@@ -45,7 +47,7 @@ class AgentPolicy:
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
         """Return log-probabilities, values and whatever else the agent computes in floats."""
-        batch = len(observations)
+        batch = len(tree.flatten(observations)[0])
         result = self._call(observations, np.ones(batch, bool), None)
         return [
             part.numpy(force=True)
@@ -62,7 +64,10 @@ class AgentPolicy:
     @torch.no_grad()
     def _call(self, observations: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> tuple[Any, ...]:
         weight = next(self.module.parameters(), None)
-        inputs = torch.as_tensor(observations, dtype=torch.float32, device=None if weight is None else weight.device)
+        device = None if weight is None else weight.device
+        inputs = tree.map_structure(
+            lambda part: torch.as_tensor(part, dtype=torch.float32, device=device), observations
+        )
         with EpisodeDraws(live, noise):
             result: tuple[Any, ...] = getattr(self.module, self._method)(inputs)
         return result
@@ -101,6 +106,13 @@ def load_agent(
     """
     build = import_attribute("policy_kwargs.agent", agent) if isinstance(agent, str) else agent
     envs = SimpleNamespace(single_observation_space=observation_space, single_action_space=action_space, num_envs=1)
+    try:
+        inspect.signature(build).bind(envs, **(agent_kwargs or {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}; give more arguments in "
+            "policy_kwargs.agent_kwargs"
+        ) from error
     module = build(envs, **(agent_kwargs or {}))
     try:
         module.load_state_dict(_weights(Path(path).expanduser(), module.state_dict().keys()))

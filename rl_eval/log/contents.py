@@ -48,7 +48,8 @@ class LogContents:
     infos: npt.NDArray[np.float64]
     """Their info scalars, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]
-    """In order of writing. A fault that ended the same attempt in the same way again, after a restart, counts once."""
+    """In order of writing. A charged fault that ended the same attempt in the same way again, as after a restart,
+    counts once."""
     numerics: dict[str, Any]
     """Numerics key of the first session that had one."""
     totals: dict[str, float]
@@ -252,12 +253,14 @@ def _damaged(storage: Storage, name: str, reason: str) -> str:
 
 
 def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
-    seen = set()
+    charged = set()
     for fault in faults:
-        same = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
-        if not fault.charged or same not in seen:
+        ended = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
+        if not fault.charged:
+            yield fault  # The attempt was given again, and may end in the same way.
+        elif ended not in charged:
+            charged.add(ended)
             yield fault
-        seen.add(same)
 
 
 def _mismatches(

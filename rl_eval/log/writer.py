@@ -46,9 +46,8 @@ CLOSE_SECONDS: Final = 10.0
 """How long :meth:`EvaluationLog.close` waits for a write that is under way."""
 
 _ACCEPT_CODE: Final = (
-    "Put the former code back, give another --log-dir, or start beside it with --fresh. If the change cannot "
-    "matter to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then "
-    "keeps both"
+    "Put the former code back, or evaluate anew in another --log-dir. If the change cannot matter to any outcome that "
+    "the log holds, continue with --accept-code-change (in Python: accept_code_change=True): the log then keeps both"
 )
 
 

@@ -70,6 +70,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if speaker is not None and not hasattr(type(candidate), "act"):
         candidate = speaker(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
+        _check_act(candidate)
         if (module := module_of(candidate)) is not None:
             _to_device(module, section.device).eval()
         return candidate
@@ -94,6 +95,18 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     return CallablePolicy(candidate)
 
 
+def _check_act(policy: Policy) -> None:
+    try:
+        inspect.signature(policy.act).bind(None, None, None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"policy.policy is a {type(policy).__name__}, whose act() does not take what a policy's does, which is "
+            f"act(observations, state, live, noise): {error}"
+        ) from error
+    except ValueError:  # Some callables hide their signature.
+        pass
+
+
 def _check_forward(module: Any, undefined: Any) -> None:
     if inspect.getattr_static(module, "forward", undefined) is not undefined:
         return
@@ -101,7 +114,8 @@ def _check_forward(module: Any, undefined: Any) -> None:
     raise ConfigError(
         f"policy.policy is a {name} without forward(observations), by which a module acts: "
         + (
-            f"give rl_eval.integrations.cleanrl.AgentPolicy({name.lower()}), which calls {found[0]}"
+            f"give rl_eval.integrations.cleanrl.AgentPolicy({name.lower()}), which calls {found[0]}, or name the class "
+            f"and its file, as cleanrl:{type(module).__module__}:{name}@FILE"
             if (found := [method for method in methods if callable(getattr(module, method, None))])
             else "define it"
         )

@@ -342,11 +342,17 @@ class Probe:
         noise = None if self._deterministic else EpisodeNoise(np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64))
         state = self._state(BLOCK)
         try:
-            actions, following = self._policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
+            answer = self._policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
         except (ConfigError, PolicyError, PolicyUnavailable):
             raise
         except Exception:
             return
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise PolicyError(
+                f"act() of the policy {type(self._policy).__name__} returned a {type(answer).__name__}: return actions "
+                "and the next state, (actions, None) where there is no state"
+            )
+        actions, following = answer
         self._reader.read(actions, live)
         if state is not None and following is None:
             raise PolicyError("the policy has initial_state(), but its act() returned no next state")

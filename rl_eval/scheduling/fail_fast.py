@@ -53,7 +53,7 @@ class FailFast:
 
 
 def _kind(fault: Fault) -> tuple[object, ...]:
-    return fault.error_type, fault.cause, fault.phase, *_FRAME.findall(fault.traceback)[-1:]
+    return fault.error_type, fault.cause, fault.phase, _place(fault)
 
 
 def _place(fault: Fault) -> tuple[str, ...]:

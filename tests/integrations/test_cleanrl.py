@@ -276,6 +276,37 @@ def test_what_an_agent_draws_comes_from_the_episodes_own_noise(kind, action, act
     assert evaluate(config, AgentPolicy(agent)).fingerprint == result.fingerprint
 
 
+class Parts(gym.ObservationWrapper):
+    """The world's observation in two parts."""
+
+    observation_space = gym.spaces.Dict({"first": gym.spaces.Box(-9, 9, (2,)), "rest": gym.spaces.Box(-9, 9, (3,))})
+
+    def observation(self, observation):
+        return {"first": observation[:2], "rest": observation[2:]}
+
+
+class AgentOfParts(nn.Module):
+    """An agent that sees the same as the one inside."""
+
+    def __init__(self, envs, agent):
+        super().__init__()
+        self.agent = agent
+
+    def get_action_and_value(self, x):
+        return self.agent.get_action_and_value(torch.cat([x["first"], x["rest"]], 1))
+
+
+def test_an_agent_takes_observations_of_several_parts():
+    whole = evaluate(config_of("discrete"), AgentPolicy(agent := build(Agent, "discrete")))
+    parts = config_of("discrete").environment(lambda context: Parts(World(context["action"])))
+    assert evaluate(parts, AgentPolicy(AgentOfParts(None, agent))).fingerprint == whole.fingerprint
+
+
+def test_an_agent_that_needs_more_than_environments_says_where_it_is_given(tmp_path):
+    with pytest.raises(ConfigError, match=r"argument: 'agent'; give more arguments in policy_kwargs\.agent_kwargs"):
+        load_agent(AgentOfParts, tmp_path / "any.cleanrl_model", OBSERVATIONS, SPACES["discrete"])
+
+
 def test_an_agent_with_a_memory_is_refused():
     with pytest.raises(ConfigError, match=r"LSTMAgent.get_action_and_value\(\) needs lstm_state, done beside"):
         AgentPolicy(build(LSTMAgent, "discrete"))

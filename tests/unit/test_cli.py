@@ -162,6 +162,14 @@ def test_a_requirement_on_a_result(folder):
     assert call("run", "toy.yaml", "--require", "episode_return_mean < 1000").exit_code == 0
 
 
+def test_a_requirement_on_a_result_that_is_not_complete_is_not_judged(folder):
+    """The exit code says that the result is not complete, whatever its numbers are."""
+    words = ("run", "toy.yaml", "--set", "environment.env_kwargs.fail=true", "--require", "episode_return_mean >= 0")
+    done = call(*words)
+    assert done.exit_code == 3
+    assert "episode_return_mean >= 0: not judged, since the result is failed" in done.stderr
+
+
 def test_a_requirement_on_a_number_that_is_no_function_of_its_seeds_is_left_open(folder):
     """But for numbers that say how the episodes went."""
     unstable = ["--set", "environment.env=cli_toys:unstable"]

@@ -170,7 +170,7 @@ def test_the_name_of_the_file_tells_the_format(plain):
         outcome = call("export", "runs", "--output", "named.csv", "--force", *options)
         assert outcome.exit_code == 0, outcome.output
         assert Path("named.csv").read_text().lstrip('"').startswith(written)
-    assert "needs --format" in call("export", "runs", "--output", "named.dat").stderr
+    assert "ends in .parquet, .csv, .json" in call("export", "runs", "--output", "named.dat").stderr
 
 
 def test_csv_reads_back(flaky):

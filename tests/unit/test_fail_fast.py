@@ -1,5 +1,8 @@
 """The early end of an evaluation whose first attempts all fail alike."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,7 +11,10 @@ from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.records.episode import Fault
+from rl_eval.scheduling import fail_fast
 from rl_eval.scheduling.fail_fast import FailFast
+
+OURS = [str(Path(fail_fast.__file__).with_name(name)) for name in ("one.py", "two.py")]
 
 
 def fault(kind: str = "OSError", line: int = 3, phase: str = "reset") -> Fault:
@@ -41,6 +47,12 @@ def test_another_error_or_a_completed_episode_keeps_it_going(before, other, afte
     else:
         counter.failed([other])
     assert counter.failed([fault()] * after) == "" or before == 0
+
+
+def test_frames_of_this_package_are_no_other_place() -> None:
+    """Some episodes are recorded for the determinism check, by a frame of ours."""
+    ours = [replace(fault(), traceback=f'{fault().traceback}  File "{file}", line 5, in h\n') for file in OURS]
+    assert FailFast(1).failed([*ours] * 10)
 
 
 class Unlicensed(gym.Env):

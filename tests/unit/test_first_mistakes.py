@@ -256,7 +256,19 @@ class GetsActions:
         return 0
 
 
+class ActsOnObservationsAlone:
+    def act(self, observations):
+        return np.zeros(len(observations), np.int64), None
+
+
+class ReturnsActionsAlone:
+    def act(self, observations, state, live, noise):
+        return np.zeros(len(observations), np.int64)
+
+
 LIVE = {
+    "act of observations alone": (ActsOnObservationsAlone(), "is act(observations, state, live, noise): too many"),
+    "act that returns actions alone": (ReturnsActionsAlone(), "(actions, None) where there is no state"),
     "for one observation": (for_one, "takes one observation, and raises ValueError: "),
     "the same for all": (lambda _: 0, "return an action for each observation of the batch"),
     "nothing returned": (lambda _: None, "the policy returned None: return actions, one for each observation"),

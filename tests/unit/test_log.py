@@ -140,6 +140,14 @@ def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) 
     assert read_log(run_dir).faults == (make_fault(4), lost, make_fault(4, attempt=2), lost)
 
 
+def test_a_fault_that_is_charged_at_last_counts_beside_those_that_were_not(run_dir: Path) -> None:
+    """A runner is lost without evidence, the attempt is given again, and ends in the same way with evidence."""
+    lost = make_fault(5, cause="runner", charged=False)
+    faults = (lost, lost, make_fault(5, cause="runner"))
+    write_log(run_dir, make_batch([], faults))
+    assert read_log(run_dir).faults == faults
+
+
 # ------------------------------------------------------------------------------ begin and continue
 
 

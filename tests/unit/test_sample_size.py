@@ -80,7 +80,7 @@ def test_power_prints_the_figures():
 def test_power_of_nonsense_is_a_usage_error():
     outcome = call("power", "17/20", "21/20")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "'21/20' is no success rate: 21 of 20" in outcome.stderr
+    assert "'21/20' is no success rate: at most 20 can be successful" in outcome.stderr
 
 
 # Returns

@@ -225,9 +225,9 @@ def test_changed_code_is_refused_with_the_difference_named(tmp_path: Path) -> No
         {tmp_path} was begun with other code (there -> here):
           file /home/me/my/envs.py (module my.envs): sha256 {"a" * 12} -> {"b" * 12}
           package ale_py: 1.0 -> 1.1
-        Put the former code back, give another --log-dir, or start beside it with --fresh. If the change cannot matter \
-        to any outcome, continue with --accept-code-change (in Python: accept_code_change=True): the log then keeps \
-        both""").replace("        ", "")
+        Put the former code back, or evaluate anew in another --log-dir. If the change cannot matter to any outcome \
+        that the log holds, continue with --accept-code-change (in Python: accept_code_change=True): the log then \
+        keeps both""").replace("        ", "")
     session(tmp_path, described(), 3)
     assert (tmp_path / "manifest.json").read_bytes() == before
     assert not list(texts(tmp_path))

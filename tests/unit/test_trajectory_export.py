@@ -265,7 +265,7 @@ def test_the_command_exports_chosen_episodes(tmp_path: Path, monkeypatch: pytest
         (["--trajectories", "--to", "npz", "-o", "a", "--format", "csv"], "--trajectories has no use for --format"),
         (["--trajectories", "--to", "npz", "-o", "a", "--force"], "--trajectories has no use for --force"),
         (["--format", "csv", "--trust"], "export without --trajectories has no use for --trust"),
-        ([], "export without --trajectories needs --format"),
+        ([], "nothing names a format: give --format, or an --output that ends in .parquet, .csv, .json"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:

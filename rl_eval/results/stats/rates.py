@@ -62,7 +62,8 @@ def parse_rate(text: str) -> Rate:
         raise UsageError(f"{text!r} is no success rate: write successes/episodes, as in 17/20")
     successes, episodes = int(found[1]), int(found[2])
     if not 0 <= successes <= episodes or not episodes:
-        raise UsageError(f"{text!r} is no success rate: {successes} of {episodes} episodes cannot be successful")
+        most = "at least one episode is needed" if not episodes else f"at most {episodes} can be successful"
+        raise UsageError(f"{text!r} is no success rate: {most}")
     return Rate(successes, episodes, successes / episodes, success_interval(successes, episodes, CONFIDENCE))
 
 
