@@ -93,6 +93,10 @@ class Evaluated:
                 f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in rl-eval {command} {example}"
             )
 
+    def is_on_ray(self, assignments: Sequence[str] | None) -> bool:
+        """Whether an evaluation without a config file uses Ray: asked before anything is read or imported."""
+        return bool(self.num_runners) or "runners.num_runners" in _keys(assignments)
+
     def keys(
         self, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
     ) -> dict[str, Any]:

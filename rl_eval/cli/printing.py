@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from rl_eval.cli.stdout import print_line, results
+from rl_eval.cli.stdout import print_line, results, written
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.table import Page, rich_page, text_page
 
@@ -28,7 +28,8 @@ def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
     """Print a result, a comparison or estimates."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
-        console.print(report)
+        with written():
+            console.print(report)
     else:
         print_line(str(report))
 
@@ -37,7 +38,8 @@ def print_page(page: Page) -> None:
     """Print any other page."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
-        console.print(rich_page(page))
+        with written():
+            console.print(rich_page(page))
     else:
         print_line(text_page(page))
 

@@ -97,6 +97,8 @@ def run(
     with reported(debug):
         if config is None:
             evaluated.check("run", assignments)
+            if not evaluated.is_on_ray(assignments):
+                say("running in this process: --runners 2 runs on two Ray actors")
         requirements = [_requirement(text) for text in require or ()]
         keys = evaluated.keys(say, assignments, trust=trust)
     from rl_eval.cli.progress import make_monitor
@@ -107,8 +109,6 @@ def run(
         if episodes is not None:
             settings = with_episodes(settings, episodes)
             say(f"only --episodes {episodes} of the plan: -n sets how many it has")
-        if config is None and not settings.runners.num_runners:
-            say("running in this process: --runners 2 runs on two Ray actors")
         find_modules_here()
         for requirement in requirements:
             _check_metric(requirement)

@@ -81,6 +81,7 @@ def stop(
     name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """End an evaluation service and its runners; what it has not done stays in its folder."""
@@ -88,7 +89,10 @@ def stop(
         from rl_eval.training.service.directory import end_service
 
         orderly = end_service(name, namespace)
-        print_line(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
+        if as_json:
+            print_json({"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"})
+        else:
+            print_line(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
 
 
 @contextmanager

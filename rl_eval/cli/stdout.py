@@ -13,10 +13,14 @@ from typing import Any, Final, TextIO
 
 import typer
 
-__all__ = ["flush_results", "print_line", "reserved_stdout", "results", "results_descriptor"]
+from rl_eval.errors import UsageError
+
+__all__ = ["flush_results", "print_line", "reserved_stdout", "results", "results_descriptor", "written"]
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
+_READER_GONE: Final = 141
+"""Exit code of a command whose reader went away: 128 plus SIGPIPE, as programs have it that the signal ends."""
 
 _reserved: Final[list[TextIO]] = []
 """Where results go, while other output goes to stderr."""
@@ -27,15 +31,28 @@ def results() -> TextIO | None:
     return _reserved[0] if _reserved else sys.stdout
 
 
+@contextmanager
+def written() -> Iterator[None]:
+    """Raise a usage error where results cannot be written, as to a full disk; not where their reader went away."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"stdout cannot be written: {error.strerror or error}") from error
+
+
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line of a result, or one about it to stderr."""
-    typer.echo(text, file=None if err else results(), err=err)
+    with written():
+        typer.echo(text, file=None if err else results(), err=err)
 
 
 def flush_results() -> None:
     """Flush what was printed."""
     if (stream := results()) is not None:
-        stream.flush()
+        with written():
+            stream.flush()
 
 
 def results_descriptor() -> int | None:
@@ -47,7 +64,11 @@ def results_descriptor() -> int | None:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Send to stderr what anybody but this package prints, in Python or below it, and child processes too."""
+    """Send to stderr what anybody but this package prints, in Python or below it, and child processes too.
+
+    Raises:
+        typer.Exit: The reader of the results went away.
+    """
     if sys.stdout is None or sys.stderr is None or _reserved:
         yield
         return
@@ -55,9 +76,21 @@ def reserved_stdout() -> Iterator[None]:
         _reserved.append(stream)
         try:
             yield
+        except BrokenPipeError:
+            raise typer.Exit(_READER_GONE) from None
         finally:
             _reserved.clear()
-            stream.flush()
+            _flush_or_forget(stream)
+
+
+def _flush_or_forget(stream: TextIO) -> None:
+    """Flush a stream; what was not written when a write failed would fail again whenever it is flushed."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 @contextmanager

@@ -233,8 +233,8 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
         assert eventually(lambda: handles[0].progress().num_runners == 1)
         pids = processes_of("first")
         assert len(pids) == 2
-        stopped = CliRunner().invoke(app, ["service", "stop", "first"])
-        assert (stopped.exit_code, stopped.output) == (0, "service first has ended\n")
+        stopped = CliRunner().invoke(app, ["service", "stop", "first", "--json"])
+        assert (stopped.exit_code, printed("service stop", stopped.stdout)["state"]) == (0, "ended")
         for handle in handles:
             with pytest.raises(ClusterError, match=r"run_dir=.* goes on with it|is gone"):
                 handle.result(60)

@@ -804,3 +804,25 @@ def test_what_an_environment_prints_is_no_part_of_the_result(folder):
     assert {"from Python", "from below"} <= set(done.stderr.splitlines())
     supervised = call_alone("run", "toy.yaml", "-q", "--max-restarts", 1, "--log-dir", "log")
     assert supervised.stdout.startswith("complete: mean return ")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("stdout", "code", "words"), [("gone", 141, ""), ("full", 2, "No space left on device")])
+def test_a_gate_whose_output_cannot_be_written_is_no_verdict(folder, stdout, code, words):
+    """Exit code 1 would say that b is worse."""
+    call("run", "toy.yaml", "-q", "--output", "same")
+    read, write = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("wb") as full:
+        target = {"gone": write, "full": full}[stdout]
+        done = start("compare", "same", "same", "--fail-on", "regression", stdout=target, stderr=subprocess.PIPE)
+        _, stderr = done.communicate(timeout=60)
+    os.close(write)
+    assert done.returncode == code
+    assert words in stderr.decode()
+    assert "Traceback" not in stderr.decode()
+
+
+def test_the_first_line_says_how_ray_is_used(folder):
+    done = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", 2)
+    assert done.stderr.splitlines()[0] == "running in this process: --runners 2 runs on two Ray actors"
