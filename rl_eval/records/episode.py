@@ -192,7 +192,7 @@ class EpisodeRecord:
     attempts: Annotated[int, Column("<u2")]
     """Attempts that were made, the last one included."""
     runner: Annotated[int, Column("<i4", failed=-1)]
-    """Index of the runner that finished it; -1 when none lived to report that it failed."""
+    """Index of the runner that finished it; -1 for one that failed, whose faults have theirs."""
     weights_version: Annotated[int, Column("<i8")]
     """Version of the weights that it ran with."""
     reset_seconds: Annotated[float, Column("<f4")]
