@@ -23,7 +23,7 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
 from rl_eval.results.loading import load
 from rl_eval.results.page import site as site_module
-from rl_eval.results.page.html import Source, render
+from rl_eval.results.page.html import Source, _breakable, render
 from rl_eval.results.page.server import RunServer
 from rl_eval.results.page.site import RunSite
 from rl_eval.results.report.files import RESULT_FILE
@@ -139,6 +139,18 @@ def test_chosen_runs_are_compared_with_the_oldest(client: Client, made: Path) ->
     answer = client.get("/report?" + "&".join(f"run={ids[name]}" for name in ("deeper/c", "a", "deeper/c", "b")))
     assert re.findall(r'<a href="#run-\d">(.*?)</a>', answer.text) == ["b", "c", "a"]
     assert re.findall(r"<h2>(\w) <span .*?>against</span> (\w)</h2>", answer.text) == [("c", "b"), ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2026-11-24-152540-|CartPole-|v1", "20261124-151010-|lunarlander-|ablation-3", "seed_1/|best_|model",
+        "my_|pkg.|policies:|make", "v1.2.3", "0123456789abcdef0123|456789&amp;",
+    ],
+)  # fmt: skip
+def test_a_line_ends_between_the_parts_of_a_name(name: str) -> None:
+    """A time, a version and a number stay with what they belong to; a word without end is broken all the same."""
+    assert _breakable(html.unescape(name.replace("|", ""))) == name.replace("|", "<wbr>")
 
 
 def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,9 +18,9 @@ import numpy.typing as npt
 
 from rl_eval.records.episode import Outcome
 from rl_eval.results.report.metrics import episode_seconds
+from rl_eval.results.story import story
 
 if TYPE_CHECKING:
-    from rl_eval.records.episode import Fault
     from rl_eval.results.result import EvalResult
 
 __all__ = ["MOST_ROWS", "data_of_all", "episode_data", "pack", "shown_rows"]
@@ -73,7 +74,7 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
         "columns": packed,
         "infos": infos,
         "infos_omitted": len(result.table.info_keys) - len(infos),
-        "faults": _pack_text(_fault_data(result.faults)),
+        "faults": _pack_text(_fault_data(result)),
         "omitted": int(result.table.filled.sum()) - len(rows),
     }
 
@@ -131,17 +132,18 @@ def _three_digits(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isfinite(rounded), rounded, seconds)
 
 
-def _fault_data(faults: Sequence[Fault]) -> dict[str, Any]:
-    """Return faults as rows, and each different traceback once; a row without one has the place -1."""
+def _fault_data(result: EvalResult) -> dict[str, Any]:
+    """Return faults as rows, told as in a story, and each different traceback once; a row without one has place -1."""
     texts: dict[str, int] = {}
     left, rows = _MOST_TRACEBACKS, []
-    for fault in faults[:_MOST_FAULTS]:
+    events = (event for index in sorted(result.table.faults) for event in story(result, index))
+    told = ((event.fault, event.text) for event in events if event.fault is not None)
+    for fault, text in islice(told, _MOST_FAULTS):
         if fault.traceback not in texts and len(fault.traceback) <= left:
             left -= len(fault.traceback)
             texts[fault.traceback] = len(texts)
-        head = [fault.index, fault.attempt, fault.runner, bool(fault.charged), f"{fault.error_type}: {fault.message}"]
-        rows.append([*head, f"{fault.cause}, {fault.phase}, step {fault.step}", texts.get(fault.traceback, -1)])
-    return {"rows": rows, "tracebacks": list(texts), "omitted": max(0, len(faults) - _MOST_FAULTS)}
+        rows.append([fault.index, fault.attempt, fault.runner, text, texts.get(fault.traceback, -1)])
+    return {"rows": rows, "tracebacks": list(texts), "omitted": max(0, len(result.faults) - _MOST_FAULTS)}
 
 
 def _pack_text(value: Any) -> str:

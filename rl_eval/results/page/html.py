@@ -31,7 +31,8 @@ GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""
 
 _FOLDER: Final = Path(__file__).parent
-_PART_END: Final = re.compile(r"[/_:-](?=\w)|\.(?=[^\W\d])")
+_PART_END: Final = re.compile(r"[/:](?=\w)|[._-](?=[^\W\d])|[^\W_]{20}(?=[^\W_])")
+"""Not inside of times, versions and numbered names; endless words have ends as well."""
 _MANY: Final = 3
 """Environments that a heading counts and does not name."""
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}

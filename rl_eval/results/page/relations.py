@@ -62,7 +62,8 @@ def overview(runs: Sequence[Run], results: Sequence[EvalResult]) -> Overview | N
     columns = ("result", "mean return", "interval", "status", "episodes", "success")
     shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
     table = Table(columns[:shown], [row[:shown] for row in rows])
-    return Overview(table, forest([run.name for run in runs], means, ends), _curve(results))
+    of_one = len({run.title for run in runs}) == 1  # Returns in different environments have no axis in common.
+    return Overview(table, forest([run.name for run in runs], means, ends) if of_one else None, _curve(results))
 
 
 def pairs(runs: Sequence[Run], results: Sequence[EvalResult]) -> list[Pair]:

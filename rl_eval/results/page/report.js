@@ -197,10 +197,9 @@
       parts.push(this.command(`rl-eval show ${this.run.path} --episodes ${index} --faults`));
       const video = this.run.videos[index];
       if (video) parts.push(element("p", element("a", "video", { href: video, target: "_blank", rel: "noopener" })));
-      for (const [, attempt, runner, charged, message, place, text] of this.faults.get(index) ?? []) {
-        const free = charged ? "" : "; not charged";
-        parts.push(element("p", `Attempt ${attempt} on runner ${runner} (${place}${free}): ${message}`));
-        if (text >= 0) parts.push(element("details", [element("summary", "traceback"), element("pre", this.tracebacks[text])]));
+      for (const [, attempt, runner, told, place] of this.faults.get(index) ?? []) {
+        parts.push(element("p", `Attempt ${attempt} on runner ${runner}: ${told}`));
+        if (place >= 0) parts.push(element("details", [element("summary", "traceback"), element("pre", this.tracebacks[place])]));
       }
       return parts;
     }

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from rl_eval.records.episode import EpisodeRecord, Fault
+import numpy as np
+
+from rl_eval.records.episode import EpisodeRecord, Fault, Outcome
 from rl_eval.records.plain import leaves
 from rl_eval.redaction import redact, redact_text
 from rl_eval.results.page.breakdowns import Table, agent_tables, group_tables
@@ -42,6 +44,10 @@ _LONGEST: Final = 300
 """Characters of a value of the provenance that are shown."""
 _HIDDEN: Final = ("signature", "notes")
 """Parts of the provenance that tell a reader nothing, or that stand elsewhere."""
+_FATES: Final = {
+    Outcome.COMPLETED: "completed all the same", Outcome.FAILED: "given up", Outcome.MISSING: "without a record",
+}  # fmt: skip
+"""Ends of episodes that had a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ def _tiles(result: EvalResult) -> list[Tile]:
         Tile(
             "trouble",
             f"{len(result.faults):,}",
-            f"faults; {result.num_retried:,} episodes retried, {result.num_failed:,} failed",
+            f"faults in {len(result.table.faults):,} episodes; {result.num_failed:,} failed",
             "bad" if result.num_failed else "",
         ),
         Tile("speed", number(result.metrics["env_steps_per_second"], 0), f"environment steps per second, {where}"),
@@ -231,10 +237,10 @@ def _fault_note(result: EvalResult, kinds: Sequence[FaultKind]) -> str:
     if not result.faults:
         return "No environment, policy or runner failed."
     more = f" The {_MOST_KINDS} most frequent of {len(kinds)} kinds are shown." if len(kinds) > _MOST_KINDS else ""
-    return (
-        f"{len(result.faults):,} attempts ended in a fault: {result.num_retried:,} episodes took more than one "
-        f"attempt, and {result.num_failed:,} were given up.{more}"
-    )
+    had_one = np.isin(np.arange(len(result.plan)), list(result.table.faults))
+    ends = result.table.rows["outcome"][had_one].tolist()
+    told = ", ".join(f"{ends.count(outcome):,} {fate}" for outcome, fate in _FATES.items() if outcome in ends)
+    return f"Attempts that ended in a fault: {len(result.faults):,}. Their episodes: {told}.{more}"
 
 
 def _time_table(result: EvalResult) -> Table:
@@ -280,7 +286,7 @@ def _episode_row(record: EpisodeRecord, seconds: float) -> dict[str, str]:
 
 
 def _seven(value: float) -> str:
-    return "" if math.isnan(value) else f"{float(f'{value:.7g}')!r}".removesuffix(".0")
+    return "" if math.isnan(value) else f"{float(f'{value:.7g}') + 0.0!r}".removesuffix(".0")
 
 
 # Provenance

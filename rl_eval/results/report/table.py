@@ -95,7 +95,8 @@ def number(value: float, places: int = 2) -> str:
         return "n/a"
     if math.isfinite(value) and (abs(value) >= 1e12 or places > 8):
         return f"{value:.4g}"
-    return f"{value:,.{places}f}"
+    text = f"{value:,.{places}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")
 
 
 def ends_of(metrics: Mapping[str, float]) -> dict[str, str]:
