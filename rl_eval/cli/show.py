@@ -202,10 +202,12 @@ def _print_faults(faults: list[Fault]) -> None:
 
 
 def _describe(result: EvalResult, run: dict[str, Any]) -> dict[str, Any]:
+    from rl_eval.records.plain import plain
+
     return {
         "run": run or None,
         "num_finished": len(result.episodes),
-        "slowest": [{"index": record.index, "seconds": _seconds(record)} for record in _slowest(result)],
+        "slowest": [{"index": record.index, "seconds": plain(_seconds(record))} for record in _slowest(result)],
         "failed": [
             {
                 "index": record.index,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from rl_eval.log.numbered import read_numbered, write_numbered
 from rl_eval.log.storage import Storage
@@ -32,7 +33,7 @@ class Retry:
     asked_at: str
     epoch: int
     """Session that asked."""
-    indices: tuple[int, ...]
+    indices: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 
     def __str__(self) -> str:
         named = ", ".join(map(str, self.indices[:_SHOWN])) + (", ..." if len(self.indices) > _SHOWN else "")

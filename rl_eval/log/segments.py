@@ -19,9 +19,18 @@ import xxhash
 
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
-from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
+from rl_eval.records.columns import (
+    TEXTS,
+    episode_columns,
+    episode_names,
+    fault_columns,
+    fault_names,
+    read_episodes,
+    read_faults,
+)
 from rl_eval.records.episode import ROW, Fault
 from rl_eval.records.foreign import damage, parse_json, typed
+from rl_eval.records.parquet import ParquetColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +40,8 @@ __all__ = ["Batch", "Header", "Kind", "Segment", "SegmentName", "decode", "encod
 Kind = Literal["episodes", "faults"]
 
 _METADATA: Final = b"rl_eval"
+_MOST_FAULTS: Final = 1_000_000
+"""Faults of a segment that are read: of one flush there are far fewer, and each becomes some hundred bytes."""
 _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
 
 
@@ -129,24 +140,25 @@ def decode(name: SegmentName, data: bytes) -> Segment:
         LogError: Another version of this package wrote them.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if xxhash.xxh3_128_hexdigest(data) != name.digest:
         raise ValueError("its bytes do not have the hash in its name")
     try:
-        return _segment(name, pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False))
+        return _segment(name, ParquetColumns(pa.BufferReader(data), len(data), TEXTS))
     except (OSError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise ValueError(damage(error)) from error
 
 
-def _segment(name: SegmentName, table: pa.Table) -> Segment:
-    described = parse_json(table.schema.metadata[_METADATA])
+def _segment(name: SegmentName, columns: ParquetColumns) -> Segment:
+    described = parse_json(columns.metadata[_METADATA])
     if described["format"] != FORMAT:
         raise LogError(f"segment {name} has another format than {FORMAT}, which this version of rl_eval reads")
     header = typed(Header, described)
     if name.kind == "faults":
-        return Segment(header, faults=read_faults(table))
-    rows, infos, _ = read_episodes(table)
+        if columns.num_rows > _MOST_FAULTS:
+            raise ValueError(f"it has {columns.num_rows:,} faults: at most {_MOST_FAULTS:,} are read")
+        return Segment(header, faults=read_faults(columns.read(fault_names(columns.names), use_threads=False)))
+    rows, infos, _ = read_episodes(columns.read(episode_names(columns.names), use_threads=False))
     return Segment(header, rows, infos)
 
 

@@ -13,6 +13,9 @@ __all__ = ["AGENT_COLUMNS", "agent_columns", "agent_rows", "agents_in"]
 AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
 """What is recorded of an agent, each as a column ``<name>/<agent>``; NaN for an agent that did not appear."""
 
+_LONGEST: Final = 128
+"""Characters of a name in a row of an agent: one name of a stranger may be longer than all rows together."""
+
 
 def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
     """Return the names of the columns of agents, those of one agent after those of another."""
@@ -21,8 +24,8 @@ def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
 
 def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
     """Return the agents that columns are about, in the order of their seats; none for episodes of a single agent."""
-    named = [column.removeprefix("return/") for column in columns if column.startswith("return/")]
-    return tuple(agent for agent in named if set(agent_columns([agent])) <= set(columns))
+    named, there = [column.removeprefix("return/") for column in columns if column.startswith("return/")], {*columns}
+    return tuple(agent for agent in named if there.issuperset(agent_columns([agent])))
 
 
 def agent_rows(
@@ -47,26 +50,33 @@ def agent_rows(
         a lesser one than that, and 0 where several agents have the greatest, or no other agent appeared.
     """
     agents = agents_in(columns)
-    places = [columns.index(name) for name in agent_columns(agents)]
+    place_of = {name: place for place, name in enumerate(columns)}
+    places = [place_of[name] for name in agent_columns(agents)]
     values = infos[:, places].reshape(len(indices), len(agents), len(AGENT_COLUMNS))
     returns = values[:, :, 0]
     present = ~np.isnan(returns)
     episode, seat = np.nonzero(present)
-    numbers = values[:, :, -1][present].astype(np.int64)
-    known = len(policies) > max(numbers, default=0)
-    names = np.array([*(policies if known else map(str, range(max(numbers) + 1)))] or [""])
-    text = [f"U{max([1, *map(len, given)])}" for given in (agents, names)]
+    numbers, number = np.unique(_whole(values[:, :, -1][present]), return_inverse=True)
+    known = all(0 <= each < len(policies) for each in numbers)
+    names = [policies[each] if known else str(each) for each in numbers]
+    text = [f"U{min(max([1, *map(len, given)]), _LONGEST)}" for given in (agents, policies if known else names)]
     kinds = [("index", "<i8"), ("seat", "<i4"), ("agent", text[0]), ("policy", text[1])]
     kinds += [("weights_version", "<i8"), ("return", "<f8")]
     kinds += [("length", "<i8"), ("terminated", "?"), ("truncated", "?"), ("outcome", "i1")]
     rows = np.zeros(len(seat), np.dtype(kinds))
-    rows["index"], rows["seat"], rows["agent"] = indices[episode], seat, np.array(agents or [""])[seat]
-    for number, name in enumerate(AGENT_COLUMNS[:-1]):
-        rows[name] = values[episode, seat, number]
-    rows["policy"] = names[numbers]
-    rows["weights_version"] = np.array(versions)[numbers] if known else 0
+    rows["index"], rows["seat"], rows["agent"] = indices[episode], seat, np.array(agents or [""], text[0])[seat]
+    rows["return"] = returns[present]
+    for place, name in enumerate(AGENT_COLUMNS[1:-1], 1):
+        rows[name] = _whole(values[episode, seat, place])
+    rows["policy"] = np.array(names or [""], text[1])[number]
+    rows["weights_version"] = np.array([versions[each] for each in numbers] or [0])[number] if known else 0
     rows["outcome"] = _outcomes(returns, present)[episode, seat]
     return rows
+
+
+def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return values as ints; what is none, in a column that somebody else wrote, as 0."""
+    return np.where(np.abs(values) < 2**53, values, 0).astype(np.int64)
 
 
 def _outcomes(returns: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:

@@ -7,8 +7,10 @@ evaluation log, has these columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,9 +22,19 @@ from rl_eval.records.foreign import typed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["episode_columns", "fault_columns", "read_episodes", "read_faults"]
+__all__ = ["TEXTS", "episode_columns", "episode_names", "fault_columns", "fault_names", "read_episodes", "read_faults"]
+
+TEXTS: Final = (
+    *(name for name, column in COLUMNS.items() if column.codes and True not in column.codes),
+    *(field.name for field in fields(Fault) if field.type not in ("int", "float", "bool")),
+)
+"""Columns of text."""
 
 _INFO: Final = "info_"
+_BLOCK: Final = 10_000
+"""Faults that are made at a time, from mappings that take several times as much memory."""
+_LONGEST: Final = 200
+"""Characters of an error's text that are kept: it holds the value."""
 
 
 def episode_columns(
@@ -41,12 +53,17 @@ def episode_columns(
     return columns | {_INFO + key: pa.array(infos[:, number]) for number, key in enumerate(info_keys)}
 
 
+def episode_names(names: Sequence[str]) -> list[str]:
+    """Return which columns of a table :func:`read_episodes` reads, those that it lacks among them."""
+    return [*COLUMNS, *(name for name in names if name.startswith(_INFO))]
+
+
 def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64], tuple[str, ...]]:
     """Return rows, info scalars and info keys: the inverse of :func:`episode_columns`.
 
     Raises:
         KeyError: A column is missing.
-        ValueError: A column holds a value that no code stands for.
+        ValueError: A column holds a value that no code stands for, or that is none of its type; the message names it.
     """
     keys = tuple(name.removeprefix(_INFO) for name in table.column_names if name.startswith(_INFO))
     rows = np.zeros(len(table), ROW)
@@ -54,7 +71,7 @@ def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np
     for name in COLUMNS:
         rows[name] = _encode(name, table.column(name))
     for number, key in enumerate(keys):
-        infos[:, number] = table.column(_INFO + key).to_numpy()
+        infos[:, number] = _numbers(_INFO + key, table.column(_INFO + key), infos.dtype)
     return rows, infos, keys
 
 
@@ -71,13 +88,22 @@ def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
     }
 
 
+def fault_names(names: Sequence[str]) -> list[str]:
+    """Return which columns of a table :func:`read_faults` reads, those that it lacks among them."""
+    return [field.name for field in fields(Fault) if field.name in names or field.default is MISSING]
+
+
 def read_faults(table: pa.Table) -> tuple[Fault, ...]:
     """Return faults: the inverse of :func:`fault_columns`.
 
     Raises:
         ValueError: A column is missing, or holds what no fault has.
     """
-    return tuple(typed(list[Fault], table.to_pylist()))
+    names, faults = table.column_names, []
+    rows = zip(*(_values(table.column(name)) for name in names), strict=True)
+    while block := [dict(zip(names, row, strict=True)) for row in islice(rows, _BLOCK)]:
+        faults += typed(list[Fault], block)
+    return tuple(faults)
 
 
 def _storable(value: Any) -> Any:
@@ -97,17 +123,74 @@ def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
 
 def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a written column as codes: the inverse of :func:`_decode`."""
-    import pyarrow.compute as pc
-
     codes = COLUMNS[name].codes
     if codes is None:
-        return np.asarray(column.to_numpy())
+        return _numbers(name, column, ROW[name])
     written = _written(codes)
-    positions = pc.index_in(column.cast(written.type), value_set=written)
+    with _named(name, column, written.type):
+        positions = _positions(column, written)
     if positions.null_count:
         raise ValueError(f"column {name} holds a value other than {', '.join(map(str, codes))}")
     stored: npt.NDArray[Any] = np.array(list(codes.values()), ROW[name])[positions.to_numpy()]
     return stored
+
+
+def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
+    """Return where each value stands among those that are written, null where it is none of them.
+
+    Of text that is read as codes each different value is looked at once.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return pc.index_in(column.cast(written.type), value_set=written)
+    words, places = _words(column)
+    return pc.index_in(words.cast(written.type), value_set=written).take(places)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as a list, in which equal texts that were read as codes are one."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    words, places = _words(column)
+    texts = words.to_pylist()
+    return [texts[place] for place in places.to_pylist()]
+
+
+def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Return the different values of a column of codes, null the last of them, and the place of that of each row."""
+    import pyarrow as pa
+
+    codes = column.unify_dictionaries().combine_chunks()
+    words = pa.concat_arrays([codes.dictionary, pa.nulls(1, codes.dictionary.type)])
+    return words, codes.indices.cast(pa.int64()).fill_null(len(words) - 1)
+
+
+def _numbers(name: str, column: pa.ChunkedArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a column of numbers or truth values as numpy has it; a float that is null is NaN."""
+    import pyarrow as pa
+
+    kind = pa.from_numpy_dtype(dtype)
+    with _named(name, column, kind):
+        cast = column.cast(kind)
+    if cast.null_count and dtype.kind != "f":
+        raise ValueError(f"column {name} lacks {cast.null_count:,} of its {len(cast):,} values")
+    return np.asarray(cast.to_numpy())
+
+
+@contextmanager
+def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[None]:
+    """Raise what Arrow raises about the values of a column as an error that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = str(error)[:_LONGEST]
+        raise ValueError(f"column {name} holds {column.type}, and not {kind} throughout: {reason}") from error
 
 
 def _written(codes: Mapping[Any, int]) -> pa.Array:

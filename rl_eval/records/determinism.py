@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 __all__ = ["Determinism", "FirstDifference"]
 
 Cause = Literal["environment", "policy", ""]
+
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class FirstDifference(NamedTuple):
@@ -33,9 +37,9 @@ class FirstDifference(NamedTuple):
 class Determinism:
     """Outcome of the determinism check of one evaluation."""
 
-    checked: int = 0
+    checked: _Count = 0
     """Episodes that completed a second time."""
-    elsewhere: int = 0
+    elsewhere: _Count = 0
     """Those of them that ran in another process than the first time."""
     mismatched: tuple[int, ...] = ()
     """Indices of those whose outcome differed."""

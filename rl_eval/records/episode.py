@@ -305,6 +305,8 @@ class EpisodeTable:
         self.info_keys = tuple(info_keys)
         self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
         self.faults: dict[int, list[Fault]] = {}
+        self._charged: dict[Fault, int] = {}
+        """Place of each charged fault among those of its episode: of an episode a stranger may have any number."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -344,15 +346,19 @@ class EpisodeTable:
         copied = EpisodeTable(len(self), self.info_keys)
         copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
         copied.faults = {index: list(faults) for index, faults in self.faults.items()}
+        copied._charged = dict(self._charged)
         return copied
 
     def add_fault(self, fault: Fault) -> None:
         """Attach a fault to its episode; one that is no longer charged replaces itself."""
         faults = self.faults.setdefault(fault.index, [])
-        if not fault.charged and (charged := replace(fault, charged=True)) in faults:
-            faults[faults.index(charged)] = fault
-        else:
-            faults.append(fault)
+        place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
+        if place is not None:
+            faults[place] = fault
+            return
+        if fault.charged:
+            self._charged.setdefault(fault, len(faults))
+        faults.append(fault)
 
     def outcomes(self, chosen: slice | npt.NDArray[Any]) -> npt.NDArray[np.void]:
         """Return :func:`outcomes_of` chosen rows."""
@@ -419,8 +425,9 @@ def outcomes_of(
     packed = np.empty(len(rows), [(name, ROW[name]) for name in _OUTCOME_COLUMNS] + [(name, "<f8") for name in agents])
     for name in _OUTCOME_COLUMNS:
         packed[name] = rows[name]
+    place_of = {name: place for place, name in enumerate(info_keys)}
     for name in agents:
-        column = infos[:, info_keys.index(name)]
+        column = infos[:, place_of[name]]
         packed[name] = np.where(np.isnan(column), np.nan, column)  # One NaN for all that there are.
     return packed
 

@@ -9,9 +9,16 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["damage", "parse_json", "typed"]
+__all__ = ["MOST_UNRECORDED", "check_claim", "damage", "parse_json", "typed"]
 
 Value = TypeVar("Value")
+
+MOST_UNRECORDED: Final = 10_000_000
+"""Episodes of a plan that are believed without a record: a table has a row of 72 bytes for each, whoever plans it."""
+_MOST_SCALARS: Final = 10 * MOST_UNRECORDED
+"""Info scalars of such episodes, of 8 bytes each."""
+_WIDEST: Final = 10_000
+"""Info scalars of one episode: numbers are computed of each, and of each agent that they are about."""
 
 _DEEPEST: Final = 100
 """Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
@@ -45,8 +52,29 @@ def typed(kind: type[Value], value: Any) -> Value:
         found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from error
     return found
+
+
+def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
+    """Refuse a plan that claims far more episodes than there are records, before anything of its size is made.
+
+    Args:
+        num_episodes: What the plan says.
+        num_records: How many of its episodes have a record.
+        num_scalars: Info scalars of each.
+
+    Raises:
+        ValueError: There are too many.
+    """
+    missing = num_episodes - num_records
+    claim = f"its plan has {num_episodes:,} episodes, {missing:,} more than there are records"
+    if missing > MOST_UNRECORDED:
+        raise ValueError(f"{claim}: at most {MOST_UNRECORDED:,} more are read")
+    if missing * num_scalars > _MOST_SCALARS:
+        raise ValueError(f"{claim}, with {num_scalars:,} info scalars each: at most {_MOST_SCALARS:,} more are read")
+    if num_scalars > _WIDEST:
+        raise ValueError(f"its episodes have {num_scalars:,} info scalars each: at most {_WIDEST:,} are read")
 
 
 def damage(error: Exception) -> str:

@@ -31,7 +31,7 @@ def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
         found = found.get(key) if isinstance(found, Mapping) else None
     versions = found if isinstance(found, Mapping) else {}
     numbers = (versions.get(name, 0) for name in policy_names(provenance))
-    return tuple(number if isinstance(number, int) else 0 for number in numbers)
+    return tuple(number if isinstance(number, int) and abs(number) < 2**63 else 0 for number in numbers)
 
 
 def agent_metrics(rows: npt.NDArray[np.void], columns: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
@@ -43,9 +43,11 @@ def agent_metrics(rows: npt.NDArray[np.void], columns: Sequence[str], policies: 
         policies: Ids of the policies.
     """
     agents = agents_in(columns)
+    order = np.argsort(rows["seat"], kind="stable")
+    ends = np.searchsorted(rows["seat"][order], np.arange(len(agents) + 1))
     numbers = {}
-    for agent in agents:
-        own = rows[rows["agent"] == agent]
+    for seat, agent in enumerate(agents):
+        own = rows[order[ends[seat] : ends[seat + 1]]]
         numbers[f"agent_episode_returns_mean/{agent}"] = exact_mean(own["return"])
         numbers[f"agent_episode_len_mean/{agent}"] = exact_mean(own["length"])
     for policy in policies if agents else ():

@@ -7,6 +7,7 @@ on both sides, within the leading stretch that both sides finished, make a pair.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ __all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown", "ver
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
 
+_UNTESTED: Final = "the sum of the differences leaves the range of floats"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
 """Characters of a value that are shown; a digest has 32."""
@@ -125,6 +127,8 @@ class Comparison:
         interval = self.difference.interval
         if not interval.exists and interval.note != FEW_EQUAL:
             return interval.note
+        if math.isnan(self.difference.p_value):
+            return _UNTESTED
         least = 2.0 ** (1 - self.num_pairs)
         few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
         return few if least > 1 - self.confidence else ""
@@ -318,6 +322,8 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
     interval, level = difference.interval, f"{100 * confidence:g} %"
     if not interval.exists and interval.note != FEW_EQUAL:
         return f"no verdict: {interval.note}"
+    if math.isnan(difference.p_value):
+        return f"no verdict: {_UNTESTED}"
     if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
         return f"no difference: both returned the same in each of {difference.count} pairs"
     places = difference_places(difference)

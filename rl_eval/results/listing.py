@@ -184,7 +184,8 @@ def _check_records(path: Path, planned: int) -> None:
 
     check_regular(path)
     try:
-        count = pq.read_metadata(path).num_rows
+        with path.open("rb") as file:  # pyarrow takes no path that is not UTF-8.
+            count = pq.read_metadata(file).num_rows
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
     if count != planned:

@@ -12,11 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
-from rl_eval.records.foreign import damage, typed
+from rl_eval.records.foreign import check_claim, damage, typed
 from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, read_folder
 from rl_eval.results.result import EvalResult, Timing, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
@@ -69,6 +71,7 @@ def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
 def _result(contents: LogContents, run_dir: str) -> EvalResult:
     manifest, config = contents.manifest, contents.manifest.config
     plan = EpisodePlan.from_dict(vars(manifest))
+    check_claim(len(plan), len(contents.rows), len(manifest.info_keys))
     check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.rows, contents.infos, contents.faults)
@@ -139,6 +142,6 @@ def _check_copy(
     if data["status"] == "complete" and table.filled.all():
         check_fingerprint("evaluation log", data["fingerprint"], table.fingerprint())
     shared = saved.filled & table.filled
-    shared[list(retried)] &= saved.completed[list(retried)]
+    shared &= saved.completed | ~np.isin(np.arange(len(table)), retried)
     if different := table.mismatches(saved.rows[shared], saved.infos[shared]):
         raise UsageError(f"the evaluation log has another record of episode {different[0]} than the result")

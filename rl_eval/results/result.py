@@ -92,7 +92,7 @@ class Timing:
 
     wall_seconds: float
     """From the first lease to the last record, on the driver's clock."""
-    env_steps: int
+    env_steps: Annotated[int, Field(ge=0, lt=2**63)]
     """Environment steps executed, those of wasted attempts included."""
     reset_seconds: float
     """Inside ``env.reset``, summed over runners; so are the next two."""
@@ -121,6 +121,20 @@ class Timing:
         if not total > 0:
             return {}
         return {**{name: value / total for name, value in spent.items()}, "other": 1 - sum(spent.values()) / total}
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Arguments of a result that its description holds as they are."""
+
+    status: Status
+    reason: str
+    timing: Timing
+    provenance: dict[str, Any]
+    confidence: float
+    audit_mismatches: tuple[int, ...]
+    return_bounds: tuple[float, float] | None
+    determinism: Determinism
 
 
 class EpisodeSequence(Sequence[EpisodeRecord]):
@@ -442,19 +456,7 @@ class EvalResult:
             plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
-            bounds = data["return_bounds"]
-            return cls(
-                table=table,
-                plan=plan,
-                status=data["status"],
-                reason=data["reason"],
-                timing=typed(Timing, data["timing"]),
-                provenance=typed(dict[str, Any], data["provenance"]),
-                confidence=data["confidence"],
-                audit_mismatches=tuple(data["audit_mismatches"]),
-                return_bounds=None if bounds is None else typed(tuple[float, float], bounds),
-                determinism=typed(Determinism, data["determinism"]),
-            )
+            return cls(table=table, plan=plan, **vars(typed(_Described, data)))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the result is damaged: {damage(error)}") from error
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.foreign import typed
 
 __all__ = ["Matchups", "Seating", "make_matchups"]
 
@@ -43,8 +44,15 @@ class Matchups:
 
     @classmethod
     def from_lists(cls, turns: Sequence[Sequence[Sequence[str]]]) -> Matchups:
-        """Return the matchups of :meth:`to_lists`."""
-        return cls(tuple(tuple(tuple(seating) for seating in turn) for turn in turns))
+        """Return the matchups of :meth:`to_lists`.
+
+        Raises:
+            ValueError: They are none: strangers describe plans, too.
+        """
+        matchups = cls(typed(tuple[tuple[Seating, ...], ...], turns))
+        if not all(matchups.turns) or not matchups.turns:
+            raise ValueError("matchups hold no seating")
+        return matchups
 
     def to_lists(self) -> list[list[list[str]]]:
         """Return the turns as plain JSON values."""

@@ -24,6 +24,7 @@ from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
+from rl_eval.records.episode import Outcome
 from rl_eval.results.comparison import compare
 from rl_eval.results.loading import load
 from rl_eval.results.page.axes import axis_over
@@ -34,6 +35,7 @@ from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_m
 from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
+from rl_eval.results.story import story
 from rl_eval.results.videos import video_name, videos_of
 from tests.unit.cli_world import call
 from tests.unit.report_world import TRACEBACK, make_result
@@ -175,7 +177,35 @@ def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
     np.testing.assert_allclose(unpack(packed), result.table.infos[:, 0], rtol=1e-7)
     faults = json.loads(inflate(run["faults"]))
     assert [row[:2] for row in faults["rows"]] == [[5, 1], [5, 2], [7, 1], [7, 2]]
+    told = [event.text for index in (5, 7) for event in story(result, index) if event.fault]
+    assert [row[3] for row in faults["rows"]] == told
+    assert told[0] == "env failed in step after 12 steps: RuntimeError: diverged at 0.7143"
     assert faults["tracebacks"] == [TRACEBACK]
+
+
+def test_faults_are_counted_by_what_became_of_their_episodes() -> None:
+    """An episode without a record, as of a run that ended early, has not been retried and cannot be replayed."""
+    result = make_result(30, failed=(3, 5, 7))
+    shown = Elements(page(result)).shown
+    assert "Attempts that ended in a fault: 6. Their episodes: 3 given up." in shown
+    assert "trouble 6 faults in 3 episodes; 3 failed" in shown
+    outcomes = result.table.rows["outcome"].copy()
+    outcomes[[3, 5]] = Outcome.MISSING, Outcome.COMPLETED
+    shown = Elements(page(with_column(result, "outcome", outcomes))).shown
+    assert "Their episodes: 1 completed all the same, 1 given up, 1 without a record." in shown
+    assert "rl-eval replay" in shown
+    shown = Elements(page(with_column(result, "outcome", Outcome.MISSING))).shown
+    assert "Attempts that ended in a fault: 6. Their episodes: 3 without a record." in shown
+    assert "No episode has a record." in shown
+    assert "rl-eval replay" not in shown
+
+
+def test_minus_zero_is_zero() -> None:
+    """In the numbers and in the table of episodes."""
+    returns = np.where(np.arange(30) % 2, -0.0, -3.0)
+    shown = Elements(page(with_column(make_result(30), "episode_return", returns))).shown
+    assert "maximum 0.0" in shown
+    assert not re.search(r"-0(\.0*)? ", shown)
 
 
 @given(st.lists(st.floats(), min_size=0, max_size=50))
@@ -289,6 +319,13 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
     many = [make_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
+
+
+def test_returns_in_different_environments_share_no_axis() -> None:
+    """They are numbers of different things."""
+    chart, other = ("aria-label", "Mean returns with their intervals"), make_result(20, env="Ant-v5")
+    assert chart in Elements(page(make_result(20), make_result(20))).attributes
+    assert chart not in Elements(page(make_result(20), make_result(20), other)).attributes
 
 
 def test_results_that_are_not_compared_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +610,8 @@ PLACES = [
     ("provenance",), ("provenance", "identity"), ("provenance", "identity", "environment"), ("provenance", "config"),
     ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"),
     ("timing", "step_seconds"), ("timing", "num_runners"), ("timing",), ("faults",), ("faults", 0, "traceback"),
-    ("faults", 0, "error_type"), ("faults", 0, "step"), ("reason",), ("return_bounds",), ("confidence",),
+    ("faults", 0, "error_type"), ("faults", 0, "step"), ("faults", 0, "index"),
+    ("faults", 0, "attempt"), ("reason",), ("return_bounds",), ("confidence",),
     ("determinism",), ("determinism", "remark"), ("audit_mismatches",), ("status",),
 ]  # fmt: skip
 

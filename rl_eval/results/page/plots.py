@@ -212,7 +212,7 @@ def time_bars(shares: dict[str, float]) -> list[Bar]:
 
 def number_places(width: float) -> int:
     """Return how many decimals tell values apart that lie this far from each other."""
-    return max(0, 1 - math.floor(math.log10(width))) if width < 10 else 0
+    return max(0, 1 - math.floor(math.log10(width))) if 0 < width < 10 else 0
 
 
 # Parts

@@ -11,19 +11,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
+from pydantic import Field
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
-from rl_eval.records.columns import episode_columns, read_episodes
-from rl_eval.records.episode import EpisodeTable, Fault
-from rl_eval.records.foreign import damage, parse_json, typed
+from rl_eval.records.columns import TEXTS, episode_columns, episode_names, read_episodes
+from rl_eval.records.episode import COLUMNS, EpisodeTable, Fault
+from rl_eval.records.foreign import check_claim, damage, parse_json, typed
+from rl_eval.records.parquet import ParquetColumns
 from rl_eval.records.plain import plain
 from rl_eval.redaction import redact
+from rl_eval.scheduling.plan import MAX_EPISODES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +60,19 @@ EPISODES_FILE: Final = "episodes.parquet"
 _FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 """Writes in one line; ``json.dumps`` would make an encoder for every fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What must be known of ``result.json`` to make a table of the records beside it."""
+
+    plan: _Plan
+    faults: list[Fault]
 
 
 def describe(result: EvalResult) -> dict[str, Any]:
@@ -131,7 +147,8 @@ def _is_episodes(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        return {"index", "seed", "episode_return"} <= set(pq.read_schema(path).names)
+        with path.open("rb") as file:  # By ourselves, since pyarrow takes no path that is not UTF-8; so in all places.
+            return {"index", "seed", "episode_return"} <= set(pq.read_schema(file).names)
     except (OSError, pa.ArrowException):
         return False
 
@@ -145,7 +162,7 @@ def check_regular(path: Path) -> None:
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
     """Refuse records or a plan that are not those that were saved."""
     if stored != actual:
-        raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {stored[:16]}")
+        raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}")
 
 
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
@@ -153,7 +170,12 @@ def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
     import pyarrow.parquet as pq
 
     episodes = episode_table(table)
-    write_atomically(path, lambda temporary: pq.write_table(episodes, temporary))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            pq.write_table(episodes, file)
+
+    write_atomically(path, write)
 
 
 def episode_frame(table: EpisodeTable) -> pd.DataFrame:
@@ -189,8 +211,9 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
     folder = Path(path).parent if Path(path).name == RESULT_FILE else Path(path)
     data = read_summary(folder / RESULT_FILE)
     try:
-        table = _read_episodes(folder / EPISODES_FILE, int(data["plan"]["num_episodes"]))
-        for fault in typed(list[Fault], data["faults"]):
+        summary = typed(_Summary, data)
+        table = _read_episodes(folder / EPISODES_FILE, summary.plan.num_episodes)
+        for fault in summary.faults:
             table.add_fault(fault)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged: {damage(error)}") from error
@@ -234,13 +257,18 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     check_regular(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist: it holds the records of the result beside it")
     try:
-        episodes = pq.read_table(path)
+        with path.open("rb") as file:
+            columns = ParquetColumns(file, path.stat().st_size, TEXTS)
+            names = episode_names(columns.names)
+            if columns.num_rows > num_episodes:
+                raise ValueError(f"{path.name} has {columns.num_rows:,} rows for a plan of {num_episodes:,} episodes")
+            check_claim(num_episodes, columns.num_rows, len(names) - len(COLUMNS))
+            episodes = columns.read(names)
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     return _to_table(episodes, num_episodes)

@@ -35,6 +35,8 @@ FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: they say nothing of oth
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of values that do not differ, which is one value."""
 
+_TOO_WIDE: Final = "the spread of the values leaves the range of floats"
+
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
 """Resampling starts from the same state each time, so equal records give equal intervals."""
@@ -173,6 +175,9 @@ def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     """
     from scipy.special import ndtr, ndtri
 
+    with np.errstate(over="ignore"):
+        if not np.isfinite(len(sample) * np.abs(sample).max()):
+            return no_interval(confidence, _TOO_WIDE)
     resampled = _resampled_means(sample)
     mean = float(np.mean(sample))
     below, not_above = (resampled < mean).mean(), (resampled <= mean).mean()
@@ -202,7 +207,7 @@ def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) ->
     numbers = aggregate(sample)
     half = float(stdtrit(len(sample) - 1, (1 + confidence) / 2)) * numbers.sem
     if not 0 < half < math.inf:
-        return no_interval(confidence, "the spread of the values leaves the range of floats")
+        return no_interval(confidence, _TOO_WIDE)
     return Interval(numbers.mean - half, numbers.mean + half, confidence, "student_t", note)
 
 

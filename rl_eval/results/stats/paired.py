@@ -42,7 +42,7 @@ class PairedDifference:
     interval: Interval
     """Interval for the mean difference, from the differences themselves."""
     p_value: float
-    """Two-sided sign-flip permutation p-value; NaN when a difference is not finite."""
+    """Two-sided sign-flip permutation p-value; NaN when a difference, or the sum of all, is not finite."""
     test: TestKind
     """Whether the p-value enumerates all sign patterns or samples them."""
     correlation: float | None
@@ -80,7 +80,7 @@ def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.
         confidence: Nominal coverage of the interval.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         differences = second - first
     numbers = aggregate(differences)
     p_value, test = sign_flip_test(differences)
@@ -105,9 +105,10 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     Args:
         differences: Shape (n,). Zeros have no sign and drop out.
     """
-    if not np.isfinite(differences).all():
-        return math.nan, "exact"
     magnitudes = np.abs(differences[differences != 0])
+    with np.errstate(all="ignore"):
+        if not np.isfinite(2 * magnitudes.sum()):  # Of a pattern's positive signs twice the sum is needed.
+            return math.nan, "exact"
     threshold = abs(math.fsum(differences.tolist())) - _TIE * math.fsum(magnitudes.tolist())
     if len(magnitudes) <= EXACT_MAX:
         return float(np.mean(np.abs(_every_sum(magnitudes)) >= threshold)), "exact"
@@ -154,12 +155,14 @@ def _count_sampled(magnitudes: npt.NDArray[np.float64], threshold: float) -> int
 def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:
     if len(a) < 2 or any((side == side[0]).all() or not np.isfinite(side).all() for side in (a, b)):
         return None
-    return float(np.corrcoef(a, b)[0, 1])
+    with np.errstate(all="ignore"):
+        correlation = float(np.corrcoef(a, b)[0, 1])
+    return correlation if math.isfinite(correlation) else None  # The squares may leave the range of floats.
 
 
 def _episodes_saved(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], difference_std: float) -> float | None:
-    variance = aggregate(a).std ** 2 + aggregate(b).std ** 2
+    spread = math.hypot(aggregate(a).std, aggregate(b).std)
     # Differences that are equal up to rounding leave a spread that means nothing.
-    if not math.isfinite(variance) or not difference_std > 1e-9 * math.sqrt(variance):
+    if not math.isfinite(spread) or not 1e-9 * spread < difference_std < math.inf:
         return None
-    return variance / difference_std**2
+    return (spread / difference_std) ** 2
