@@ -302,7 +302,8 @@ def _read_yaml(path: Path) -> Any:
     try:
         return read_yaml(path.read_text()) or {}
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {str(path)!r}") from None
+        hint = "" if path.suffix in {".yaml", ".yml"} else f"; an environment is given with --env {path}"
+        raise ConfigError(f"there is no config file {str(path)!r}{hint}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

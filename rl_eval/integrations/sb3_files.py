@@ -77,13 +77,38 @@ def _normalizer_of(model: Path) -> Path | None:
 
     The zoo's is in the folder of the environment's name, beside all models of the run. A normalizer in any other folder
     is somebody else's.
+
+    Raises:
+        ConfigError: Several may be meant, or the only one is another model's by its name.
     """
     folder = model.parent
     found = sorted([*folder.glob(NORMALIZERS), *model.with_suffix("").glob(NORMALIZERS)])
     found = found or [path for path in sorted(folder.glob(f"*/{NORMALIZERS}")) if _is_of_the_zoo(path.parent)]
-    own = [path for path in found if re.sub("_?vec_?normalize", "", path.stem) == model.stem]
+    own = [path for path in found if _name_of(path) == model.stem]
     remedy = "choose it, with policy.policy_kwargs.vecnormalize"
-    return _only(folder, own or found, "one normalizer", remedy) if found else None
+    if not found:
+        return None
+    only = _only(folder, own or found, "one normalizer", remedy)
+    if not own and _is_of_another(_name_of(only), model):
+        raise ConfigError(
+            f"the policy: {only.name} beside {model.name} is another model's, by its name: give that of this model "
+            "with policy.policy_kwargs.vecnormalize, or false if it was trained without one"
+        )
+    return only
+
+
+def _name_of(normalizer: Path) -> str:
+    """Return the name of the model that a normalizer was saved with, as callbacks name both; empty if it has none."""
+    return re.sub("_?vec_?normalize", "", normalizer.stem).strip("_")
+
+
+def _is_of_another(name: str, model: Path) -> bool:
+    """Return whether a name is that of another model, or one of a series whose other member this model is."""
+    ours, theirs = ({*re.findall(r"[^\W\d_]+|\d+", text)} for text in (model.stem, name))
+    more, less = theirs - ours, ours - theirs
+    numbered = any(map(str.isdigit, more)) and any(map(str.isdigit, less))
+    series = bool(more and less and (ours & theirs or numbered))
+    return series or bool(name and model.with_name(f"{name}.zip").exists())
 
 
 def _is_of_the_zoo(folder: Path) -> bool:

@@ -27,8 +27,8 @@ __all__ = ["adapt_policy", "came_from_factory", "check_files"]
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 _MAKES: Final = (
-    ". It is called to make the policy: if it is itself a policy, which takes observations, name a function that "
-    "returns it, as in def make(): return {}"
+    ". It is called to make the policy: if it is itself a policy, which takes observations, call its parameter "
+    "observations, or name a function that returns it, as in def make(): return {}"
 )
 _LACKS: Final = "; else give {!r} in policy.policy_kwargs"
 _CLEANRL: Final = "; an agent of CleanRL is given with its model file, as cleanrl:{}@FILE"

@@ -141,6 +141,11 @@ REFUSED = {
         {"args": ["--set", "evaluation.seed"]},
         ["--set evaluation.seed", "it lacks = and a value"],
     ),
+    "an environment as config": (
+        (),
+        {"config": "CartPole-v1"},
+        ["there is no config file 'CartPole-v1'; an environment is given with --env CartPole-v1"],
+    ),
     "a file that is not there": ((), {"config": "toi.yaml"}, ["there is no config file 'toi.yaml'"]),
     "broken YAML": ((), {"config": "broken.yaml"}, ["broken.yaml", "line 3", " evaluation:", "^"]),
     "a result as config": ((), {"config": "array.npy"}, ["array.npy", "no text file"]),
@@ -190,7 +195,7 @@ REFUSED = {
         {},
         [
             "policy.policy 'mistakes:policy_without_a_factory' cannot be built",
-            "if it is itself a policy, which takes observations, name a function that returns it",
+            "if it is itself a policy, which takes observations, call its parameter observations, or name a function",
             "as in def make(): return policy_without_a_factory; else give 'states' in policy.policy_kwargs",
         ],
     ),
@@ -203,7 +208,7 @@ REFUSED = {
     "a module in place of what makes it": (
         ("policy.policy=mistakes:net",),
         {},
-        ["if it is itself a policy, which takes observations, name a function", "as in def make(): return net"],
+        ["if it is itself a policy, which takes observations, ", "as in def make(): return net"],
     ),
     "an object in place of what makes it": (
         ("policy.policy=mistakes:agent",),

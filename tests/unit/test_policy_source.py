@@ -122,6 +122,37 @@ def test_two_normalizers_are_a_question(tmp_path):
         policy_source(str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("rl_model_vecnormalize_400_steps", ()),
+        ("hopper_early_vecnormalize", ()),
+        ("vecnormalize_400", ()),
+        ("early_vecnormalize", ("early",)),
+    ],
+)
+def test_a_normalizer_that_names_another_model_is_a_question(tmp_path, name, others):
+    """It would give numbers of another policy, without a word."""
+    stem = "hopper_final" if "early" in name else "rl_model_60_steps"
+    path = model(tmp_path / f"{stem}.zip")
+    for other in others:
+        model(tmp_path / f"{other}.zip")
+    (tmp_path / f"{name}.pkl").touch()
+    with pytest.raises(ConfigError, match=f"{name}.pkl beside {stem}.zip is another model's, by its name"):
+        policy_source(str(path))
+    assert "vecnormalize" not in policy_source(str(path), {"vecnormalize"}).kwargs
+
+
+@pytest.mark.parametrize(
+    "name", ["vecnormalize", "vec_normalize_hopper", "statistics_vecnormalize", "hopper_vecnormalize"]
+)
+def test_a_normalizer_that_names_no_other_model_is_taken(tmp_path, name):
+    path = model(tmp_path / "hopper_final.zip")
+    model(tmp_path / "hopper_early.zip")
+    (tmp_path / f"{name}.pkl").touch()
+    assert policy_source(str(path)).kwargs["vecnormalize"] == str(tmp_path / f"{name}.pkl")
+
+
 def test_a_folder_of_rllib_is_known_by_its_file(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     source = policy_source(str(tmp_path))

@@ -277,7 +277,8 @@ def _side_lines(comparison: Comparison) -> list[Line]:
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
         lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
-    return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned")]
+    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers here go over these"
+    return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned{fewer}")]
 
 
 def _setting_lines(comparison: Comparison) -> list[Line]:
