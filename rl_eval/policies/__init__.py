@@ -30,7 +30,9 @@ _MAKES: Final = (
     ". It is called to make the policy: if it is itself a policy, which takes observations, call its parameter "
     "observations, or name a function that returns it, as in def make(): return {}"
 )
-_LACKS: Final = "; else give {!r} in policy.policy_kwargs"
+_LACKS: Final = (
+    "; else give {} in policy.policy_kwargs; parameters called observation_space and action_space are given the spaces"
+)
 _CLEANRL: Final = "; an agent of CleanRL is given with its model file, as cleanrl:{}@FILE"
 _ACTS: Final = {
     "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
@@ -177,9 +179,14 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     except TypeError as error:
         lacking = [name for name in required(parameters) if name not in spaces and name not in section.policy_kwargs]
         unknown = [one for one in section.policy_kwargs if one not in parameters]
-        hint = _MAKES.format(name) if lacking or module_of(factory) is factory else ""
+        made = f"{name}(...)" if inspect.isclass(factory) else name
+        hint = _MAKES.format(made) if lacking or module_of(factory) is factory else ""
         if lacking:
-            hint += _CLEANRL.format(section.policy) if "envs" in lacking else _LACKS.format(lacking[0])
+            hint += (
+                _CLEANRL.format(section.policy)
+                if "envs" in lacking
+                else _LACKS.format(" and ".join(map(repr, lacking)))
+            )
         elif unknown:
             hint += f". {name} takes {', '.join(parameters) or 'none'}"
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")

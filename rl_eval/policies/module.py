@@ -181,7 +181,10 @@ def _array(output: torch.Tensor, batch: int) -> Array:
 
 def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[Any]) -> Array:
     if output.shape != shape:
-        raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}")
+        hint = ""
+        if what == "logits" and output.shape == shape[:1]:
+            hint = ": return logits, from which actions are chosen, or give a function that returns actions"
+        raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}{hint}")
     return output
 
 

@@ -76,6 +76,7 @@ def construct_env(
             "all"
         )
     _check_members(env, f"environment.env {section.env!r}")
+    _check_seed(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
     return ActionMasks(env) if section.action_masks else env
@@ -159,6 +160,18 @@ def _check_members(built: Any, what: str) -> None:
         raise ConfigError(
             f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}"
         )
+
+
+def _check_seed(built: Any, what: str) -> None:
+    """Refuse an environment whose ``reset`` takes no seed, below wrappers that do."""
+    inner = getattr(built, "unwrapped", built)
+    with suppress(TypeError, ValueError):  # Some methods hide their signature.
+        parameters = inspect.signature(inner.reset).parameters.values()
+        if not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters):
+            raise ConfigError(
+                f"{what} built a {type(inner).__name__}, whose reset() takes no seed: gymnasium's contract is "
+                "reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line"
+            )
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:

@@ -383,7 +383,7 @@ def test_info_keys_that_no_step_had_are_a_warning():
 
 def test_what_breaks_the_contract_and_no_evaluation_is_a_warning():
     (text,) = worst(examine(NotSeeded))
-    assert "An evaluation does not rest on it." in text
+    assert "An evaluation rests on it only where self.np_random is drawn from." in text
 
 
 def test_a_time_limit_among_the_wrappers_is_found():

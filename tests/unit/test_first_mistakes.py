@@ -50,6 +50,16 @@ class Levelled(Fine):
         self.level = level
 
 
+class Unseeded(Fine):
+    def reset(self):
+        return np.zeros(4, np.float32), {}
+
+
+class Sized(__import__("torch").nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+
+
 class Agent:
     def get_action(self, observation):
         return 0
@@ -203,6 +213,19 @@ REFUSED = {
         ("environment.env=mistakes:Levelled",),
         {},
         ["environment.env_kwargs is empty, but Levelled takes level: missing a required argument: 'level'"],
+    ),
+    "an environment that takes no seed": (
+        ("environment.env=mistakes:Unseeded",),
+        {},
+        ["built a Unseeded, whose reset() takes no seed", "reset(self, *, seed=None, options=None)"],
+    ),
+    "a module without its arguments": (
+        ("policy.policy=mistakes:Sized",),
+        {},
+        [
+            "as in def make(): return Sized(...); else give 'inputs' and 'outputs' in policy.policy_kwargs",
+            "parameters called observation_space and action_space are given the spaces",
+        ],
     ),
     "a misspelt class": (("environment.env=mistakes:Leveled",), {}, ["did you mean 'mistakes:Levelled'?"]),
     "a module in place of what makes it": (

@@ -279,6 +279,18 @@ def test_a_module_is_put_into_eval_mode() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
+def test_a_module_that_returns_actions_is_told_what_to_return() -> None:
+    """In place of logits, of which it took the largest itself."""
+
+    class Chooses(nn.Linear):
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return super().forward(observations).argmax(-1)
+
+    policy = ModulePolicy(Chooses(3, 2), spaces.Discrete(2), True)
+    with pytest.raises(PolicyError, match=r"logits of shape \(4,\), .* return logits, from which actions are chosen"):
+        policy.act(np.zeros((4, 3), np.float32), None, np.ones(4, bool), None)
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     "space",

@@ -26,9 +26,9 @@ _COMPARED: Final = re.compile(
 )
 """What whole episodes are looked at for as well, and bit by bit."""
 
-_HARMLESS: Final = re.compile(
-    r"super\(\)\.reset|random number generator|np_random|share an object|`options`|after 1 step"
-)
+_SEEDED: Final = re.compile(r"super\(\)\.reset|random number generator|np_random")
+"""What breaks the contract, and an evaluation only of an environment that draws from this generator."""
+_HARMLESS: Final = re.compile(r"share an object|`options`|after 1 step")
 """What breaks the contract, and nothing in an evaluation."""
 
 _OLD_STEP: Final = "old step API"
@@ -62,6 +62,9 @@ def _broken(env: gym.Env[Any, Any]) -> list[Finding]:
         text = _bare(str(error)) or f"{type(error).__name__} without a text"
         if _COMPARED.search(text):
             return [note(f"gymnasium's check_env stopped at: {text}")]
+        if _SEEDED.search(text):
+            rests = "An evaluation rests on it only where self.np_random is drawn from."
+            return [warning(f"gymnasium's contract: {text} {rests}", _FIX)]
         if _HARMLESS.search(text):
             return [warning(f"gymnasium's contract: {text} An evaluation does not rest on it.", _FIX)]
         return [problem(f"gymnasium's contract: {text}", _FIX)]

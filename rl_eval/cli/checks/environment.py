@@ -122,8 +122,8 @@ class _Examination:
         if difference := first_difference(reference, self._new_player().played(self._leases[0])):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {difference}",
-                "draw every random number from self.np_random, which reset(seed=...) seeds; until then no two "
-                "evaluations agree, and what follows from it is not checked",
+                "begin reset() with super().reset(seed=seed), and draw every random number from self.np_random, which "
+                "that seeds; until then no two evaluations agree, and what follows from it is not checked",
             )
             return
         yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
