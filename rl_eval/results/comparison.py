@@ -124,11 +124,8 @@ class Comparison:
                 f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
                 "early; if it has a log, the same command with its --log-dir continues it"
             )
-        interval = self.difference.interval
-        if not interval.exists and interval.note != FEW_EQUAL:
-            return interval.note
-        if math.isnan(self.difference.p_value):
-            return _UNTESTED
+        if why := _undecided(self.difference):
+            return why
         least = 2.0 ** (1 - self.num_pairs)
         few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
         return few if least > 1 - self.confidence else ""
@@ -320,10 +317,8 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
     A difference is shown only if the interval and the test agree on it.
     """
     interval, level = difference.interval, f"{100 * confidence:g} %"
-    if not interval.exists and interval.note != FEW_EQUAL:
-        return f"no verdict: {interval.note}"
-    if math.isnan(difference.p_value):
-        return f"no verdict: {_UNTESTED}"
+    if why := _undecided(difference):
+        return f"no verdict: {why}"
     if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
         return f"no difference: both returned the same in each of {difference.count} pairs"
     places = difference_places(difference)
@@ -338,6 +333,14 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
     elif rejected:
         facts += "; the sign-flip test rejects, but the interval holds 0"
     return f"no difference shown at {level}: {facts}"
+
+
+def _undecided(difference: PairedDifference) -> str:
+    """Return why neither interval nor test says anything of a difference; empty if one does, as of few equal ones."""
+    interval = difference.interval
+    if not interval.exists and interval.note != FEW_EQUAL:
+        return interval.note
+    return _UNTESTED if math.isnan(difference.p_value) else ""
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:

@@ -43,12 +43,6 @@ def notes(result: EvalResult) -> list[str]:
     return [*_scope_notes(result), *value_notes(result)]
 
 
-def value_notes(result: EvalResult) -> list[str]:
-    """Return the notes on the numbers themselves, whichever episodes they go over."""
-    told = result.provenance.get("notes")
-    return [*_value_notes(result), *(map(str, told) if isinstance(told, list) else ())]
-
-
 def _scope_notes(result: EvalResult) -> Iterator[str]:
     scope, counted, finished = int(result.scope.sum()), result.aggregates.count, len(result.episodes)
     if result.stopped_early:
@@ -65,7 +59,8 @@ def _scope_notes(result: EvalResult) -> Iterator[str]:
         yield f"failed: {scope - counted} of {scope}; the numbers go over the {counted} that completed"
 
 
-def _value_notes(result: EvalResult) -> Iterator[str]:
+def value_notes(result: EvalResult) -> Iterator[str]:
+    """Yield the notes on the numbers themselves, whichever episodes they go over."""
     if result.num_outside_bounds:
         yield f"returns outside return_bounds {result.return_bounds}: {result.num_outside_bounds}"
     _, reporting = success_counts(result.counted_rows["success_at_end"])
@@ -85,6 +80,8 @@ def _value_notes(result: EvalResult) -> Iterator[str]:
     if result.determinism.passed is False:
         advice = f"; {result.determinism.advice}" if result.determinism.advice else ""
         yield f"{result.determinism}, so the numbers depend on the layout{advice}"
+    told = result.provenance.get("notes")
+    yield from map(str, told if isinstance(told, list) else ())
 
 
 def _agent_metrics(result: EvalResult) -> dict[str, float]:
