@@ -21,6 +21,7 @@ from benchmarks import (
     honesty,
     log_size,
     matrix,
+    memory,
     off_policy,
     pages,
     planning,
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--rounds", type=_positive, default=15, help="broadcasts per process (%(default)s)")
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
+    add("memory", "memory of a process that evaluates a large policy", repeat=1)
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
@@ -247,6 +249,7 @@ def _say(text: str) -> None:
 
 _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "startup": lambda args: startup.measure(1 if args.quick else args.repeat, _say),
+    "memory": lambda args: memory.measure((100,) if args.quick else (100, 500, 1000), _say),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
     "planning": _planning,
     "faults": _faults,

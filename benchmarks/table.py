@@ -461,6 +461,16 @@ def startup(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def memory(rows: Sequence[Row]) -> list[Table]:
+    """Resident memory beyond the policy of the caller, in copies of that policy."""
+    table = _table("memory", "policy, MB", "runners", "most during the call", "left after it")
+    for row in rows:
+        size, where = str(row["megabytes"]), str(row["runners"] or "in process")
+        found = [_failure(row)] if row["status"] != "ok" else [f"{row[name]:.2f}" for name in ("peak", "rest")]
+        table.add_row(size, where, *found)
+    return [table]
+
+
 TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "throughput": throughput,
     "simulators": partial(throughput, title="simulators: "),
@@ -469,6 +479,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "broadcast": broadcast,
     "slots": slots,
     "startup": startup,
+    "memory": memory,
     "planning": planning,
     "honesty": honesty,
     "faults": faults,

@@ -41,6 +41,7 @@ __all__ = [
     "apply_weights",
     "load_weights_file",
     "module_of",
+    "named_tensors",
     "policies_of",
     "save_weights_file",
     "snapshot_weights",
@@ -97,6 +98,10 @@ class WeightsSnapshot:
         digest.update(self.buffer.data)
         digest.update(self.extra_digest or _NO_EXTRA_STATE)
         return digest.hexdigest()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name, as views of the buffer."""
+        return {entry.name: _view(self.buffer, entry) for entry in self.entries}
 
 
 @final
@@ -449,11 +454,22 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
 def weights_of(policy: Any) -> WeightsSnapshot | None:
     """Snapshot the weights of a live policy, or of several by id, so that results carry their digest."""
+    modules = _modules_of(policy)
+    return None if modules is None else snapshot_weights(modules, 0)
+
+
+def named_tensors(policy: Any) -> dict[str, torch.Tensor]:
+    """Return the live parameters and buffers of a policy, or of several by id, by their names in a snapshot."""
+    modules = _modules_of(policy)
+    named = () if modules is None else _flatten(modules, "")
+    return {name: tensor for name, tensor in named if not _is_extra_state(name)}
+
+
+def _modules_of(policy: Any) -> Any:
+    """Return the module of a policy, or those of several by id; None if there is none."""
     if isinstance(policy, Mapping):
-        modules = {name: module for name, one in policy.items() if (module := module_of(one)) is not None}
-        return snapshot_weights(modules, 0) if modules else None
-    module = module_of(policy)
-    return None if module is None else snapshot_weights(module, 0)
+        return {name: module for name, one in policy.items() if (module := module_of(one)) is not None} or None
+    return module_of(policy)
 
 
 def module_of(policy: Any) -> Any:
@@ -495,5 +511,4 @@ def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names
 
 
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:
-    tensors = {entry.name: _view(snapshot.buffer, entry) for entry in snapshot.entries}
-    return {**tensors, **pickle.loads(snapshot.extra_state)}
+    return {**snapshot.tensors(), **pickle.loads(snapshot.extra_state)}

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cloudpickle
-
+from rl_eval.backends.policy_pickle import pickle_without_weights
 from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError, RunnerLost
@@ -20,14 +19,19 @@ from rl_eval.supervision.flight_recorder import CrashReport
 __all__ = ["Backend", "Call", "Reply", "pickled", "pickled_settings"]
 
 
-def pickled(value: Any, what: str) -> bytes:
-    """Pickle what is sent to a runner.
+def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
+    """Pickle a value for a runner.
+
+    Args:
+        value: The value.
+        what: Its name, for the error.
+        without_weights_of: Policy, or several by id, whose weights are left out; for :func:`unpickle_with_weights`.
 
     Raises:
         ConfigError: It cannot be pickled.
     """
     try:
-        return bytes(cloudpickle.dumps(value))
+        return pickle_without_weights(value, without_weights_of)
     except Exception as error:
         raise ConfigError(
             f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
@@ -35,14 +39,14 @@ def pickled(value: Any, what: str) -> bytes:
         ) from error
 
 
-def pickled_settings(settings: EvalSettings, policy: Any, *more: Any) -> bytes:
-    """Pickle settings, a live policy, and what else goes with them.
+def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_weights: bool = False) -> bytes:
+    """Pickle settings, a policy object, and other values.
 
     Raises:
         ConfigError: They cannot be pickled; the message names the key, if it is one.
     """
     try:
-        return pickled((settings, policy, *more), "the configuration")
+        return pickled((settings, policy, *more), "the configuration", policy if without_weights else None)
     except ConfigError:
         for section in SECTIONS:
             for key, value in dict(getattr(settings, section)).items():
@@ -79,8 +83,14 @@ class Reply:
 class Backend(Protocol):
     """Holds runners by incarnation number. Calls on one runner run in order; replies come through ``wait``."""
 
-    def spawn(self, runner: int, index: int) -> None:
-        """Begin to start a runner at a position of the group; a reply to :class:`Start` follows."""
+    def spawn(self, runner: int, index: int, weights: Any) -> None:
+        """Start a runner at a position of the group; a reply to :class:`Start` follows.
+
+        Args:
+            runner: Incarnation.
+            index: Position.
+            weights: Handle from :meth:`publish` of the weights to build the policy with; None if it has none.
+        """
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """Queue a request."""

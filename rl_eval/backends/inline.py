@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
 
-import cloudpickle
-
 from rl_eval.backends import Call, Reply, pickled
+from rl_eval.backends.policy_pickle import unpickle_with_weights
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
@@ -28,13 +27,13 @@ class InlineBackend:
 
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._settings = settings
-        self._policy = pickled(policy, "the policy")
+        self._policy = pickled(policy, "the policy", policy)
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
 
-    def spawn(self, runner: int, index: int) -> None:
+    def spawn(self, runner: int, index: int, weights: Any) -> None:
         """See :class:`Backend`."""
-        self._calls.append(Call(runner, Start(index), 0))
+        self._calls.append(Call(runner, Start(index, weights), 0))
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """See :class:`Backend`."""
@@ -94,9 +93,9 @@ class InlineBackend:
 
     def _answer(self, runner: int, request: Request) -> Any:
         match request:
-            case Start(index):
+            case Start(index, weights):
                 cls = runner_class(self._settings.runners.runner)
-                self._runners[runner] = cls(self._settings, index, cloudpickle.loads(self._policy))
+                self._runners[runner] = cls(self._settings, index, unpickle_with_weights(self._policy, weights))
                 return None
             case _:
                 return answer(self._runners[runner], request)

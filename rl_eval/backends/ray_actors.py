@@ -71,7 +71,7 @@ class RayBackend:
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
-        payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy)
+        payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
         self._connection = Connection(settings.runners)
         try:
             self._payload = ray.put(payload)
@@ -95,13 +95,13 @@ class RayBackend:
         """Losses that nobody could be asked about and that are yet to be reported."""
         self._stopped = False
 
-    def spawn(self, runner: int, index: int) -> None:
+    def spawn(self, runner: int, index: int, weights: Any) -> None:
         """See :class:`Backend`."""
-        start = Start(index)
+        start = Start(index, weights)
         actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
         self._agents.expect(runner, actor.settle.remote())
-        self._calls[actor.start.remote(start)] = Call(runner, start, 0)
+        self._calls[actor.start.remote(index, weights)] = Call(runner, start, 0)
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """See :class:`Backend`."""

@@ -22,6 +22,8 @@ class Start:
 
     index: int
     """Position in the group."""
+    weights: Any
+    """Handle from :meth:`rl_eval.backends.Backend.publish` of the weights to build the policy with; None for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rl_eval.backends.failure import errors_returned
-from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop, answer
+from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
 from rl_eval.supervision.flight_recorder import ProcessInfo, install
 from rl_eval.supervision.interrupts import expect_no_ctrl_c
 from rl_eval.supervision.processes import erase_recordings
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
+    from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["RunnerActor"]
 
@@ -53,9 +54,11 @@ class RunnerActor:
         return self._process_info
 
     @errors_returned
-    def start(self, request: Start) -> None:
+    def start(self, index: int, weights: WeightsSnapshot | None) -> None:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
+
+        from rl_eval.backends.policy_pickle import unpickle_with_weights
 
         if self._trouble is not None:
             raise self._trouble
@@ -66,12 +69,12 @@ class RunnerActor:
             init_fn = import_attribute("runners.init_fn", init_fn)
         if init_fn is not None:
             _initialize(init_fn)
-        settings, policy = cloudpickle.loads(self._payload)
+        settings, policy = unpickle_with_weights(self._payload, weights)
         self._payload = b""
 
         from rl_eval.runners import runner_class
 
-        self._runner = runner_class(settings.runners.runner)(settings, request.index, policy)
+        self._runner = runner_class(settings.runners.runner)(settings, index, policy)
 
     def set_weights(self, weights: Any) -> Any:
         """Answer a :class:`SetWeights`, whose weights travel beside it."""

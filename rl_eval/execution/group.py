@@ -375,6 +375,7 @@ class EvalRunnerGroup(WorkerCalls):
         """End everything that this group started, within about ten seconds; may be called again."""
         with self._lock:
             self._loop.stop()
+            self._pool.weights = self._posted = None  # Cycles keep the group until the garbage collector runs.
         atexit.unregister(self.stop)
 
     def __enter__(self) -> EvalRunnerGroup:

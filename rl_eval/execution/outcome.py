@@ -218,6 +218,7 @@ class EvalOutcome:
         """Give the log up; a handle that is kept keeps nothing of this evaluation."""
         self.store.close()
         self.handle.release(self.progress())
+        self.weights = None
 
     def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
         store = self.store

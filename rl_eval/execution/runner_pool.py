@@ -296,7 +296,7 @@ class RunnerPool:
         incarnation = self._next_incarnation
         self._next_incarnation += 1
         self.members[incarnation] = Member(incarnation, index, now)
-        self._backend.spawn(incarnation, index)
+        self._backend.spawn(incarnation, index, None if self.weights is None else self.weights.handle)
 
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]

@@ -13,6 +13,7 @@ import math
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -226,11 +227,14 @@ class EvalRunner(WorkerInterface):
         return function(self)
 
     def stop(self) -> None:
-        """Close all environments."""
+        """Close all environments, and drop the policy."""
         for lane in self._lanes:
             while lane.env is not None or lane.spare is not None:
                 self._close(lane)
         self._recorder.idle()
+        # Cycles keep a runner until the garbage collector runs, and a policy may be large.
+        with suppress(AttributeError):  # It was stopped before.
+            del self._policy, self._given_policy, self._inference
 
     # ------------------------------------------------------------------ episodes
 

@@ -24,7 +24,7 @@ class FakeBackend:
         self.ready: list[Reply] = []
         self.room: int | None = None
 
-    def spawn(self, runner: int, index: int) -> None:
+    def spawn(self, runner: int, index: int, weights: object) -> None:
         self.spawned.append((runner, index))
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:

@@ -51,7 +51,7 @@ class World:
 
     def come_up(self, count: int = 2) -> None:
         starting = [member for member in self.pool.members.values() if not member.ready][:count]
-        self.turn(*(Reply(Call(member.incarnation, Start(member.index), 0)) for member in starting))
+        self.turn(*(Reply(Call(member.incarnation, Start(member.index, None), 0)) for member in starting))
 
     def member(self, index: int) -> Member:
         return next(member for member in self.pool.members.values() if member.index == index)

@@ -5,7 +5,7 @@ import gc
 import torch
 from torch import nn
 
-from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import RunnerPool
@@ -63,3 +63,18 @@ def test_a_kept_handle_releases_jobs_schedule_and_pool() -> None:
     assert [handle.done() for handle in handles] == [True, True]
     assert handles[0].story(1)[1].kind == "granted"
     assert len(kept()) <= before
+
+
+def test_a_call_drops_its_copies_without_the_garbage_collector() -> None:
+    """They may have gigabytes, and cycles would keep them until it runs."""
+    net = Net()
+    config = EvalConfig().environment("CartPole-v1").runners(num_envs_per_runner=2).evaluation(num_episodes=2)
+    before = snapshots()
+    gc.disable()
+    try:
+        result = evaluate(config, net)
+        left = [found for found in gc.get_objects() if type(found) in {WeightsSnapshot, Net} and found is not net]
+    finally:
+        gc.enable()
+    assert result.status == "complete"
+    assert len(left) == before

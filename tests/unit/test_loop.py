@@ -28,8 +28,8 @@ NO_LICENCE = EnvError("no licence on this node")
 class Backend(FakeBackend):
     """A start is a call that the test answers like others."""
 
-    def spawn(self, runner: int, index: int) -> None:
-        self.calls.append((runner, Start(index), 0))
+    def spawn(self, runner: int, index: int, weights: object) -> None:
+        self.calls.append((runner, Start(index, weights), 0))
 
 
 class World:
@@ -51,7 +51,7 @@ class World:
 
     def start(self, *runners: int, error: Exception | None = None) -> None:
         self.backend.calls = [call for call in self.backend.calls if call[0] not in runners]
-        self.turn(*(Reply(Call(runner, Start(runner), 0), error=error) for runner in runners))
+        self.turn(*(Reply(Call(runner, Start(runner, None), 0), error=error) for runner in runners))
 
     def post(self, job: Any) -> Any:
         self.loop.post(job)

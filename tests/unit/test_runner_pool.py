@@ -39,7 +39,7 @@ class World:
 
     def started(self, *indices: int) -> World:
         for index in indices:
-            self.answer(index, Start(index), tag=0)
+            self.answer(index, Start(index, None), tag=0)
             self.pool.start_answered(self.member(index), self.now)
         return self
 

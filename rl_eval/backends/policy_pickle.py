@@ -1,0 +1,105 @@
+"""Pickles of a policy object without its weights, which travel in a snapshot beside it.
+
+A policy of 2 GB would otherwise be in memory once more as bytes, and once more while these are written.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import cloudpickle
+
+from rl_eval.weights import WeightsSnapshot, named_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["pickle_without_weights", "unpickle_with_weights"]
+
+
+class _Place(NamedTuple):
+    """Reference from a pickle to a tensor of the snapshot."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_parameter: bool
+    requires_grad: bool
+
+
+def pickle_without_weights(value: Any, policy: Any) -> bytes:
+    """Pickle a value that contains a policy.
+
+    Args:
+        value: The value.
+        policy: The policy, or several by id. Its parameters and buffers are left out.
+    """
+    file = io.BytesIO()
+    _Pickler(
+        file, {id(tensor): place for name, tensor in named_tensors(policy).items() if (place := _place(name, tensor))}
+    ).dump(value)
+    return file.getvalue()
+
+
+def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
+    """Return the value that :func:`pickle_without_weights` pickled, with tensors of its own.
+
+    Args:
+        data: The pickle.
+        weights: The weights that the runner gets before its first episode. Where they lack a tensor, it is zero.
+    """
+    return _Unpickler(data, weights).load()
+
+
+@final
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, places: dict[int, _Place]) -> None:
+        super().__init__(file)
+        self._places = places
+
+    def persistent_id(self, value: Any) -> _Place | None:
+        return self._places.get(id(value))
+
+
+@final
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, weights: WeightsSnapshot | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._weights = weights
+        self._views: dict[str, torch.Tensor] | None = None
+        self._loaded: dict[str, torch.Tensor] = {}
+
+    def persistent_load(self, place: _Place) -> torch.Tensor:
+        if place.name not in self._loaded:  # Modules may share a tensor.
+            self._loaded[place.name] = self._copy(place)
+        return self._loaded[place.name]
+
+    def _copy(self, place: _Place) -> torch.Tensor:
+        import torch
+
+        if self._views is None:
+            self._views = {} if self._weights is None else self._weights.tensors()
+        view = self._views.get(place.name)
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        if view is None or view.dtype != dtype or view.shape != place.shape:
+            tensor = torch.zeros(place.shape, dtype=dtype)
+        else:
+            tensor = view.clone()
+        return (
+            torch.nn.Parameter(tensor, place.requires_grad)
+            if place.is_parameter
+            else tensor.requires_grad_(place.requires_grad)
+        )
+
+
+def _place(name: str, tensor: torch.Tensor) -> _Place | None:
+    """Return the reference to a tensor; None for one that is more than its values, such as one of a subclass."""
+    import torch
+
+    plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
+    if not plain or vars(tensor) or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return None
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _Place(name, dtype, tuple(tensor.shape), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
