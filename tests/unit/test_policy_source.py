@@ -400,6 +400,7 @@ SPACES = {
     "binary": spaces.MultiBinary([2, 3]),
     "box": spaces.Box(np.float32([-2, 0]), np.float32([2, 10])),
     "integers": spaces.Box(-3, 3, (2,), np.int8),
+    "without entries": spaces.Box(-1, 1, (0,)),
     "unbounded": spaces.Box(np.float32([-np.inf, 1, -np.inf]), np.float32([np.inf, np.inf, -1])),
 }
 
