@@ -19,7 +19,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.action_masks import ActionMasks
 
-__all__ = ["build_env", "construct_env", "import_env"]
+__all__ = ["build_env", "construct_env", "import_env", "time_limit"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
@@ -124,6 +124,16 @@ def build_env(
             f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
     return _call(factory, kwargs, context)
+
+
+def time_limit(env: Any) -> int | None:
+    """Return the lowest limit, in steps, of the ``TimeLimit`` wrappers of an environment; None without one."""
+    limits = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            limits.append(int(env._max_episode_steps))
+        env = env.env
+    return min(limits, default=None)
 
 
 def _meant_name(env: Any) -> str:

@@ -407,7 +407,7 @@ def test_actions_that_have_the_dtype_of_the_space_are_not_copied() -> None:
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Dict({"a": spaces.Tuple(())})], ids=str)
 def test_an_action_space_without_parts_is_a_config_error(space: gym.Space[Any]) -> None:
     """A batch of its actions has no rows."""
-    with pytest.raises(ConfigError, match="action_space is .*, without any part: wrap the environment"):
+    with pytest.raises(ConfigError, match=r"action_space is .*, without any part: wrap the environment"):
         ActionReader(space, "clip")
 
 
