@@ -1,9 +1,13 @@
 """Redaction of secrets in everything that leaves the process: files, lines, messages.
 
-A secret is recognized by its name (``api_key``, ``password``, ...; also before an ``=`` within a text) and by its place
-(a value of ``runtime_env.env_vars``, the user and the query of a URI). In messages, tracebacks and notes it is also
-recognized by its value: what a configuration held under such a name is masked wherever it turns up. Names of variables
-that only steer libraries (``OMP_NUM_THREADS``) are no secrets.
+A secret is recognized by its name (``api_key``, ``password``, ...; within a text also before ``=`` and ``:`` and after
+``--``), by its place (a value of ``runtime_env.env_vars``, the user and the query of a URI) and by its form
+(``sk-...``, ``Bearer ...``, a PEM block). In messages, tracebacks and notes it is also recognized by its value: secrets
+of the configuration and of this process's environment variables are masked wherever they turn up. Names of variables
+that only steer libraries (``OMP_NUM_THREADS``) are not secrets.
+
+Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
+``tokenizer`` and ``obs_key`` are not secrets.
 """
 
 from __future__ import annotations
@@ -27,32 +31,30 @@ _MASKED: Final = re.compile(r"\*\*\*( \([0-9a-f]{4}\))?")
 
 _SECRET: Final = frozenset(
     (
-        "apikey",
-        "auth",
-        "authorization",
-        "bearer",
-        "credential",
-        "credentials",
-        "passphrase",
-        "passwd",
-        "password",
-        "passwords",
-        "private",
-        "pwd",
-        "secret",
-        "secrets",
-        "token",
-        "tokens",
+        *("apikey", "auth", "authorization", "bearer", "connectionstring", "connstr", "cookie", "cookies", "cred"),
+        *("credential", "credentials", "creds", "dsn", "jwt", "oauth", "otp", "passcode", "passphrase", "passwd"),
+        *("password", "passwords", "private", "pw", "pwd", "secret", "secrets", "token", "tokens", "webhook"),
     )
 )
-_SECRET_NUMBER: Final = frozenset(("apikey", "passphrase", "passwd", "password", "pwd", "secret"))
-"""Words of names under which a number is a secret, too; a number of tokens is none."""
+_SECRET_NUMBER: Final = frozenset(("apikey", "passcode", "passphrase", "passwd", "password", "pwd", "secret"))
+"""Words of names under which a number is a secret, too; a number of tokens is not."""
+_VOCABULARY: Final = re.compile(r"(bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_?tokens?", re.IGNORECASE)
+"""Names of tokens that a tokenizer knows."""
+_PASS: Final = re.compile(r"pass|(.*[_\W])?(admin|db|login|my|root|smtp|sql|user)[_-]?pass", re.IGNORECASE)
+"""Other names with this word are about passing, such as ``low_pass`` and ``pass_rate``."""
 _KEYS: Final = frozenset(
-    ("access", "account", "api", "auth", "encryption", "license", "private", "secret", "service", "signing", "ssh")
+    (
+        *("access", "account", "activation", "api", "auth", "encryption", "licence", "license", "master", "private"),
+        *("product", "secret", "service", "signing", "ssh", "storage", "subscription"),
+    )
 )
 """Words that make a secret of the word ``key`` after them."""
 _RANDOM: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 """What looks like a secret where the whole name is ``key``."""
+_COMPOUND: Final = re.compile(
+    rf"[a-z]+?(passwords?|passwd|passphrase|passcode|secrets?|tokens?|credentials?)|({'|'.join(_KEYS)})(keys?)"
+)
+"""Several words in one, such as ``dbpassword`` and ``accesskey``."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _STEERING: Final = re.compile(
@@ -69,10 +71,34 @@ _COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)"
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 """Would be found in digests, so it must stand alone."""
 
-_USER: Final = re.compile(r"(://)(?:[^\s/@:\"'<>]*:[^\s\"'<>?]*|[^\s/@\"'<>]*)@")
-"""A password may hold slashes, so what has a colon reaches to the last ``@``."""
+_USER: Final = re.compile(r"://([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@")
+"""A password may hold slashes, so what has a colon reaches to the last ``@``. A bound keeps the time linear."""
+_QUERY: Final = re.compile(r"://[^\s?\"'<>]{0,2000}\?([^\s\"'<>]*)")
 _ASSIGNED: Final = re.compile(r"""(?<![\w-])([\w-]{1,64})=(?!=)("[^"]*"|'[^']*'|["']?[^\s;&"']+)""")
-_QUERY: Final = re.compile(r"(://[^\s?\"'<>]*\?)([^\s\"'<>]*)")
+_OPTION: Final = re.compile(r"""(?<![\w-])--([A-Za-z][\w-]{0,63})\s+("[^"]*"|'[^']*'|[^\s;&"'-][^\s;&"']*)""")
+_QUOTED: Final = re.compile(r"""["']([\w.-]{1,64})["']\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\d+)""")
+"""Entry of JSON or of a dict's repr."""
+_LINE: Final = re.compile(r"""(?<![\w-])([\w-]{1,64}):\s+(?=("[^"]*"|'[^']*'|[^\s,;"'\[\](){}]+))""")
+"""Entry of YAML, or a header. The value is looked at again: it may be a name as well."""
+_MIXED: Final = r"(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)"
+_FORMED: Final = re.compile(
+    r"(?i:authorization)[\"']?\s*[:=]\s*[\"']?((?:\w+\s+)?[^\s\"',;}]{4,})"
+    r"|(?i:cookie):\s+((?!\*\*\*)[^\r\n\"']+)"
+    r"|\bBearer\s+((?=[\w+/.~-]*[\d=])[\w+/=.~-]{8,})"
+    r"|\bBasic\s+((?=[A-Za-z0-9+/]*[\d=])[A-Za-z0-9+/]{8,}={0,2})(?![=\w.-])"
+    rf"|(?<![\w-])({_MIXED}(?:sk-[\w-]{{16,}}|(?:gh[oprsu]|hf)_[A-Za-z0-9]{{16,}}|github_pat_\w{{16,}}))"
+    r"|(?<![\w-])((?:AKIA|ASIA)[A-Za-z0-9]{12,})"
+    r"|(-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z))",
+    re.DOTALL,
+)
+"""Texts that are secrets whatever they are called."""
+_MARKS: Final = (
+    *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
+    *("AKIA", "ASIA", "-----BEGIN"),
+)
+"""Parts of all of them; most texts have none, which is seen at once."""
+_SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
+"""Values that are not secrets where everything is text."""
 _OPEN_QUERY: Final = frozenset(
     (
         "allow_bucket_creation",
@@ -90,6 +116,8 @@ Path = tuple[str, ...]
 _lock: Final = threading.Lock()
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
+_num_variables = 0
+"""Environment variables when they were last looked at."""
 
 
 def redact(value: Any, *path: str) -> Any:
@@ -115,6 +143,8 @@ def digest_secrets(value: Any, *path: str) -> Any:
 
 def redact_text(text: str) -> str:
     """Return a text without known secrets, and without those that it names itself or has in its URIs."""
+    if len(os.environ) != _num_variables:
+        _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
 
 
@@ -139,6 +169,14 @@ def learn(value: Any, *path: str) -> None:
             _pattern = re.compile("|".join(map(_searched, sorted(_known, key=len, reverse=True))))
 
 
+def _learn_variables() -> None:
+    """Remember the secret environment variables, again if there are others, as after a simulator has read its own."""
+    global _num_variables  # noqa: PLW0603
+    variables = dict(os.environ)
+    _num_variables = len(variables)
+    learn(variables)
+
+
 # What is a secret
 
 
@@ -146,7 +184,7 @@ def _is_secret(path: Path, value: Any) -> bool:
     for position, name in enumerate(path):
         words = _words(name)
         if isinstance(value, (str, bytes)):
-            if words & _SECRET or _is_key(name, value):
+            if _is_named(name) or _is_key(name, value):
                 return True
         elif words & _SECRET_NUMBER:
             return True
@@ -156,6 +194,14 @@ def _is_secret(path: Path, value: Any) -> bool:
         if position and path[position - 1] == "env_vars" and not _STEERING.fullmatch(name):
             return True
     return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_named(name: str) -> bool:
+    words = _words(name)
+    if words & _SECRET:
+        return not _VOCABULARY.fullmatch(name)
+    return bool(words & {"connection", "conn"} and words & {"string", "str"}) or _PASS.fullmatch(name) is not None
 
 
 def _is_key(name: str, value: str | bytes) -> bool:
@@ -168,12 +214,14 @@ def _is_key(name: str, value: str | bytes) -> bool:
 
 @functools.lru_cache(maxsize=1024)  # The same few names lead to nearly all values.
 def _words(name: str) -> frozenset[str]:
-    return frozenset(word.lower() for word in _WORD.findall(name))
+    words = [word.lower() for word in _WORD.findall(name)]
+    compounds = filter(None, map(_COMPOUND.fullmatch, words))
+    return frozenset((*words, *(part for found in compounds for part in found.groups() if part)))
 
 
 def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callable[[Path, str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _walk(item, (*path, str(key)), mask, text) for key, item in value.items()}
+        return {key: _walk(item, where, mask, text) for key, where, item in _entries(value, path)}
     if isinstance(value, (list, tuple)):
         walked = [_walk(item, where, mask, text) for where, item in _items(value, path)]
         return tuple(walked) if isinstance(value, tuple) else walked
@@ -182,6 +230,14 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
     if _can_be_secret(value) and _is_secret(path, value):
         return mask(path, value)
     return text(path, value) if isinstance(value, str) else value
+
+
+def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
+    """Yield the key, the path and the value of each entry; in ``{"name": "token", "value": "abc"}`` a token is."""
+    names = [name for key in ("name", "key") if isinstance(name := values.get(key), str)]
+    named = next((name for name in names if _is_named(name) or _is_key(name, "")), None)
+    for key, item in values.items():
+        yield key, (*path, named if named and key == "value" else str(key)), item
 
 
 def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
@@ -214,21 +270,46 @@ def _digest(path: Path, value: Any) -> str:
 
 
 def _redact_inside(text: str) -> str:
-    """Mask what a text gives to a secret name, and users and query values in its URIs."""
-    if "://" in text:
-        text = _QUERY.sub(lambda found: found[1] + _redact_query(found[2]), _USER.sub(rf"\1{MASK}@", text))
-    return _ASSIGNED.sub(lambda found: f"{found[1]}={MASK}" if _gives_secret(found) else found[0], text)
+    """Mask the secrets that a text names itself, has in its URIs, or whose form says that they are."""
+    parts, done = [], 0
+    for start, end, _ in sorted(_spots(text)):
+        if start >= done:
+            parts += [text[done:start], MASK]
+        done = max(done, end)
+    return "".join([*parts, text[done:]])
 
 
-def _gives_secret(found: re.Match[str]) -> bool:
-    name, value = found.groups()
+def _spots(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the start and the end of each such place, and the secret."""
+    for found in _USER.finditer(text):
+        yield *found.span(1), found[1].rpartition(":")[2]
+    for found in _QUERY.finditer(text):
+        start = found.start(1)
+        for pair in found[1].split("&"):
+            name, equals, value = pair.partition("=")
+            if equals and name not in _OPEN_QUERY:
+                yield start + len(name) + 1, start + len(pair), value
+            start += len(pair) + 1
+    for pattern in (_ASSIGNED, *([_OPTION] if "--" in text else []), _QUOTED, _LINE):
+        for found in pattern.finditer(text):
+            if _gives_secret(*found.groups()) and (pattern is not _LINE or _is_told(*found.groups())):
+                yield *found.span(2), found[2].strip("\"'")
+    for found in _FORMED.finditer(text) if any(mark in text for mark in _MARKS) else ():
+        assert found.lastindex is not None
+        yield *found.span(found.lastindex), found[found.lastindex]
+
+
+def _gives_secret(name: str, value: str) -> bool:
     # RAY_AUTH_MODE=token is what messages advise.
-    return not name.endswith("_MODE") and _is_secret((name,), int(value) if value.isdecimal() else value)
+    plain = value.strip("\"'") or value
+    return not (name.endswith("_MODE") or _SWITCH.fullmatch(plain.rstrip(",)]}"))) and _is_secret(
+        (name,), 1 if value.isdecimal() else plain
+    )
 
 
-def _redact_query(query: str) -> str:
-    pairs = (pair.partition("=") for pair in query.split("&"))
-    return "&".join(name + (equals and "=" + (value if name in _OPEN_QUERY else MASK)) for name, equals, value in pairs)
+def _is_told(name: str, value: str) -> bool:
+    """Whether prose with a name, a colon and a value tells a secret: ``token: str`` does not."""
+    return bool(_words(name) & _SECRET_NUMBER) or (len(value) >= 4 and not _COMMON.fullmatch(value))
 
 
 def _redact_word(word: str, named: Path) -> str:
@@ -246,8 +327,8 @@ def _redact_word(word: str, named: Path) -> str:
 
 def _secrets(value: Any, path: Path) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _secrets(item, (*path, str(key)))
+        for _, where, item in _entries(value, path):
+            yield from _secrets(item, where)
     elif isinstance(value, (list, tuple)):
         for where, item in _items(value, path):
             yield from _secrets(item, where)
@@ -256,17 +337,9 @@ def _secrets(value: Any, path: Path) -> Iterator[str]:
         if _is_secret(path, value):
             yield text
             yield from text.splitlines()
-        yield from _inside(text)
-
-
-def _inside(text: str) -> Iterator[str]:
-    """Yield what a text gives to a secret name, and the passwords and secret query values of its URIs."""
-    yield from (found[2].strip("\"'") for found in _ASSIGNED.finditer(text) if _gives_secret(found))
-    for found in _USER.finditer(text):
-        yield found[0][len("://") : -1].rpartition(":")[2] if ":" in found[0][3:] else found[0][len("://") : -1]
-    for found in _QUERY.finditer(text):
-        pairs = (pair.partition("=") for pair in found[2].split("&"))
-        yield from (value for name, _, value in pairs if name not in _OPEN_QUERY)
+        for _, _, secret in _spots(text):
+            yield secret
+            yield from secret.splitlines()
 
 
 def _is_telling(secret: str) -> bool:

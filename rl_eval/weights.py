@@ -248,9 +248,9 @@ def _explain_unreadable(path: Path, error: Exception) -> str:
     if (refused := _PICKLED.search(words)) or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
         example = f" (such as {refused[1]})" if refused else ""
         return (
-            f"{name} holds pickled objects, which could run code when loaded{example}; --trust is for whole models, "
-            "not for weights. Save the weights alone, with safetensors.torch.save_file(module.state_dict(), "
-            "'x.safetensors')"
+            f"{name} holds pickled objects, which could run code when loaded{example}. Give a whole module as "
+            f"--policy {path}, with --trust. Or save the weights alone, with "
+            "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
         )
     if "TorchScript" in words:
         return f"{name} is a TorchScript archive: save its state_dict(), or load it in a policy factory"

@@ -257,7 +257,8 @@ class EvaluationSection(_Section):
     """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that what a seat is worth
     cancels. Needs ``evaluation.matchups``."""
     max_episode_steps: PositiveInt | None = None
-    """Cut episodes after this many steps and mark them truncated by us."""
+    """Cut episodes after this many steps and mark them truncated by us. The environment's own limit stays; a result has
+    a note if it is lower."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount of ``discounted_return``."""
     info_keys: tuple[str, ...] = ()

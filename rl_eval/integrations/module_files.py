@@ -1,8 +1,10 @@
-"""Schemes of files that hold weights alone, with what builds their module: torch, TorchRL, CleanRL."""
+"""Schemes of torch files: weights with the factory of their module (torch, TorchRL, CleanRL), and whole modules."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import zipfile
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,7 +14,7 @@ from rl_eval.errors import ConfigError
 
 __all__ = ["SCHEMES"]
 
-_WEIGHTS: Final = (".safetensors", ".pt", ".pth")
+_TORCH: Final = (".pt", ".pth")
 _CLEANRL: Final = ".cleanrl_model"
 
 
@@ -38,7 +40,34 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
     )
 
 
+def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    """Return a module that was saved with its class."""
+    if path is None:
+        raise ConfigError("the policy 'torch_module:' lacks a path, as in torch_module:policy.pt")
+    return PolicySource(
+        "rl_eval.integrations.torch_module:load_module",
+        f"the module that torch.save wrote to {path}",
+        {"path": absolute(path)},
+        pickled=str(path),
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether ``torch.save`` wrote a module, with its attributes, rather than its weights."""
+    if _has_suffix(_TORCH, path):
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            return any(b"_parameters" in archive.read(name) for name in pickles)
+    return False
+
+
+def _has_weights(path: Path) -> bool:
+    return _has_suffix((*_TORCH, ".safetensors"), path) and not _is_whole(path)
+
+
 def _check(form: str, reference: str, path: Path | None) -> None:
+    if path is not None and not reference and _is_whole(path):
+        raise ConfigError(f"the policy {str(path)!r} is a whole module: write it as torch_module:{path}")
     if path is not None and not reference:
         raise ConfigError(
             f"the policy {str(path)!r} is a file of weights alone: say what builds the module that they belong to, as "
@@ -53,14 +82,15 @@ def _has_suffix(suffixes: tuple[str, ...], path: Path) -> bool:
     return path.is_file() and path.suffix in suffixes
 
 
-def _scheme(form: str, what: str, suffixes: tuple[str, ...]) -> PolicyScheme:
-    return PolicyScheme(form, partial(_module, form, what), partial(_has_suffix, suffixes))
+def _scheme(form: str, what: str, recognises: Callable[[Path], bool]) -> PolicyScheme:
+    return PolicyScheme(form, partial(_module, form, what), recognises)
 
 
 _CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
 
 SCHEMES: Final = {
-    "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _WEIGHTS),
-    "torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", ()),
+    "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _has_weights),
+    "torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ())),
     "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,))),
+    "torch_module": PolicyScheme("torch_module:PATH", _whole, _is_whole),
 }

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from rl_eval.errors import ConfigError
 from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
 from rl_eval.results.point import EvalPoint
+from rl_eval.results.stats.histogram import histogram_edges
 
 if TYPE_CHECKING:
     from rl_eval.video import Video
 
 __all__ = ["TensorBoardLogger"]
-
-_BINS: Final = 30
 
 
 @final
@@ -66,7 +65,7 @@ class TensorBoardLogger(Logger):
             writer.add_scalar(name, value, point.step)
         returns = point.result.counted_rows["episode_return"]
         if len(returns):
-            writer.add_histogram(f"{prefix}episode_return", returns, point.step, bins=_BINS)
+            writer.add_histogram(f"{prefix}episode_return", returns, point.step, bins=histogram_edges(returns))
         writer.flush()
 
     def log_video(self, video: Video, point: EvalPoint) -> None:

@@ -7,9 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from rl_eval.errors import ConfigError
 from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
 from rl_eval.results.point import EvalPoint
+from rl_eval.results.stats.histogram import histogram_edges
 
 if TYPE_CHECKING:
     from rl_eval.video import Video
@@ -55,7 +58,9 @@ class WandbLogger(Logger):
         row: dict[str, Any] = finite_metrics(point)
         returns = point.result.counted_rows["episode_return"]
         if len(returns):
-            row[f"{prefix}episode_return"] = wandb.Histogram(returns.tolist())
+            row[f"{prefix}episode_return"] = wandb.Histogram(
+                np_histogram=np.histogram(returns, histogram_edges(returns))
+            )
         self._log(row, point)
 
     def log_video(self, video: Video, point: EvalPoint) -> None:

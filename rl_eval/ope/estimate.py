@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rl_eval.errors import UsageError, nearest
 from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, ActionValues, RatioSum, make_inputs
-from rl_eval.ope.target import target_log_probs
+from rl_eval.ope.target import target_log_probs, with_log_probs
 from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from rl_eval.protocols import Policy
 from rl_eval.records.plain import plain
@@ -133,7 +133,8 @@ def estimate(
 
     Args:
         episodes: What was logged.
-        policy: The target policy, a :class:`~rl_eval.protocols.ActionLogProb`.
+        policy: The target policy: a :class:`~rl_eval.protocols.ActionLogProb`, or an ``nn.Module`` that returns logits
+            or ``(mean, log_std)``, from which actions are sampled.
         gamma: Discount of the returns, in [0, 1].
         values: Action values for the doubly robust estimators: given, fitted to the data with
             :func:`~rl_eval.ope.fitted_q.fitted_action_values`, or none, and none of these estimators.
@@ -145,6 +146,7 @@ def estimate(
     """
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}: give a discount from 0 to 1")
+    policy = with_log_probs(policy, episodes)
     weights = importance_weights(episodes, target_log_probs(policy, episodes))
     rows = [_of_returns("behaviour", make_inputs(episodes, weights, gamma).rewards.sum(1), confidence)]
     if isinstance(values, str):

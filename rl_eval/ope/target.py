@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 from typing import Any, Final
 
 import gymnasium as gym
@@ -16,7 +18,7 @@ from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.protocols import ActionLogProb, Policy, Recurrent
 from rl_eval.runners.nested import no_grad
 
-__all__ = ["check_unchanged_actions", "target_log_probs", "target_policy"]
+__all__ = ["check_unchanged_actions", "target_log_probs", "target_policy", "with_log_probs"]
 
 _BATCH: Final = 4096
 """Steps in one forward pass."""
@@ -84,6 +86,41 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
             f"{episodes.step_numbers()[row]} is at the bound of {action_space}, so it was clipped, and its "
             f"log-probability is that of the action before: {advice}"
         )
+
+
+def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
+    """Return a policy that samples from a copy of an ``nn.Module``; any other policy as it is.
+
+    The action space is that of the logged actions: Box if they are floats, Discrete from 0 if they are single integers.
+
+    Raises:
+        UsageError: The actions are several integers each, so their space is unknown.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(policy, torch.nn.Module) or isinstance(policy, ActionLogProb):
+        return policy
+    from rl_eval.policies.module import ModulePolicy
+
+    shape = episodes.actions.shape[1:]
+    if episodes.actions.dtype.kind == "f":
+        return ModulePolicy(copy.deepcopy(policy), gym.spaces.Box(-np.inf, np.inf, shape), False)
+    if shape:
+        raise UsageError(
+            f"the logged actions are integers of shape {shape}, so the action space of the module is unknown: pass "
+            "rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False)"
+        )
+    copied = copy.deepcopy(policy)
+    try:
+        with no_grad():
+            [logits] = ModulePolicy(copied, gym.spaces.Discrete(1), False).probe_outputs(
+                episodes.observations[:1].copy()
+            )
+    except Exception as error:
+        raise UsageError(
+            f"the target policy {type(policy).__name__} raised at a logged observation of shape "
+            f"{episodes.observations.shape[1:]}: {summary_of(error)}"
+        ) from error
+    return ModulePolicy(copied, gym.spaces.Discrete(logits.shape[-1]), False)
 
 
 def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.float64]:

@@ -91,4 +91,4 @@ def _box(space: gym.spaces.Box, noise: NoiseSource) -> npt.NDArray[Any]:
     values = np.select([below & above, below, above], choices, normal)
     if whole:
         values = np.floor(values)
-    return values.reshape(-1, *space.shape).astype(space.dtype)
+    return values.reshape(len(values), *space.shape).astype(space.dtype)

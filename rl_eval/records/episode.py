@@ -9,6 +9,7 @@ that a user reads (:class:`EpisodeRecord`) are built on access.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -386,6 +387,21 @@ class EpisodeTable:
         runners stay out.
         """
         return hashlib.sha256(self.outcomes(self.filled).tobytes()).hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 of all columns of the filled rows and of their info scalars, by name; any NaN equals another."""
+        filled = self.filled
+        rows, infos = self.rows[filled], self.infos[filled]
+        columns = {name: rows[name] for name in COLUMNS}
+        columns |= {f"info {key}": values for key, values in zip(self.info_keys, infos.T, strict=True)}
+        found = hashlib.sha256(json.dumps([*columns]).encode())
+        for column in columns.values():
+            # A Parquet file keeps one NaN of a column, whatever their bits are.
+            known = (
+                np.where(np.isnan(column), column.dtype.type(np.nan), column) if column.dtype.kind == "f" else column
+            )
+            found.update(np.ascontiguousarray(known).tobytes())
+        return found.hexdigest()
 
     def record(self, index: int) -> EpisodeRecord:
         """Build the record of one filled row.

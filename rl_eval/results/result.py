@@ -456,6 +456,8 @@ class EvalResult:
             plan = EpisodePlan.from_dict(data["plan"])
             check_fingerprint("plan", data["plan"]["fingerprint"], plan.fingerprint)
             check_fingerprint("table of records", data["fingerprint"], table.fingerprint())
+            if "records_digest" in data:  # Older files have none.
+                check_fingerprint("content of all columns", data["records_digest"], table.digest())
             return cls(table=table, plan=plan, **vars(typed(_Described, data)))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the result is damaged: {damage(error)}") from error

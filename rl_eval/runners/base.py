@@ -37,7 +37,7 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.redaction import learn
-from rl_eval.runners.environment import construct_env, import_env
+from rl_eval.runners.environment import construct_env, import_env, time_limit
 from rl_eval.runners.inference import Inference
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
@@ -520,7 +520,16 @@ class EvalRunner(WorkerInterface):
         started = perf_counter()
         env = self.make_env(lane_index)
         self._pending.constructed(perf_counter() - started)
+        self._note_limit(time_limit(env))
         return env
+
+    def _note_limit(self, environments: int | None) -> None:
+        """Note that the environment ends episodes before ``max_episode_steps``."""
+        if environments is not None and environments < self._max_steps < math.inf:
+            self._pending.standing_note = (
+                f"evaluation.max_episode_steps is {self._max_steps:,}, but the environment ends episodes after "
+                f"{environments:,} steps. Raise its own limit: gymnasium.make takes max_episode_steps, from env_kwargs"
+            )
 
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment, which tells the spaces."""

@@ -19,7 +19,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.action_masks import ActionMasks
 
-__all__ = ["build_env", "construct_env", "import_env"]
+__all__ = ["build_env", "construct_env", "import_env", "time_limit"]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
@@ -30,7 +30,7 @@ _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 _CONTEXTS: Final = ("config", "context", "env_config")
-"""What functions call their :class:`EnvContext`, which may hold an item of that name."""
+"""Names of a first parameter that is a context, also with a default or among the kwargs."""
 
 _NAMESPACE: Final = (
     ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
@@ -88,9 +88,10 @@ def build_env(
     """Build one environment, whatever it is, without wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs; any other callable with an :class:`EnvContext` that holds them
-    and with those that it names as keyword-only parameters, unless it takes keywords alone, or nothing, or its first
-    parameter is one of the kwargs or has a number or text as default: then with the kwargs.
+    environment class is called with the kwargs, and so is any other callable without a parameter for an
+    :class:`EnvContext`. That parameter is annotated with it, or comes first and is named ``config``, ``context`` or
+    ``env_config``, or comes first, has no default and is not one of the kwargs. A context in the first place comes
+    with the kwargs that are keyword-only parameters.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -123,6 +124,16 @@ def build_env(
             f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
     return _call(factory, kwargs, context)
+
+
+def time_limit(env: Any) -> int | None:
+    """Return the lowest limit, in steps, of the ``TimeLimit`` wrappers of an environment; None without one."""
+    limits = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            limits.append(int(env._max_episode_steps))
+        env = env.env
+    return min(limits, default=None)
 
 
 def _meant_name(env: Any) -> str:
@@ -175,45 +186,42 @@ def _check_seed(built: Any, what: str) -> None:
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
-    if _is_env_class(factory):
-        _check_arguments(factory, kwargs)
-        return factory(**kwargs)
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        signature = inspect.signature(factory)
     except (TypeError, ValueError):  # Some callables hide their signature.
-        return factory(context)
-    takes_none = not parameters
-    if not takes_none and (all(one.kind in _KEYWORDS for one in parameters) or _names_kwargs(parameters, kwargs)):
+        return factory(**kwargs) if _is_env_class(factory) else factory(context)
+    parameters = signature.parameters
+    receiver = None if _is_env_class(factory) else _context_parameter(parameters.values(), kwargs)
+    if receiver is None:
+        _check_arguments(factory, signature, kwargs)
         return factory(**kwargs)
-    if takes_none and kwargs:
+    if receiver is not next(iter(parameters.values())):
+        return factory(**{**kwargs, receiver.name: context})
+    named = {name: kwargs[name] for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and name in kwargs}
+    return factory(context, **named)
+
+
+def _context_parameter(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any]) -> inspect.Parameter | None:
+    """Return the parameter of a function for its context, or None. A default of any other parameter is kept."""
+    annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
+    first = next(iter(parameters), None)
+    if annotated or first is None or first.kind in _KEYWORDS:
+        return next(iter(annotated), None)
+    wanted = first.name in _CONTEXTS or (first.default is first.empty and first.name not in kwargs)
+    return first if wanted else None
+
+
+def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
+        name = getattr(made, "__name__", repr(made))
+        hint = "" if inspect.isclass(made) else "; a parameter context: EnvContext receives all of env_kwargs"
         raise ConfigError(
-            f"environment.env_kwargs are {kwargs!r}, but {factory!r} takes no argument: have it take an EnvContext, in "
-            "which they are"
-        )
-    named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
-    return factory() if takes_none else factory(context, **named)
-
-
-def _names_kwargs(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any]) -> bool:
-    """Return whether a function's first parameter is one of ``env_kwargs``, or has a default that no context is."""
-    first = next(iter(parameters))
-    if first.kind is not first.POSITIONAL_OR_KEYWORD:
-        return False
-    named = first.name in kwargs and first.name not in _CONTEXTS
-    return named or isinstance(first.default, (bool, int, float, str))
-
-
-def _check_arguments(made: type, kwargs: dict[str, Any]) -> None:
-    with suppress(ValueError):  # Some classes hide their signature.
-        signature = inspect.signature(made)
-        try:
-            signature.bind(**kwargs)
-        except TypeError as error:
-            given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
-            what = (
-                f"environment.env_kwargs {given}, but {made.__name__} takes {', '.join(signature.parameters) or 'none'}"
-            )
-            raise ConfigError(f"{what}: {error}") from error
+            f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'none'}: "
+            f"{error}{hint}"
+        ) from error
 
 
 def _is_env_class(factory: Any) -> bool:

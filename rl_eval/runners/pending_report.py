@@ -38,6 +38,7 @@ class PendingReport:
         "reset_seconds",
         "returned",
         "rows",
+        "standing_note",
         "step_seconds",
         "traces",
     )
@@ -50,6 +51,8 @@ class PendingReport:
         """Digest of the weights that the policy was built with."""
         self._under_way = (0, 0.0)
         """Steps of the live attempts, and their seconds, that earlier reports have counted."""
+        self.standing_note = ""
+        """Note of every report, and so of every evaluation of a runner."""
         self._begin()
 
     def _begin(self) -> None:
@@ -113,7 +116,7 @@ class PendingReport:
             numerics=numerics,
             traces=self.traces,
             construct_seconds=self.construct_seconds,
-            notes=(*notes, *self._notes.values()),
+            notes=(*notes, *filter(None, [self.standing_note]), *self._notes.values()),
             built_weights=self.built_weights,
             artifacts=(*self.artifacts.items(), *artifacts),
         )

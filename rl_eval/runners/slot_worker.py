@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import cloudpickle
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.environment import construct_env
+from rl_eval.runners.environment import construct_env, time_limit
 
 __all__ = ["BEGIN", "CALL", "CLOSE", "MADE", "STEP", "Reply", "fast_dumps", "main"]
 
@@ -131,7 +131,7 @@ def fast_dumps(value: Any) -> bytes:
 def _facts(env: Any) -> dict[str, Any]:
     """Return what a runner asks of an environment without calling it."""
     names = ("observation_space", "action_space", "render_mode", "metadata")
-    facts = {name: getattr(env, name, None) for name in names}
+    facts = {name: getattr(env, name, None) for name in names} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 
 

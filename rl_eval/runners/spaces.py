@@ -241,7 +241,13 @@ class ActionReader:
         """Whether a live row was outside of the bounds, by more than rounding; whoever notes that sets it back."""
         self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
-        for leaf in tree.flatten(self.structure):
+        leaves = tree.flatten(self.structure)
+        if not leaves:
+            raise ConfigError(
+                f"the environment's action_space is {space}, without any part: wrap the environment so that it has an "
+                "action, such as Discrete(1)"
+            )
+        for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
                 raise ConfigError(
                     f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
@@ -297,8 +303,8 @@ class ActionReader:
             raise PolicyError(
                 f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
             )
-        # Environments take True for no action, although it is 1.
-        return array.astype(leaf.dtype) if array.dtype.kind == "b" else array
+        # Spaces contain arrays of their dtype alone; and environments take True for no action, although it is 1.
+        return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
     def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
         finite = np.isfinite(array)

@@ -391,9 +391,10 @@ def test_a_time_limit_among_the_wrappers_is_found():
         def __init__(self):
             super().__init__(gym.wrappers.TimeLimit(Good(), 17))
 
-    findings = examine(Limited)
-    assert not worst(findings)
-    assert "after 17 steps at the latest" in texts(findings, "ok")
+    for given in ({}, {"evaluation": {"max_episode_steps": 900}}):
+        findings = examine(Limited, **given)
+        assert not worst(findings)
+        assert "after 17 steps at the latest (the environment's own limit)" in texts(findings, "ok")
     assert "(17 steps compared)" in texts(findings, "ok")
 
 

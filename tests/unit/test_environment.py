@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
-from rl_eval.runners.environment import construct_env
+from rl_eval.runners.environment import build_env, construct_env
 
 
 class Corridor(gym.Env[Any, Any]):
@@ -83,6 +84,11 @@ def build(env: Any, kwargs: dict[str, Any] | None = None) -> Any:
     return construct_env(
         EnvironmentSection(env=env, env_kwargs=kwargs or {}), runner_index=4, lane_index=2, num_runners=9
     )
+
+
+def call(make: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> Any:
+    """Return what a factory returns, without the checks of an environment."""
+    return build_env(EnvironmentSection(env=make, env_kwargs=kwargs or {}), 4, 2, 9)
 
 
 @pytest.fixture
@@ -239,6 +245,59 @@ def test_a_function_that_names_its_arguments_gets_them() -> None:
     for function, kwargs in ((sized, {}), (sized, {"size": 3}), (needing, {"size": 4}), (configured, {"config": 5})):
         construct_env(EnvironmentSection(env=function, env_kwargs=kwargs), 0, 0, 1)
     assert made == [1.0, 3, 4, {"config": 5}]
+
+
+@pytest.mark.parametrize(
+    ("make", "received"),
+    [
+        (lambda bonus=None: bonus, None),
+        (lambda kind=dict: kind, dict),
+        (lambda table=(): table, ()),
+        (lambda bonus=None, *, depth=2: (bonus, depth), (None, 2)),
+        (lambda bonus=None, *rest, **others: (bonus, rest, others), (None, (), {})),
+        (functools.partial(lambda size, bonus=None: (size, bonus), 3), (3, None)),
+    ],
+)
+def test_a_default_of_a_factory_is_kept(make: Callable[..., Any], received: Any) -> None:
+    """Whatever the default is: ``render_mode=None`` is a default, not a place for a context."""
+    assert received == call(make)
+
+
+def annotated(context: EnvContext | None = None) -> Any:
+    return context
+
+
+def annotated_later(size: float = 1.0, place: EnvContext | None = None) -> Any:
+    return size, place
+
+
+@pytest.mark.parametrize(
+    ("make", "kwargs", "received"),
+    [
+        (lambda anything: anything, {"a": 1}, {"a": 1}),
+        (lambda config=None: config, {"a": 1}, {"a": 1}),
+        (lambda context=None: context, {"a": 1}, {"a": 1}),
+        (lambda env_config=(): env_config, {"a": 1}, {"a": 1}),
+        (annotated, {"a": 1}, {"a": 1}),
+        (annotated_later, {}, (1.0, {})),
+        (annotated_later, {"size": 2.0}, (2.0, {"size": 2.0})),
+        (lambda *everything: everything, {"a": 1}, ({"a": 1},)),
+        (lambda anything, *, a: (anything, a), {"a": 1}, ({"a": 1}, 1)),
+        (lambda a, b=None: (a, b), {"a": 1}, (1, None)),
+        (lambda **everything: everything, {"a": 1}, {"a": 1}),
+    ],
+)
+def test_a_context_goes_to_a_parameter_without_a_default_or_of_its_name_or_type(
+    make: Callable[..., Any], kwargs: dict[str, Any], received: Any
+) -> None:
+    """By annotation in any place, else as the first argument."""
+    assert received == call(make, kwargs)
+
+
+def test_kwargs_that_a_factory_does_not_take_are_refused() -> None:
+    """The message names them, the factory's parameters and how it gets a context."""
+    with pytest.raises(ConfigError, match=r"has size, but .* takes bonus.*unexpected keyword.*EnvContext"):
+        call(lambda bonus=None: bonus, {"size": 3})
 
 
 def test_a_factory_without_arguments_is_called_without() -> None:

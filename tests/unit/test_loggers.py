@@ -335,6 +335,7 @@ def test_tensorboard_reads_the_histogram_back(tmp_path):
     found = first.histogram_value
     assert (found.num, found.sum, found.min, found.max) == (42, 40, 0, 5)
     assert sorted(count for count in found.bucket if count) == [2, 10, 30]
+    assert [end % 1 for end in found.bucket_limit] == [0.5] * len(found.bucket_limit)
     assert (second.step, second.histogram_value.num, second.histogram_value.sum) == (20, 4, 12)
 
 
@@ -603,6 +604,7 @@ def test_wandb_writes_an_offline_run(quiet, tmp_path):
     assert {name: rows[0][name] for name in finite} == pytest.approx(finite)
     assert "eval/bad" not in rows[0]
     assert sum(rows[0]["eval/episode_return/values"]) == 3
+    assert [end % 1 for end in rows[0]["eval/episode_return/bins"]] == [0.5] * len(rows[0]["eval/episode_return/bins"])
     assert [row["eval/step"] for row in history if "eval/episode_2/path" in row] == [10]
     (video,) = Path(tmp_path).glob("wandb/offline-run-*/files/media/videos/eval/*.mp4")
     assert video.read_bytes() == make_video(tmp_path).content

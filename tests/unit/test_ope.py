@@ -536,6 +536,68 @@ def test_a_policy_without_log_probabilities_is_refused():
         estimate(episodes, ALWAYS_ON, gamma=1.5)
 
 
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (2,))], ids=str)
+def test_a_module_is_a_target_policy_that_samples(space):
+    """Its action space is that of the data, and it stays as it was."""
+    torch = pytest.importorskip("torch")
+    from rl_eval.policies.module import ModulePolicy
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(1, 3 if isinstance(space, gym.spaces.Discrete) else 2)
+
+        def forward(self, x):
+            logits = self.head(x)
+            return logits if isinstance(space, gym.spaces.Discrete) else (logits, torch.zeros(2))
+
+    torch.manual_seed(0)
+    net = Net()
+    rng = np.random.default_rng(0)
+    discrete = isinstance(space, gym.spaces.Discrete)
+    actions = rng.integers(0, 3, 300) if discrete else rng.normal(size=(300, 2))
+    densities = -0.5 * (actions**2).sum(-1) - np.log(2 * np.pi)
+    episodes = load_episodes(
+        {
+            "episode": np.arange(300),
+            "step": np.zeros(300, int),
+            "observation": rng.normal(scale=0.1, size=(300, 1)).astype(np.float32),
+            "action": actions,
+            "reward": rng.normal(size=300),
+            "terminated": np.ones(300, bool),
+            "truncated": np.zeros(300, bool),
+            "action_log_prob": np.full(300, np.log(1 / 3)) if discrete else densities,
+        }
+    )
+    found = estimate(episodes, net)
+    assert found.to_dict() == estimate(episodes, ModulePolicy(net, space, deterministic=False)).to_dict()
+    assert np.isfinite(found["weighted_is"].value)
+    fresh = Net()
+    estimate(episodes, fresh, values=None)
+    assert fresh.training
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [(np.zeros((4, 2), int), "shape \\(2,\\), so the action space"), (np.zeros(4, int), "Conv2d raised")],
+)
+def test_a_module_that_does_not_fit_the_data_is_refused(actions, message):
+    """In a sentence that names the shapes."""
+    torch = pytest.importorskip("torch")
+    steps = {
+        "episode": np.arange(4),
+        "step": np.zeros(4, int),
+        "observation": np.zeros((4, 1)),
+        "action": actions,
+        "reward": np.zeros(4),
+        "terminated": np.ones(4, bool),
+        "truncated": np.zeros(4, bool),
+        "action_log_prob": np.full(4, -1.0),
+    }
+    with pytest.raises(UsageError, match=message):
+        estimate(load_episodes(steps), torch.nn.Conv2d(1, 1, 3))
+
+
 # Fitted values
 
 

@@ -304,6 +304,44 @@ def test_weights_come_with_what_builds_their_module(network, text):
     assert (load("out").table.rows["episode_return"] == expected).all()
 
 
+def test_a_whole_module_is_loaded_with_trust(network):
+    """By its path, by its scheme and in a config: the module with its weights, as torch.save wrote it."""
+    code = "import torch, my_net; m = my_net.Agent(); m.load_state_dict(torch.load('net.cleanrl_model')); "
+    exec(code + "torch.save(m, 'whole.pt'); torch.save(m.state_dict(), 'weights.pt')", {})
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=3)
+    expected = evaluate(config.copy().policy("my_net:Agent", weights="net.safetensors")).fingerprint
+    assert evaluate(config.copy().policy("torch_module:whole.pt")).fingerprint == expected
+    for text in ("whole.pt", "torch_module:whole.pt"):
+        assert policy_source(text).pickled == "whole.pt"
+        command = ("run", "--env", "CartPole-v1", "-n", 3, "--policy", text, "--output", "out", "--force")
+        assert call(*command).exit_code == 2
+        done = call(*command, "--trust")
+        assert done.exit_code == 0, done.output
+        assert load("out").fingerprint == expected
+    assert "torch_module:whole.pt" in said(call("run", "--env", "CartPole-v1", "--policy", "torch:whole.pt"))
+    assert "weights alone" in said(call("run", "--env", "CartPole-v1", "--policy", "weights.pt"))
+
+
+def test_a_file_that_is_not_a_module_whose_class_is_known_is_an_error(network):
+    """The message names the file, and what is in it."""
+    from rl_eval.integrations.torch_module import load_module
+
+    class Local(torch.nn.Linear):
+        pass
+
+    Local.__qualname__ = "Missing"
+    vars(sys.modules[__name__])["Missing"] = Local
+    torch.save(Local(1, 1), "local.pt")
+    del vars(sys.modules[__name__])["Missing"]
+    with pytest.raises(ConfigError, match=r"local\.pt.* cannot be imported: .*Missing"):
+        load_module("local.pt")
+    with pytest.raises(ConfigError, match=r"net\.cleanrl_model' has a dict, not a torch\.nn\.Module"):
+        load_module("net.cleanrl_model")
+    (network / "half.pt").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"half\.pt' cannot be loaded"):
+        load_module("half.pt")
+
+
 def test_a_path_in_a_config_file_begins_at_the_file(tmp_path):
     """So does that of one of several policies; arguments that are set stay."""
     path = model(tmp_path / "model.zip")
@@ -400,6 +438,7 @@ SPACES = {
     "binary": spaces.MultiBinary([2, 3]),
     "box": spaces.Box(np.float32([-2, 0]), np.float32([2, 10])),
     "integers": spaces.Box(-3, 3, (2,), np.int8),
+    "without entries": spaces.Box(-1, 1, (0,)),
     "unbounded": spaces.Box(np.float32([-np.inf, 1, -np.inf]), np.float32([np.inf, np.inf, -1])),
 }
 

@@ -23,7 +23,11 @@ from tests.planted import leaks, secret
     [
         "api_key", "apiKey", "API_KEY", "apikey", "key_api", "access_key_id", "private_key", "WANDB_KEY", "token",
         "hf_token", "HF_TOKEN_PATH", "password", "db-password", "passwd", "pwd", "client_secret", "auth",
-        "Authorization", "credentials", "passphrase",
+        "Authorization", "credentials", "passphrase", "dbpassword", "authtoken", "accessToken", "sessiontoken",
+        "secretkey", "accesskey", "sshkeys", "licence_key", "license_key", "activation_key", "subscription_key",
+        "storage_key", "master_key", "connection_string", "ConnectionString", "conn_str", "connstr", "dsn", "pass",
+        "PASS", "db_pass", "dbpass", "loginPass", "sim_user_pass", "cookie", "session-cookie", "jwt", "oauth", "creds",
+        "passcode", "otp", "pw", "slack_webhook", "x-api-key", "encryption_key", "clientsecret",
     ],
 )  # fmt: skip
 def test_a_name_makes_a_secret(name: str) -> None:
@@ -43,6 +47,30 @@ def test_a_name_makes_a_secret(name: str) -> None:
         ("num_tokens", 512),
         ("tokenizer", "bert"),
         ("author", "me"),
+        ("pass_rate", "0.9-strict"),
+        ("bypass", "limiter_2x"),
+        ("n_passes", "3-fold"),
+        ("low_pass", "butter_2x"),
+        ("lowpass", "butter_2x"),
+        ("forward_pass", "fused_v2"),
+        ("render_pass", "depth_v2"),
+        ("compass", "north_2d"),
+        ("key_dim", "64-wide"),
+        ("hotkey", "ctrl+k2"),
+        ("obs_keys", ["state_2d"]),
+        ("key_frames", "every_10th"),
+        ("pad_token", "<pad>"),
+        ("eos_token", "</s>"),
+        ("max_tokens", 512),
+        ("tokenization", "bpe_32k"),
+        ("authority", "ros_2"),
+        ("secretary", "hiring_v2"),
+        ("connection", "ros_2"),
+        ("string", "abc_2"),
+        ("cookiecutter", "shape_2"),
+        ("pattern", "zig_zag_2"),
+        ("pin", "gpio_17a"),
+        ("session_id", "run_2026_a"),
         ("auth", True),
         ("token", None),
         ("password", ""),
@@ -59,6 +87,106 @@ def test_what_follows_an_option_is_named_by_it() -> None:
     shown = ["--token", "***", "--verbose", "run", "--password", "***", "--quiet", "--api-key=***"]
     assert redact({"args": args}) == {"args": shown}
     assert not leaks(json.dumps(digest_secrets({"args": ["--token", secret("option")]})))
+
+
+V = "Zq7Xw9Kp3LmR8tYv01"
+"""A value that looks like a secret under no name."""
+
+
+FORMS: list[tuple[Any, Any]] = [
+    (f"Bearer {V}", "Bearer ***"),
+    (f"Authorization: Bearer {V}", "Authorization: ***"),
+    ([f"Authorization: Token {V}"], ["Authorization: ***"]),
+    ("curl -H 'Authorization: Basic dXNlcjpwYXNz' h", "curl -H 'Authorization: ***' h"),
+    (f"Basic {V}=", "Basic ***"),
+    (f"X-Api-Key: {V}", "X-Api-Key: ***"),
+    (f"Cookie: session={V}; theme=dark", "Cookie: ***"),
+    (f'{{"password": "{V}", "user": "me"}}', '{"password": ***, "user": "me"}'),
+    (f'{{"user":"me","dbpassword":"a \\"b\\" {V}"}}', '{"user":"me","dbpassword":***}'),
+    (f"{{'token': '{V}', 'n': 3}}", "{'token': ***, 'n': 3}"),
+    ('{"password": 123456}', '{"password": ***}'),
+    (f"user: me\npassword: {V}\nsize: 3", "user: me\npassword: ***\nsize: 3"),
+    ("password: hunter", "password: ***"),
+    (f"- token: '{V}'", "- token: ***"),
+    (f"sim --user me --password {V} --fast", "sim --user me --password *** --fast"),
+    (f"sim --auth-token '{V} 2' x", "sim --auth-token *** x"),
+    ({"name": "password", "value": V}, {"name": "password", "value": "***"}),
+    ([{"key": "API_TOKEN", "value": V, "n": 1}], [{"key": "API_TOKEN", "value": "***", "n": 1}]),
+    (f"sk-{V}", "***"),
+    (f"use sk-proj-{V}_x-2, please", "use ***, please"),
+    (f"ghp_{V}", "***"),
+    (f"github_pat_{V}_{V}", "***"),
+    (f"hf_{V}", "***"),
+    ("AKIAIOSFODNN7EXAMPLE", "***"),
+    (f"-----BEGIN RSA PRIVATE KEY-----\n{V}\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
+    (f"-----BEGIN PRIVATE KEY-----\n{V}", "***"),
+    (f"a=1 dbpassword={V}", "a=1 dbpassword=***"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)))  # A test's name is in a variable of its process.
+def test_a_form_makes_a_secret(number: int) -> None:
+    """In a configuration, in its identity, which stays as it is when it is redacted again, and in printed text."""
+    value, masked = FORMS[number]
+    assert redact({"a": value}) == {"a": masked}
+    assert V not in json.dumps(digest_secrets({"a": value}))
+    assert redact({"a": masked}) == {"a": masked}
+    digested = digest_secrets({"a": value})
+    assert digest_secrets(digested) == redact(digested) == digested
+    if isinstance(value, str):
+        assert redact_text(value) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "my.auth:make_policy_v2",
+        "secret_env:Env2d",
+        "key: pixels_v2",
+        "def __init__(self, token: str, auth: tuple[str, int]) -> None:",
+        "KeyError: 'token'",
+        "unexpected token: END",
+        "auth: false, token: null, password: none",
+        "Args(auth=True, token=None)",
+        "Basic CartPole-v1 and a bearer certificate",
+        "Basic authentication",
+        "num_tokens: 512 tokenizer: bert_2b pass_rate: 0.95",
+        '{"num_tokens": 512, "tokenizer": "bert_2b", "pass_rate": "0.95", "obs_key": "image_2"}',
+        "sim --tokenizer bert_2b --pass-rate 0.9",
+        "sk-learn-0.24 and task-resnet50-pretrained-v2",
+        "hf_transformers_model_v2_base",
+        "AKIA is a prefix",
+        "--token --quiet",
+    ],
+)
+def test_other_texts_do_not(text: str) -> None:
+    assert redact({"a": text, "b": [text]}) == {"a": text, "b": [text]}
+    assert redact_text(text) == text
+
+
+@pytest.mark.parametrize("name", ["name", "key"])
+def test_a_name_and_a_value_that_are_not_a_secret_keep_their_place(name: str) -> None:
+    """The digest of a secret below them is that of its own keys."""
+    value = {name: "camera", "value": {"api_key": "abc"}}
+    assert digest_secrets(value)["value"] == digest_secrets({"value": {"api_key": "abc"}})["value"]
+
+
+def test_secret_variables_of_this_process_are_masked_in_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their names and forms, also if they are set later; a simulator's error may quote them."""
+    names = ("SIM_API_KEY", "DB_PASSWORD", "LICENCE_KEY", "DATABASE_URL", "SIM_ASSETS", "PASS_RATE")
+    for name in names:
+        value = f"{secret(name)}-x"
+        monkeypatch.setenv(name, f"x://u:{value}@h" if name == "DATABASE_URL" else value)
+    for name in names[:4]:
+        assert not leaks(redact_text(f"401 for {secret(name)}-x"))
+    for name in names[4:]:
+        assert leaks(redact_text(f"{secret(name)}-x"))
+    assert leaks(json.dumps(redact({"a": f"{secret('DB_PASSWORD')}-x"})))
+
+
+def test_a_number_of_many_digits_is_text_like_any_other() -> None:
+    """Python converts no more than 4300 of them."""
+    assert redact_text("password=" + "9" * 5000) == "password=***"
 
 
 def test_what_is_no_text_and_no_number_is_left_as_it_is() -> None:

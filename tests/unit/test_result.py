@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from rl_eval.errors import UsageError
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Fault, Outcome
 from rl_eval.results.report.table import decimals, ends_of, number
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.stats import aggregate, mean_interval, success_interval
@@ -454,6 +454,58 @@ def test_damaged_output_is_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         EvalResult.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*COLUMNS, "info_height", "info_x"])
+def test_a_changed_value_of_any_column_is_noticed(tmp_path: Path, name: str) -> None:
+    """Also of those that are not in the fingerprint, such as the discounted return."""
+    result = make_result(12)
+    result.save(tmp_path)
+    values = pq.read_table(tmp_path / "episodes.parquet").column(name).to_pylist()
+    words = {"outcome": "failed", "truncated_by": None, "success_once": False, "success_at_end": None}
+    first = words[name] if name in words else values[0] + 1 if type(values[0]) is not bool else not values[0]
+    assert first != values[0]
+    column = pa.array([first, *values[1:]])
+    _rewrite(tmp_path, lambda t: t.set_column(t.column_names.index(name), name, column.cast(t.schema.field(name).type)))
+    with pytest.raises(UsageError):
+        EvalResult.load(tmp_path)
+
+
+def test_a_file_without_a_digest_of_its_columns_loads(tmp_path: Path) -> None:
+    """As older versions wrote it."""
+    result = make_result(12)
+    result.save(tmp_path)
+    path = tmp_path / "result.json"
+    path.write_text(
+        json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "records_digest"})
+    )
+    assert EvalResult.load(tmp_path).metrics == result.metrics
+
+
+def test_every_nan_of_a_column_is_the_same(tmp_path: Path) -> None:
+    """A Parquet file keeps one of them."""
+    result = make_result(12)
+    result.table.infos[:3, 0] = [np.nan, -np.nan, np.uint64(0x7FF8_0000_0000_0BAD).view(np.float64)]
+    result.save(tmp_path)
+    assert np.isnan(EvalResult.load(tmp_path).table.infos[:3, 0]).all()
+
+
+def test_no_flipped_bit_changes_a_number(tmp_path: Path) -> None:
+    """A file with one either loads with the same numbers, or does not."""
+    result = make_result(40)
+    result.save(tmp_path)
+    path = tmp_path / "episodes.parquet"
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for place in rng.choice(len(data) * 8, 300, replace=False).tolist():
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            assert EvalResult.load(tmp_path).metrics == result.metrics
+        except UsageError:
+            refused += 1
+    assert refused > 100
 
 
 def test_edited_metrics_are_not_believed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, WeightsError
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Lease, RunReport, failed_row
@@ -754,6 +755,35 @@ def test_who_cut_an_episode_short(
     table = play(make(limited(env_limit), kind=kind, lanes=lanes, evaluation__max_episode_steps=our_limit), 4)
     for record in table:
         assert (record.length, record.terminated, record.truncated, record.truncated_by) == (length, False, True, by)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("runner", ["single_agent", "vector", "subprocess"])
+@pytest.mark.parametrize(
+    ("env_kwargs", "wrappers", "limit", "noted"),
+    [
+        ({}, [], 501, True),
+        ({}, [], 500, False),
+        ({}, [], None, False),
+        ({"max_episode_steps": 900}, [], 900, False),
+        ({}, [{"wrapper": "gymnasium.wrappers:TimeLimit", "max_episode_steps": 7}], 8, True),
+    ],
+)
+def test_a_limit_above_that_of_the_environment_is_a_note_of_every_result(
+    runner: str, env_kwargs: dict[str, Any], wrappers: list[Any], limit: int | None, noted: bool
+) -> None:
+    """Episodes end earlier than asked, so the number is not the one that was asked for."""
+    config = (
+        EvalConfig()
+        .environment("CartPole-v1", env_kwargs=env_kwargs, wrappers=wrappers)
+        .policy("random")
+        .runners(runner=runner)
+        .evaluation(num_episodes=2, max_episode_steps=limit)
+    )
+    with EvalRunnerGroup(config) as group:
+        for _ in range(2):
+            notes = group.evaluate().notes
+            assert [f"max_episode_steps is {limit}" in note for note in notes] == [True] * noted
 
 
 class Flags(Walk):

@@ -380,6 +380,37 @@ def test_actions_are_cast_to_the_dtype_of_the_space() -> None:
     assert (given == 5.0).all()
 
 
+@pytest.mark.parametrize(
+    ("space", "chosen"),
+    [
+        (spaces.Discrete(3, dtype=np.int8), [0, 2, 1]),
+        (spaces.Discrete(3, dtype=np.uint16), [0, 2, 1]),
+        (spaces.Discrete(3), np.array([0, 2, 1], np.int32)),
+        (spaces.MultiDiscrete([3, 2], dtype=np.int16), [[0, 1], [2, 0], [1, 1]]),
+        (spaces.MultiBinary(2), [[0, 1], [1, 0], [1, 1]]),
+    ],
+)
+def test_whole_actions_have_the_dtype_of_the_space(space: gym.Space[Any], chosen: Any) -> None:
+    """The space contains no others, and gymnasium's checker fails an environment that is given one."""
+    read = ActionReader(space, "clip").read(chosen, ALL)
+    assert read.dtype == space.dtype
+    np.testing.assert_array_equal(read, chosen)
+    assert all(space.contains(action) for action in read)
+
+
+def test_actions_that_have_the_dtype_of_the_space_are_not_copied() -> None:
+    """As in nearly every step of every evaluation."""
+    given = np.array([0, 2, 1])
+    assert ActionReader(spaces.Discrete(3), "clip").read(given, ALL) is given
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Dict({"a": spaces.Tuple(())})], ids=str)
+def test_an_action_space_without_parts_is_a_config_error(space: gym.Space[Any]) -> None:
+    """A batch of its actions has no rows."""
+    with pytest.raises(ConfigError, match=r"action_space is .*, without any part: wrap the environment"):
+        ActionReader(space, "clip")
+
+
 WRONG_ACTIONS = {
     "too few rows": (spaces.Discrete(3), np.zeros(2, int), "needs (3,): return an action for each observation"),
     "too many rows": (spaces.Discrete(3), np.zeros(4, int), "action of shape (4,) for a batch of 3"),

@@ -22,6 +22,7 @@ from rl_eval.results.stats import (
     paired_difference,
     success_interval,
 )
+from rl_eval.results.stats.histogram import histogram_edges
 from rl_eval.results.stats.paired import _every_sum, sign_flip_test
 
 if TYPE_CHECKING:
@@ -440,3 +441,39 @@ def test_nothing_is_saved_where_the_difference_does_not_vary() -> None:
     a = SKEWED[:30]
     assert paired_difference(a, a).episodes_saved is None
     assert paired_difference(a, a + 0.1).episodes_saved is None
+
+
+# Histograms
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit"),
+    [
+        (np.round(RNG.normal(200, 30, 4000)), 1),
+        (np.round(RNG.normal(-80, 9, 60)), 1),
+        (RNG.integers(0, 1000, 500).astype(float), 1),
+        (10.0 * np.round(RNG.normal(90, 25, 800)), 10),
+        (RNG.integers(-(2**40), 2**40, 300).astype(float), 1),
+        (np.array([0.0, 500.0]), 500),
+    ],
+)
+def test_bins_of_whole_numbers_hold_equally_many_of_them(values: npt.NDArray[np.float64], unit: int) -> None:
+    """A width of 2.2 would hold two values in most bins and three in some: modes that do not exist."""
+    edges = histogram_edges(values)
+    widths = np.diff(edges)
+    assert (widths == widths[0]).all()
+    assert widths[0] == round(widths[0])
+    assert widths[0] % unit == 0 or widths[0] < unit
+    assert ((edges * 2) % 2 == 1).all()
+    assert edges[0] < values.min() <= edges[1]
+    assert edges[-2] < values.max() < edges[-1]
+    assert len(widths) <= 61
+
+
+@pytest.mark.parametrize("values", [[1.5, 2.0, 7.0], [2.0**60, 2.0**62], [-1e300, 0.0, 1e300], [7.0], [3.25, 3.25]])
+def test_bins_of_any_numbers_hold_all_of_them(values: list[float]) -> None:
+    """Fractions, numbers beyond the whole ones of a float, and a single value."""
+    counts, _ = np.histogram(values, histogram_edges(np.array(values)))
+    assert counts.sum() == len(values)

@@ -93,7 +93,7 @@ def rewrite(folder: Path, place: tuple[Any, ...], value: Any) -> None:
 
 
 def rewrite_episodes(folder: Path, name: str, column: Any) -> None:
-    """Put another column in the place of one, and the fingerprint that its records have, if they can be read."""
+    """Replace a column, and the fingerprint and digest of the records if they can be read."""
     path = folder / EPISODES_FILE
     table = pq.read_table(path)
     pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
@@ -102,6 +102,7 @@ def rewrite_episodes(folder: Path, name: str, column: Any) -> None:
     except UsageError:
         return
     rewrite(folder, ("fingerprint",), records.fingerprint())
+    rewrite(folder, ("records_digest",), records.digest())
 
 
 def test_a_strangers_summary(folder: Path) -> None:

@@ -15,6 +15,7 @@ from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warni
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
+from rl_eval.runners.environment import time_limit
 from rl_eval.runners.multi_agent.construction import build_team
 from rl_eval.runners.policy_memory import remembered
 from rl_eval.scheduling.plan import EpisodePlan
@@ -172,10 +173,11 @@ class _Examination:
 
     def _check_end(self, rows: npt.NDArray[np.void], longest: int) -> Finding:
         """Say what ended the episodes, or would."""
-        ours, theirs = self._settings.evaluation.max_episode_steps, _time_limit(self._first.lane.env)
-        for limit, whose in ((ours, "evaluation.max_episode_steps"), (theirs, "the environment's own limit")):
-            if limit is not None:
-                return ok(f"episodes end after {limit:,} steps at the latest ({whose})")
+        ours, theirs = self._settings.evaluation.max_episode_steps, time_limit(self._first.lane.env)
+        limits = {"evaluation.max_episode_steps": ours, "the environment's own limit": theirs}
+        if given := [(limit, whose) for whose, limit in limits.items() if limit is not None]:
+            limit, whose = min(given)
+            return ok(f"episodes end after {limit:,} steps at the latest ({whose})")
         if len(lengths := rows["length"][rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]):
             return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s
@@ -213,16 +215,6 @@ def _check_contents(reports: list[RunReport]) -> Iterator[Finding]:
     yield from (warning(text, "correct observation_space, or what the environment returns") for text in notes.values())
     if not notes:
         yield ok("observations are inside their space")
-
-
-def _time_limit(env: Any) -> int | None:
-    """Return the limit of a ``TimeLimit`` among the wrappers, or that of the environment's registration."""
-    registered: int | None = getattr(getattr(env, "spec", None), "max_episode_steps", None)
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.TimeLimit):
-            return int(env._max_episode_steps)
-        env = env.env
-    return registered
 
 
 def _short(space: gym.Space[Any]) -> str:

@@ -103,6 +103,9 @@ class Player(EvalRunner):
             fault = faults.pop()
             raise EnvError(f"{fault.error_type}: {fault.message}")
 
+    def _note_limit(self, environments: int | None) -> None:
+        """Note nothing: ``max_episode_steps`` is that of the check."""
+
     def _notice_info(self, step: Any, action: Any) -> Any:
         result = step(action)
         with suppress(TypeError, IndexError):  # Whether it is a step's result is for the runner to say.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rl_eval.results.page.axes import Axis, axis_over
 from rl_eval.results.report.table import number
+from rl_eval.results.stats.histogram import histogram_edges
 
 __all__ = ["Bar", "Plot", "Shape", "curve", "forest", "histogram", "running_mean", "scatter", "time_bars"]
 
@@ -23,7 +24,6 @@ _TOP: Final = 10.0
 _BOTTOM: Final = 44.0
 _SQUARE: Final = 420.0
 
-_MOST_BINS: Final = 60
 _POINTS: Final = 300
 """Episodes at which a running mean is drawn."""
 _MOST_DOTS: Final = 1_500
@@ -88,7 +88,7 @@ def histogram(
     if x is None:
         return None
     drawn = values[(values >= x.low) & (values <= x.high)]
-    edges = _edges(drawn)
+    edges = histogram_edges(drawn)
     counts, _ = np.histogram(drawn, edges)
     x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
     y = Axis("episodes", 0.0, float(counts.max()) * 1.05, HEIGHT - _BOTTOM, _TOP, whole=True)
@@ -216,20 +216,6 @@ def number_places(width: float) -> int:
 
 
 # Parts
-
-
-def _edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return ends of bins by the rule of Freedman & Diaconis (1981); one bin for each of a few whole numbers."""
-    low, high = float(values.min()), float(values.max())
-    if low == high:
-        half = max(0.5, abs(low) * 1e-6)
-        return np.array([low - half, high + half])
-    if high - low < _MOST_BINS and (values == np.round(values)).all():
-        return np.arange(low - 0.5, high + 1)
-    q25, q75 = np.quantile(values, [0.25, 0.75])
-    width = 2 * (q75 - q25) / len(values) ** (1 / 3)
-    bins = _MOST_BINS if width <= (high - low) / _MOST_BINS else max(8, math.ceil((high - low) / width))
-    return np.linspace(low, high, bins + 1)
 
 
 def _prefixes(

@@ -83,6 +83,7 @@ def describe(result: EvalResult) -> dict[str, Any]:
         "status": result.status,
         "reason": result.reason,
         "fingerprint": result.fingerprint,
+        "records_digest": result.table.digest(),
         "plan": {**result.plan.to_dict(), "fingerprint": result.plan_fingerprint},
         "notes": result.notes,
         "metrics": result.metrics,
