@@ -31,6 +31,7 @@ from benchmarks import (
     slots,
     startup,
     table,
+    threads,
 )
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--rounds", type=_positive, default=15, help="broadcasts per process (%(default)s)")
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
+    spun = add("threads", "evaluations in a process where torch has 1, 2 and all threads", repeat=5)
+    spun.add_argument("--episodes", type=_positive, default=200, help="episodes per evaluation (%(default)s)")
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
@@ -247,6 +250,9 @@ def _say(text: str) -> None:
 
 _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "startup": lambda args: startup.measure(1 if args.quick else args.repeat, _say),
+    "threads": lambda args: threads.measure(
+        16 if args.quick else args.episodes, 1 if args.quick else args.repeat, _say
+    ),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
     "planning": _planning,
     "faults": _faults,

@@ -183,7 +183,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         raise ComparisonError(_no_pairs(a, b, dropped))
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
-        *(side.table.rows["episode_return"][paired] for side in (a, b)),
+        a.table.rows["episode_return"][paired],
+        b.table.rows["episode_return"][paired],
         confidence,
         one_policy=bool(_changes_of_floats(settings)),
     )
