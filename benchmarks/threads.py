@@ -18,6 +18,7 @@ __all__ = ["LOOP", "measure"]
 
 LOOP: Final = "loop of forward passes, without rl_eval"
 _SLOTS: Final = 16
+_PASSES: Final = 500
 _SPIN: Final = "while True: pass"
 
 
@@ -25,7 +26,7 @@ def measure(episodes: int, repeat: int, progress: Callable[[str], None]) -> list
     """Time all contenders with all numbers of threads, in turns.
 
     Args:
-        episodes: Episodes of an evaluation; the loop makes ten times as many forward passes.
+        episodes: Episodes of an evaluation.
         repeat: Turns.
         progress: Called with the name of each turn.
     """
@@ -75,7 +76,7 @@ def _contenders(episodes: int, network: Any) -> dict[str, Callable[[], object]]:
 
         batch = torch.zeros(_SLOTS, 4)
         with torch.no_grad():
-            for _ in range(10 * episodes):
+            for _ in range(_PASSES):
                 network(batch)
 
     return {"evaluate": lambda: evaluate(config, network), "EvalRunnerGroup": by_group, LOOP: by_loop}
