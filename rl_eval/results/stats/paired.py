@@ -56,9 +56,9 @@ class PairedDifference:
     episodes_saved: float | None
     """How many times more unpaired episodes would be as precise: ``(var a + var b) / var(b - a)``.
 
-    Below 1 pairing cost precision. None where the difference does not vary, or is rounding.
+    Below 1 pairing cost precision. None where the difference does not vary, and for one policy.
     """
-    rounding: bool = False
+    rounding: bool
     """Whether the sides are one policy, and all their differences are as small as those of rounding."""
 
 
@@ -103,7 +103,7 @@ def paired_difference(
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
-        episodes_saved=None if rounding else _episodes_saved(first, second, numbers.std),
+        episodes_saved=None if one_policy else _episodes_saved(first, second, numbers.std),
         rounding=rounding,
     )
 
