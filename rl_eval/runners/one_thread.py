@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = ["one_thread"]
 
@@ -20,8 +21,9 @@ def one_thread(*, kept: bool = False) -> Iterator[None]:
     Args:
         kept: Whether the calling thread keeps the one; by default it gets its former number back at the end.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or (former := torch.get_num_threads()) == 1:
+    torch: Any = sys.modules.get("torch")
+    # Another thread may be importing it.
+    if not hasattr(torch, "set_num_threads") or (former := torch.get_num_threads()) == 1:
         yield
         return
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -93,6 +95,14 @@ def test_the_number_is_restored_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt), one_thread():
         raise KeyboardInterrupt
     assert torch.get_num_threads() == TRAINERS
+
+
+def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, while one evaluates a policy without torch."""
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch", ModuleType("torch"))
+        with one_thread():
+            pass
 
 
 def test_samples_come_back_to_a_caller_with_its_threads() -> None:
