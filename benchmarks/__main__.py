@@ -32,6 +32,7 @@ from benchmarks import (
     slots,
     startup,
     table,
+    threads,
 )
 from benchmarks.runner import Cell, Interpreters, Row, run_cell
 
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     weights.add_argument("--object-store-gb", type=float, default=2.5, help="Ray's object store (%(default)s)")
     add("startup", "process start to result", repeat=5)
     add("memory", "memory of a process that evaluates a large policy", repeat=1)
+    spun = add("threads", "evaluations in a process where torch has 1, 2 and all threads", repeat=5)
+    spun.add_argument("--episodes", type=_positive, default=1000, help="episodes per evaluation (%(default)s)")
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
@@ -123,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
     held = add("coverage", "how often intervals of a mean hold it", repeat=1)
-    held.add_argument("--samples", type=_positive, default=2000, help="samples of each kind (%(default)s)")
+    held.add_argument("--samples", type=_positive, default=1000, help="samples of each kind (%(default)s)")
     logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=4)
     logged.add_argument("--worlds", type=_positive, default=150, help="random tabular MDPs (%(default)s)")
     names.add_parser("tables", help="make the tables of README.md and docs/ again from benchmarks/results")
@@ -250,6 +253,9 @@ def _say(text: str) -> None:
 _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "startup": lambda args: startup.measure(1 if args.quick else args.repeat, _say),
     "memory": lambda args: memory.measure((100,) if args.quick else (100, 500, 1000), _say),
+    "threads": lambda args: threads.measure(
+        16 if args.quick else args.episodes, 1 if args.quick else args.repeat, _say
+    ),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
     "planning": _planning,
     "faults": _faults,

@@ -471,6 +471,17 @@ def memory(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def threads(rows: Sequence[Row]) -> list[Table]:
+    """Median seconds by number of threads, against one thread on the same cores."""
+    one = {(row["label"], row["cores"]): row["seconds"] for row in rows if row["threads"] == 1}
+    table = _table("threads", "contender", "cores", "threads of torch", "seconds", "least to most", "x one thread")
+    for row in rows:
+        times = _ratio(row["seconds"], one[row["label"], row["cores"]], "{:.2f}")
+        shown = f"{row['seconds']:.2f}", _spread(row, "seconds", "{:.2f}"), times
+        table.add_row(row["label"], row["cores"], str(row["threads"]), *shown)
+    return [table]
+
+
 TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "throughput": throughput,
     "simulators": partial(throughput, title="simulators: "),
@@ -480,6 +491,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "slots": slots,
     "startup": startup,
     "memory": memory,
+    "threads": threads,
     "planning": planning,
     "honesty": honesty,
     "faults": faults,

@@ -16,7 +16,7 @@ import ray
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.crash_signals import crash_handlers_kept
-from rl_eval.supervision.process_environment import reproducible_environment
+from rl_eval.supervision.process_environment import runner_environment
 
 __all__ = ["Connection", "summarize"]
 
@@ -60,9 +60,9 @@ class Connection:
 
         Without any variables Ray need not start an interpreter that starts the worker's.
         """
-        variables = reproducible_environment()
+        variables = runner_environment()
         if self._starts_cluster:  # Its workers inherit what this process had, such as that of the command line.
-            variables = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+            variables = {name: value for name, value in variables.items() if os.environ.get(name, "") != value}
         variables |= section.runtime_env.get("env_vars", {})
         inherited = {} if self.owned else section.runtime_env
         return {**inherited, "env_vars": variables} if variables else {}

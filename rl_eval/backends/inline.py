@@ -13,6 +13,7 @@ from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
+from rl_eval.runners.one_thread import one_thread
 
 __all__ = ["InlineBackend"]
 
@@ -22,11 +23,17 @@ class InlineBackend:
     """Runs calls in the thread that waits for them.
 
     The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
-    its weights and its random state.
+    its weights and its random state. Calls compute with one thread of torch.
+
+    Args:
+        settings: Frozen configuration.
+        policy: Live policy; None for the configured one.
+        own_thread: Whether calls are made in a thread of the group, and not in the caller's.
     """
 
-    def __init__(self, settings: EvalSettings, policy: Any) -> None:
+    def __init__(self, settings: EvalSettings, policy: Any, own_thread: bool) -> None:
         self._settings = settings
+        self._own_thread = own_thread
         self._policy = pickled(policy, "the policy", policy)
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
@@ -51,7 +58,8 @@ class InlineBackend:
             return []
         call = self._calls.popleft()
         try:
-            return [Reply(call, self._answer(call.runner, call.request))]
+            with one_thread(kept=self._own_thread):
+                return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
             return [Reply(call, error=error)]
 

@@ -108,9 +108,9 @@ class EvalRunnerGroup(WorkerCalls):
         weights = _initial_weights(settings.policy, live)
         self._callbacks = callbacks
         if isinstance(live, str):
-            self._backend = _make_backend(settings, None)
+            self._backend = _make_backend(settings, None, threaded)
         else:
-            self._backend = _make_backend(without_live(settings), live)
+            self._backend = _make_backend(without_live(settings), live, threaded)
         self._pool = RunnerPool(self._backend, settings)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
@@ -514,11 +514,11 @@ def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) 
     return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)
 
 
-def _make_backend(settings: EvalSettings, policy: Any) -> Backend:
+def _make_backend(settings: EvalSettings, policy: Any, threaded: bool) -> Backend:
     if settings.runners.num_runners == 0:
         from rl_eval.backends.inline import InlineBackend
 
-        return InlineBackend(settings, policy)
+        return InlineBackend(settings, policy, own_thread=threaded)
     from rl_eval.backends.ray_actors import RayBackend
 
     return RayBackend(settings, policy)

@@ -8,7 +8,7 @@ on both sides, within the leading stretch that both sides finished, make a pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +45,8 @@ _UNTOLD: Final = ("weights.version",)
 """Known to differ without a meaning."""
 _OUTPUTS: Final = "numerics.outputs"
 """Digest of what a policy computes, which another policy computes otherwise."""
+_OF_FLOATS: Final = ("numerics", "packages", "python")
+"""Parts of the provenance that change the last bits of one policy's actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,12 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     dropped = int((reached & ~paired).sum())
     if not paired.any():
         raise ComparisonError(_no_pairs(a, b, dropped))
+    settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
-        a.table.rows["episode_return"][paired], b.table.rows["episode_return"][paired], confidence
+        a.table.rows["episode_return"][paired],
+        b.table.rows["episode_return"][paired],
+        confidence,
+        one_policy=bool(_changes_of_floats(settings)),
     )
     return Comparison(
         environment=environment_name(a.provenance),
@@ -193,8 +199,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         difference=difference,
         success=_success(a, b, paired),
         confidence=confidence,
-        verdict=verdict_of(difference, confidence),
-        different_settings=tuple(_different_settings(a.provenance, b.provenance)),
+        verdict=verdict_of(difference, confidence, settings=settings),
+        different_settings=settings,
     )
 
 
@@ -311,10 +317,22 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
     return mcnemar(ours[both] > 0, theirs[both] > 0) if both.any() else None
 
 
-def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b: str = "b") -> str:
-    """Return what pairs show, of results with these names.
+def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
+    """Return the keys of settings that change last bits; empty if anything else differs between the results."""
+    keys = [one.key for one in settings if one.key != _OUTPUTS]
+    return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
-    A difference is shown only if the interval and the test agree on it.
+
+def verdict_of(
+    difference: PairedDifference,
+    confidence: float,
+    a: str = "a",
+    b: str = "b",
+    settings: Sequence[DifferentSetting] = (),
+) -> str:
+    """Return what pairs show, of results with these names and different settings.
+
+    A difference is shown only if the interval and the test agree on it, and if it is more than rounding.
     """
     interval, level = difference.interval, f"{100 * confidence:g} %"
     if why := _undecided(difference):
@@ -323,6 +341,9 @@ def verdict_of(difference: PairedDifference, confidence: float, a: str = "a", b:
         return f"no difference: both returned the same in each of {difference.count} pairs"
     places = difference_places(difference)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
+    if difference.rounding:
+        cause = ", ".join(_changes_of_floats(settings))
+        return f"equal up to rounding: mean difference {mean} over {difference.count} pairs; different: {cause}"
     ends = f"interval {low} to {high}" if interval.exists else f"the same in each of {difference.count} pairs"
     facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
     outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
@@ -344,10 +365,13 @@ def _undecided(difference: PairedDifference) -> str:
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
-    """Whether the test rejects, and the interval at the same level leaves out 0; few equal differences have none."""
+    """Whether the test rejects, and the interval at the same level leaves out 0; few equal differences have none.
+
+    Rounding is not shown, however one-sided it is.
+    """
     interval = difference.interval
     leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL
-    return leaves_out_0 and difference.p_value <= 1 - confidence
+    return leaves_out_0 and difference.p_value <= 1 - confidence and not difference.rounding
 
 
 def _notes(comparison: Comparison) -> list[str]:

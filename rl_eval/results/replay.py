@@ -30,6 +30,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
+from rl_eval.runners.one_thread import one_thread
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = [
@@ -117,7 +118,8 @@ def replay_with(runner: Runner, result: EvalResult, index: int) -> Replay:
     """
     recorded = recorded_episode(result, index)
     lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
-    return _compare(result, index, run_lease(runner, lease))
+    with one_thread():
+        return _compare(result, index, run_lease(runner, lease))
 
 
 @contextmanager

@@ -428,7 +428,7 @@ def _blamed(layers: list[str]) -> str:
 
 
 def _unpinned() -> str:
-    """Name the usual cause in the last bits: MKL, in a process that was started without its variable."""
+    """Return the usual cause of other last bits, if it applies: a process without an MKL mode."""
     if os.environ.get("MKL_CBWR"):
         return ""
-    return " (perhaps in its last bits alone: MKL_CBWR is not set here, as it is in runners and on the command line)"
+    return " (perhaps in its last bits alone: MKL_CBWR is not set here, as it is on the command line)"

@@ -17,6 +17,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.replay import rebuilt_runner
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
+from rl_eval.runners.one_thread import one_thread
 from rl_eval.trajectories.minari import MinariWriter
 from rl_eval.trajectories.rerun import rerun, selected
 from rl_eval.trajectories.team_recorder import make_recorder
@@ -86,7 +87,7 @@ def export_trajectories(
             "tensordict"
         )
     chosen = selected(result, indices)
-    with rebuilt_runner(result, config, policy, trust=trust) as runner:
+    with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         try:
             _write(writer, result, runner, chosen)
         except OSError as error:

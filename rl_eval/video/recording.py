@@ -18,6 +18,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.replay import rebuilt_runner
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
+from rl_eval.runners.one_thread import one_thread
 from rl_eval.video.episode import Video, record_episode
 from rl_eval.video.selection import VideoSettings, select_episodes
 
@@ -144,7 +145,7 @@ def record_videos(
     indices = select_episodes(result, settings.select, settings.max_videos)
     if not indices:
         raise UsageError(f"no episode of the result is selected by {settings.select!r}: there is nothing to record")
-    with rebuilt_runner(result, config, policy, trust=trust) as runner:
+    with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         return [_recording(settings, result, index)(runner).save(settings.folder) for index in indices]
 
 

@@ -1,5 +1,6 @@
 """Where the cluster is, and who may shut it down."""
 
+import json
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.backends import connection
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import RunnerStartError
-from rl_eval.supervision.process_environment import reproducible_environment
+from rl_eval.supervision.process_environment import reproducible_environment, runner_environment
 
 pytestmark = pytest.mark.ray
 
@@ -60,7 +61,37 @@ def test_a_local_cluster_whose_variables_we_have_needs_no_other_interpreter(monk
     mine = RunnersSection(num_runners=1, runtime_env={"env_vars": {"MUJOCO_GL": "egl"}})
     assert (local.runtime_env(RunnersSection(num_runners=1)), local.runtime_env(mine)) == ({}, mine.runtime_env)
     elsewhere = connection.Connection(RunnersSection(num_runners=1, address="10.0.0.1:6379"))
-    assert elsewhere.runtime_env(mine) == {"env_vars": {**reproducible_environment(), "MUJOCO_GL": "egl"}}
+    assert elsewhere.runtime_env(mine) == {"env_vars": {**runner_environment(), "MUJOCO_GL": "egl"}}
+    monkeypatch.delenv("MKL_CBWR")
+    assert elsewhere.runtime_env(mine)["env_vars"]["MKL_CBWR"] == ""
+    assert local.runtime_env(RunnersSection(num_runners=1)) == {}
+
+
+_ONE_DRIVER = """
+import json
+import sys
+
+import torch
+from rl_eval import EvalConfig, evaluate
+
+torch.manual_seed(0)
+layers = [torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1), torch.nn.Tanh()]
+found = []
+for runners in (0, 1):
+    config = EvalConfig().environment("Pendulum-v1").policy(actions="unsquash").runners(num_runners=runners)
+    result = evaluate(config.evaluation(num_episodes=6, seed=0), torch.nn.Sequential(*layers))
+    found.append((result.fingerprint, result.provenance["numerics"]))
+print(json.dumps(found))
+"""
+
+
+def test_runners_compute_as_a_driver_without_an_mkl_mode() -> None:
+    """A script that leaves the variable unset has one fingerprint and one numerics key; torch has read it by then."""
+    unset = {name: value for name, value in os.environ.items() if name not in reproducible_environment()}
+    done = subprocess.run([sys.executable, "-c", _ONE_DRIVER], env=unset, capture_output=True, text=True, check=True)
+    here, there = json.loads(done.stdout.splitlines()[-1])
+    assert here == there
+    assert (here[1]["mkl_cbwr"], here[1]["num_threads"]) == ("", 1)
 
 
 _FORGETFUL = """

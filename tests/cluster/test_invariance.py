@@ -1,14 +1,19 @@
 """The promise: one fingerprint per evaluation, whatever the layout and whatever dies."""
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from waiting import eventually
 from workloads import WORKLOADS
 
-from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 
 RUNNERS = (0, 1, 2, 3)
 LANES = (1, 3, 8, 16, 64)
@@ -126,3 +131,31 @@ def two_length_mean() -> float:
             _, reward, done, _, _ = env.step(0)
             total += reward
     return total / 400
+
+
+def on_one_old_cpu(claim: Path) -> Callable[[], None]:
+    """Return an ``init_fn`` with which one runner, the first to claim a file, computes as a CPU without AVX does."""
+
+    def initialize() -> None:
+        with suppress(FileExistsError):
+            claim.touch(exist_ok=False)
+            os.environ["ATEN_CPU_CAPABILITY"] = "default"
+
+    return initialize
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there is no older CPU to be")
+def test_runners_on_different_cpus_do_not_share_an_evaluation(ray_cluster: None, tmp_path: Path) -> None:
+    """All records are of runners with one key, and a note names the key that the others have."""
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=200, seed=0)
+    config = config.runners(num_runners=2, init_fn=on_one_old_cpu(tmp_path / "claim"))
+    with EvalRunnerGroup(config, torch.nn.Linear(4, 2)) as group:
+        assert eventually(lambda: len(group.healthy_runner_ids) == 2)
+        found = group.foreach_runner(lambda _: os.environ.get("ATEN_CPU_CAPABILITY", ""))
+        result = group.evaluate()
+    assert result.status == "complete"
+    [taken] = {record.runner for record in result.episodes}
+    old = result.provenance["numerics"]["cpu_capability"] == "DEFAULT"
+    assert found[taken] == ("default" if old else "")
+    [note] = [note for note in result.notes if "cpu_capability" in note]
+    assert f"runner {1 - taken} " in note

@@ -407,6 +407,54 @@ def test_what_follows_from_another_policy_is_not_told() -> None:
     assert told({}) == ["numerics.outputs", "numerics.torch", "numerics.num_threads"]
 
 
+def rounded(changed: dict[str, Any], size: float = 1e-6, **identity: Any) -> Comparison:
+    """Return a comparison of results whose returns differ by a share of the largest, with other provenance in b."""
+    ours = make_result(BASE)
+    theirs = make_result(BASE - size * np.abs(BASE).max() * np.random.default_rng(1).random(60), **identity)
+    ours.provenance["numerics"] = {"outputs": "1", "mkl_cbwr": "", "num_threads": 1}
+    theirs.provenance["numerics"] = {**ours.provenance["numerics"], "outputs": "2", **changed}
+    return compare(ours, theirs)
+
+
+def test_rounding_of_one_policy_is_not_a_difference() -> None:
+    """Though the sign-flip test rejects: the verdict names the key, and nothing has regressed."""
+    found = rounded({"mkl_cbwr": "AVX512,STRICT"})
+    assert found.difference.p_value < 0.05
+    assert not found.regressed
+    assert found.difference.rounding
+    assert found.difference.episodes_saved is None
+    assert found.verdict.startswith("equal up to rounding")
+    assert "numerics.mkl_cbwr" in found.verdict
+    assert "numerics.outputs" not in found.verdict
+    words = " ".join(str(found).split())
+    assert found.verdict in words
+    assert "equal seeds" not in words
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["difference"]["rounding"] is True
+
+
+@pytest.mark.parametrize(
+    ("changed", "size", "identity"),
+    [
+        ({"mkl_cbwr": "AVX512,STRICT"}, 1e-3, {}),
+        ({"mkl_cbwr": "AVX512,STRICT"}, 1e-6, {"deterministic": False}),
+        ({}, 1e-6, {}),
+    ],
+    ids=["large", "another policy", "one way to compute"],
+)
+def test_what_rounding_does_not_explain_is_a_difference(changed: Any, size: float, identity: Any) -> None:
+    """A size that rounding does not have, another policy, or floats that nothing recorded makes differ."""
+    found = rounded(changed, size, **identity)
+    assert not found.difference.rounding
+    assert found.regressed
+
+
+def test_equal_returns_are_equal_and_not_up_to_rounding() -> None:
+    """Whatever computed them."""
+    found = rounded({"mkl_cbwr": "AVX512,STRICT"}, 0.0)
+    assert not found.difference.rounding
+    assert found.verdict.startswith("no difference")
+
+
 def test_another_source_of_environment_or_policy_is_told() -> None:
     """By module, wherever it is; what only one side has recorded says nothing."""
 

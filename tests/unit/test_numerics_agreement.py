@@ -45,6 +45,19 @@ def test_the_fastest_runner_does_not_decide() -> None:
     assert "runner 0" in "".join(world.outcome.store.notes)
 
 
+def test_of_two_runners_the_first_decides() -> None:
+    """They are no majority, and one key must count; the other takes no part, and a note says so."""
+    world = world_of(2)
+    mine = world.given(1)
+    tell(world, 1, NEW)
+    tell(world, 0, OLD)
+    tell(world, 1, NEW, *mine[:1])
+    with pytest.raises(NumericsMismatch, match=r"runner 0 .* cpu_capability is 'AVX2', not 'AVX512'"):
+        tell(world, 0, OLD)
+    assert world.outcome.store.table.filled.sum() == 1
+    assert "runner 0" in "".join(world.outcome.store.notes)
+
+
 def test_what_is_recorded_decides() -> None:
     """Records cannot be taken back, however many runners come up later."""
     world = world_of(3)

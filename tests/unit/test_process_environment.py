@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_eval.supervision.process_environment import reproducible_environment
+from rl_eval.supervision.process_environment import reproducible_environment, runner_environment
 from tests.unit.cli_world import call_alone, make_folder
 
 HASHING = """
@@ -28,6 +28,15 @@ def test_what_the_user_exported_stays(monkeypatch: pytest.MonkeyPatch, name: str
     assert reproducible_environment()[name] == value
     monkeypatch.delenv(name)
     assert reproducible_environment()[name] not in ("", value)
+
+
+@pytest.mark.parametrize("mode", ["COMPATIBLE", None])
+def test_runners_have_the_mode_of_their_driver(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    """The only variable in which runners differ from the command line; unset is empty, for nodes that have one."""
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("MKL_CBWR", mode)
+    assert runner_environment() == {**reproducible_environment(), "MKL_CBWR": mode or ""}
 
 
 @pytest.mark.process

@@ -128,7 +128,7 @@ def _pair(name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Pair:
     return Pair(
         name_a,
         name_b,
-        verdict=verdict_of(difference, found.confidence, name_a, name_b),
+        verdict=verdict_of(difference, found.confidence, name_a, name_b, found.different_settings),
         numbers=_numbers(found),
         settings=tuple(str(one) for one in found.different_settings[:_MOST_SETTINGS]),
         notes=tuple(found.notes),

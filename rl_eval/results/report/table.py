@@ -305,6 +305,8 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
     def write(value: float) -> str:
         return number(value, places)
 
+    if difference.rounding:
+        return [Line("b - a", write(difference.mean), "rounding")]
     how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
     lines = [
         Line("b - a", write(difference.mean), interval_text(difference.interval, write)),

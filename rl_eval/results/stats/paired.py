@@ -29,6 +29,12 @@ _BATCH_ELEMENTS: Final = 2**20
 _TIE: Final = 1e-12
 """Sums closer than this, relative to the sum of magnitudes, are equal up to rounding."""
 
+_ROUNDING: Final = 1e-5
+"""Largest difference that float32 rounding makes of one policy's returns, relative to the largest return.
+
+A policy whose episodes amplify rounding further is not equal up to it.
+"""
+
 TestKind = Literal["exact", "sampled"]
 
 
@@ -50,8 +56,10 @@ class PairedDifference:
     episodes_saved: float | None
     """How many times more unpaired episodes would be as precise: ``(var a + var b) / var(b - a)``.
 
-    Below 1 pairing cost precision. None where the difference does not vary.
+    Below 1 pairing cost precision. None where the difference does not vary, and for one policy.
     """
+    rounding: bool
+    """Whether the sides are one policy, and all their differences are as small as those of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +79,23 @@ class McNemar:
         return self.both + self.only_a + self.only_b + self.neither
 
 
-def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.95) -> PairedDifference:
+def paired_difference(
+    a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.95, *, one_policy: bool = False
+) -> PairedDifference:
     """Compare two sides pair by pair.
 
     Args:
         a: Values of the first side, shape (n,).
         b: Values of the second side on the same episodes, shape (n,).
         confidence: Nominal coverage of the interval.
+        one_policy: Whether both sides are values of one policy, computed in two ways.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(all="ignore"):
         differences = second - first
     numbers = aggregate(differences)
     p_value, test = sign_flip_test(differences)
+    rounding = one_policy and _is_rounding(first, second, differences)
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
@@ -91,7 +103,8 @@ def paired_difference(a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
-        episodes_saved=_episodes_saved(first, second, numbers.std),
+        episodes_saved=None if one_policy else _episodes_saved(first, second, numbers.std),
+        rounding=rounding,
     )
 
 
@@ -150,6 +163,11 @@ def _count_sampled(magnitudes: npt.NDArray[np.float64], threshold: float) -> int
         count += int((np.abs(2 * (positive @ magnitudes) - total) >= threshold).sum())
         left -= batch
     return count
+
+
+def _is_rounding(*sides_and_differences: npt.NDArray[np.float64]) -> bool:
+    largest_a, largest_b, largest = (float(np.abs(values).max()) for values in sides_and_differences)
+    return 0 < largest <= _ROUNDING * max(largest_a, largest_b) < math.inf
 
 
 def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:
