@@ -56,8 +56,7 @@ def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
 def facts_of(model: Path) -> Mapping[str, Any]:
     """Return the attributes of a saved model; none if the file cannot be read.
 
-    Pickled attributes are the JSON that SB3 wrote beside them. Spaces and observations are read as far as they consist
-    of arrays, and are empty mappings otherwise.
+    Pickled attributes are the JSON that SB3 wrote beside them, but for spaces and observations.
     """
     try:
         with zipfile.ZipFile(model) as archive:
@@ -75,9 +74,11 @@ def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mappi
     return True if True in verdicts else None if None in verdicts or not verdicts else False
 
 
-def _of_one(last: npt.NDArray[Any], original: npt.NDArray[Any] | None, space: Any) -> bool | None:
+def _of_one(last: Any, original: Any, space: Any) -> bool | None:
+    if not isinstance(last, np.ndarray):
+        return None
     # A VecFrameStack around the VecNormalize changes the shape, and gives its frames the dtype of the space.
-    if original is None or last.shape != original.shape:
+    if not isinstance(original, np.ndarray) or last.shape != original.shape:
         return True if _outside(last, space) else None
     # An environment that exceeds its own bounds shows nothing by that.
     if _outside(last, space) and not _outside(original, space):
@@ -87,11 +88,13 @@ def _of_one(last: npt.NDArray[Any], original: npt.NDArray[Any] | None, space: An
     return False if last.dtype != np.float32 or np.array_equal(last, original) else None
 
 
-def _outside(observation: npt.NDArray[Any], space: Any) -> bool:
-    """Return whether an observation is outside of the bounds of a space, if it has any, by more than rounding."""
-    low, high = (np.asarray(getattr(space, name, value)) for name, value in (("low", -np.inf), ("high", np.inf)))
-    below = observation < low - _ROUNDING * (1 + abs(low))
-    return bool(np.any(below | (observation > high + _ROUNDING * (1 + abs(high)))))
+def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
+    """Return whether observations are outside of the bounds of a space, if it has any, by more than rounding."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or observations.shape[1:] != low.shape:
+        return False
+    below = observations < low - _ROUNDING * (1 + abs(low))
+    return bool(np.any(below | (observations > high + _ROUNDING * (1 + abs(high)))))
 
 
 def _parts(value: Any) -> dict[Any, Any]:
@@ -103,14 +106,13 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _read(value: Any) -> Any:
-    """Return a pickled attribute, or an empty mapping if it does not consist of arrays."""
+    """Return a pickled attribute, or an empty mapping if it cannot be read."""
     if value is None:
         return None
     try:
-        read = _Arrays(io.BytesIO(base64.b64decode(value[":serialized:"]))).load()
+        return _Arrays(io.BytesIO(base64.b64decode(value[":serialized:"]))).load()
     except Exception:
         return {}
-    return read if all(isinstance(part, (np.ndarray, _Inert)) for part in _parts(read).values()) else {}
 
 
 class _Inert:
