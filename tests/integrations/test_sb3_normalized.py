@@ -161,7 +161,7 @@ def outcome(door: str, one: Trained, file: Path) -> str:
 @pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalized"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_door_gives_a_wrong_number_without_a_word(
-    algorithm, normalized, door, trained, tmp_path, monkeypatch, caplog, record_property
+    algorithm, normalized, door, trained, tmp_path, monkeypatch, caplog
 ):
     """With the statistics beside the file, as SB3's callbacks save them."""
     monkeypatch.chdir(tmp_path)
@@ -171,7 +171,6 @@ def test_no_door_gives_a_wrong_number_without_a_word(
     assert shown in ({True, None} if normalized else {False, None})
     with caplog.at_level(logging.WARNING):
         found = outcome(door, one, one.file)
-    record_property("cell", f"{algorithm} {'normalized' if normalized else 'plain'} | {door} | {found}")
     if door == "EvalCallback":
         assert found == "right"  # The training environment is there.
     elif normalized and door in OF_FILES:
@@ -196,3 +195,15 @@ def test_a_file_without_its_statistics_is_refused_or_noted(algorithm, door, trai
     else:
         assert found == "wrong, noted"
         assert "does not show whether it was trained with a VecNormalize" in caplog.text
+
+
+def test_a_model_that_trains_on_shows_its_environment(trained, caplog):
+    """A loaded model does not, until it is trained."""
+    one = trained("SAC", False)
+    model = SAC.load(one.file, env=gym.make(one.env), device="cpu")
+    assert trained_normalized(vars(model)) is None
+    callback = EvalCallback(one.config, every_steps=64, verbose=0)
+    model.learn(64, callback=callback)
+    assert [result.notes for _, result in callback.results] == [[]]
+    assert evaluate(one.config, model).notes == []
+    assert not caplog.text
