@@ -1,8 +1,8 @@
 """Train PPO of Stable-Baselines3 on Pendulum for about a minute, and evaluate it beside the training.
 
-Run it with ``python examples/sb3_ppo.py``; it needs ``pip install stable-baselines3``. Training never waits for an
-evaluation: that happens in a process of its own. Afterwards the best model is tested on episodes that no evaluation
-has seen, since the best of many evaluations is better than its policy: it was chosen for its luck as well.
+Run it with ``python examples/sb3_ppo.py``; it needs ``pip install stable-baselines3``. Evaluations run in a process of
+their own; training waits only if two of them wait already. Afterwards the best model is tested on episodes that no
+evaluation has seen, since the best of many evaluations is better than its policy: it was chosen for its luck as well.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 def print_curve(callback: EvalCallback) -> None:
     """Print one line per evaluation: training step, mean return, its 95 % interval, and a bar."""
-    print(f"{len(callback.results)} evaluations: while one ran, the next that was due waited for it\n")
+    print(f"{len(callback.results)} evaluations\n")
     for step, result in callback.results:
         low, high = result.interval.low, result.interval.high
         bar = "#" * round(50 + result.mean_return / 32)  # Returns go from about -1600 up to 0.

@@ -19,7 +19,7 @@ from rl_eval.execution.set_attributes import attributes_set
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
-__all__ = ["PolicyEvaluation", "evaluate_policy"]
+__all__ = ["PolicyEvaluation", "environment_like", "evaluate_policy"]
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def evaluate_policy(
     adapt = integration_for(model, "for_environment")
     config = (
         EvalConfig()
-        .environment(**_environment(env, _MONITORS if adapt is None else _MONITORS + _OF_THE_MODEL))
+        .environment(**environment_like(env, of_the_model=adapt is not None))
         .policy(deterministic=deterministic)
         .evaluation(num_episodes=n_eval_episodes, seed=seed)
     )
@@ -137,13 +137,17 @@ def evaluate_policy(
     return PolicyEvaluation(result.mean_return, float(np.std(rows["episode_return"])), result)
 
 
-def _environment(env: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
-    """Return the config of an environment.
+def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
+    """Return the arguments of ``EvalConfig.environment`` for environments like one.
 
     Args:
-        env: As it was given.
-        harmless: Beginnings of the names of wrappers that may be left out.
+        env: As for :func:`evaluate_policy`.
+        of_the_model: Leave out the wrappers whose work the integration of a model does to the observations.
+
+    Raises:
+        ConfigError: The environment cannot be built again.
     """
+    harmless = _MONITORS + _OF_THE_MODEL if of_the_model else _MONITORS
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
     inner = _without_wrappers(env, harmless)

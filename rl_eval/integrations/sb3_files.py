@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import logging
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
 
-__all__ = ["NORMALIZERS", "SCHEMES"]
+__all__ = ["NORMALIZERS", "SCHEMES", "normalizer_of", "unknown"]
+
+_logger: Final = logging.getLogger(__name__)
 
 NORMALIZERS: Final = "*vec*normalize*.pkl"
 """``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
-_UNKNOWN: Final = object()
-_REPLAY_BUFFER: Final = "buffer_size"
-"""Setting of the algorithms that have one."""
 _ZOO: Final = ("args.yml", "config.yml")
 """What the zoo puts beside the normalizer of a run."""
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
@@ -31,19 +32,16 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
         raise ConfigError("the policy 'sb3:' lacks a path, as in sb3:model.zip")
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "one model", "name the file")
-    facts = _facts_of(path)
     kwargs = {"path": absolute(path)}
     said = f"a model of Stable-Baselines3, {path}"
-    normalized = "vecnormalize" not in given and facts.get("_last_original_obs", _UNKNOWN) is not None
-    if normalized and (normalizer := _normalizer_of(path)) is not None:
-        kwargs["vecnormalize"] = absolute(normalizer)
-        said += f", with {normalizer}"
-    elif normalized and _REPLAY_BUFFER in facts:
-        said += (
-            "; its file does not tell whether it was trained with a VecNormalize: if it was, give "
-            "--set policy.policy_kwargs.vecnormalize=FILE"
-        )
-    masked = _MASKABLE in str(facts.get("policy_class"))
+    if "vecnormalize" not in given:
+        trained, normalizer = normalizer_of(path)
+        if normalizer is not None:
+            kwargs["vecnormalize"] = absolute(normalizer)
+            said += f", with {normalizer}"
+        elif trained is None:
+            unknown(path.name)
+    masked = _MASKABLE in str(facts_of(path).get("policy_class"))
     return PolicySource(
         "rl_eval.integrations.sb3:load_policy",
         said + (", with the environment's action masks" if masked else ""),
@@ -62,39 +60,46 @@ def _recognises(path: Path) -> bool:
         return {"data", "policy.pth"} <= set(archive.namelist())
 
 
-def _facts_of(model: Path) -> Mapping[str, Any]:
-    """Return what a model says of itself, without loading what is pickled in it; nothing if it cannot be read."""
-    try:
-        with zipfile.ZipFile(model) as archive:
-            facts = json.loads(archive.read("data"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return {}  # Loading it says what is wrong.
-    return facts if isinstance(facts, dict) else {}
+def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
+    """Return whether a model was trained with a ``VecNormalize``, and the statistics that were saved with it.
 
+    The callbacks of SB3 save them beside the model. The zoo saves them in a folder that has the environment's name and
+    is beside all models of the run. Statistics in other folders belong to other models.
 
-def _normalizer_of(model: Path) -> Path | None:
-    """Return the normalizer that SB3's callbacks or its zoo saved with a model; None if there is none.
-
-    The zoo's is in the folder of the environment's name, beside all models of the run. A normalizer in any other folder
-    is somebody else's.
+    Returns:
+        The verdict of :func:`~rl_eval.integrations.sb3_facts.trained_normalized`, and the file. None if it is not
+        there, or if the model was trained without.
 
     Raises:
-        ConfigError: Several may be meant, or the only one is another model's by its name.
+        ConfigError: Several files may be meant; or the model was trained with one, and the file has another's name.
     """
+    trained = trained_normalized(facts_of(model))
+    if trained is False:
+        return trained, None
     folder = model.parent
     found = sorted([*folder.glob(NORMALIZERS), *model.with_suffix("").glob(NORMALIZERS)])
     found = found or [path for path in sorted(folder.glob(f"*/{NORMALIZERS}")) if _is_of_the_zoo(path.parent)]
     own = [path for path in found if _name_of(path) == model.stem]
-    remedy = "choose it, with policy.policy_kwargs.vecnormalize"
-    if not found:
-        return None
-    only = _only(folder, own or found, "one normalizer", remedy)
-    if not own and _is_of_another(_name_of(only), model):
+    possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
+    if trained and found and not possible:
         raise ConfigError(
-            f"the policy: {only.name} beside {model.name} is another model's, by its name: give that of this model "
+            f"the policy: {found[0].name} beside {model.name} is another model's, by its name: give that of this model "
             "with policy.policy_kwargs.vecnormalize, or false if it was trained without one"
         )
-    return only
+    remedy = "choose it, with policy.policy_kwargs.vecnormalize"
+    return trained, _only(folder, possible, "one normalizer", remedy) if possible else None
+
+
+@functools.cache
+def unknown(name: str) -> str:
+    """Return the note on a file whose model may lack its statistics; log it, once in a process."""
+    note = (
+        f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics beside it: "
+        "its observations are not normalized. If it was, set policy.policy_kwargs.vecnormalize to the file of "
+        "venv.save(); if not, to false"
+    )
+    _logger.warning(note)
+    return note
 
 
 def _name_of(normalizer: Path) -> str:

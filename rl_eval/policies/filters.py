@@ -221,6 +221,11 @@ class FilteredPolicy:
         """What the policy's last call computed besides actions; None for a policy that does not show it."""
         return getattr(self.policy, "outputs", None)
 
+    @property
+    def result_notes(self) -> tuple[str, ...]:
+        """Sentences of the policy for the reader of a result."""
+        return getattr(self.policy, "result_notes", ())
+
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:

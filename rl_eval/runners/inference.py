@@ -92,6 +92,7 @@ class Inference:
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self._verdict: tuple[str, ...] = ()
+        self._of_the_policy: tuple[str, ...] = getattr(policy, "result_notes", ())
 
     # ------------------------------------------------------------------ episodes
 
@@ -266,7 +267,8 @@ class Inference:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result needs to know about how the policy is computed, and its actions are used."""
-        return (*self._verdict, _CLIPPED[self._reader.mode]) if self._reader.clipped else self._verdict
+        clipped = (_CLIPPED[self._reader.mode],) if self._reader.clipped else ()
+        return (*self._of_the_policy, *self._verdict, *clipped)
 
     def forget_notes(self) -> None:
         """Note again what episodes showed before."""

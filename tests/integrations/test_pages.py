@@ -123,7 +123,7 @@ def sb3(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     patch.setattr(PPO, "learn", lambda model, steps, callback=None: learn(model, min(steps, 64), callback))
     venv = VecNormalize(make_vec_env("Hopper-v5"))
     PPO("MlpPolicy", venv, n_steps=64).learn(64).save("model.zip")
-    venv.save("vn.pkl")
+    venv.save("vecnormalize.pkl")
     Path("my_package.py").write_text(MASKED)
     maskable = MaskablePPO("MlpPolicy", "my_package:MaskedEnv-v0", n_steps=8, batch_size=8)
     return {"maskable_model": maskable}

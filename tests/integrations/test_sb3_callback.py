@@ -9,7 +9,9 @@ import random
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +28,9 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
+from stable_baselines3.common.callbacks import EvalCallback as Theirs
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rl_eval import EvalConfig, EvalResult, evaluate
@@ -78,25 +82,66 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_evaluation_has_the_weights_of_its_step_and_the_final_policy_is_the_last(tmp_path):
+def test_every_evaluation_has_the_weights_of_its_step():
+    """Those of the last due step, too, although the model is updated once more."""
     model = make_ppo()
     callback = EvalCallback(make_config(), every_steps=64, verbose=0)
     saved = Saved(callback)
     model.learn(320, callback=[callback, saved])
-    steps = [step for step, _ in callback.results]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == model.num_timesteps == 320
-    assert len(steps) >= 2
-    prints = {}
-    for step, result in callback.results[:-1]:
+    assert [step for step, _ in callback.results] == [64, 128, 192, 256, 320]
+    for step, result in callback.results:
         saved.models[step][0].seek(0)
         frozen = PPO.load(saved.models[step][0], device="cpu")
-        prints[step] = evaluate(make_config(), frozen).fingerprint
-        assert result.fingerprint == prints[step]
-    assert callback.results[-1][1].fingerprint == evaluate(make_config(), model).fingerprint
-    trainings = {(step - 1) // 64 for step in steps[:-1]} | {5}
-    assert len({result.fingerprint for _, result in callback.results}) == len(trainings)
+        assert result.fingerprint == evaluate(make_config(), frozen).fingerprint
+    assert len({result.fingerprint for _, result in callback.results}) == 5
     assert callback.evaluator is None
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC"])
+def test_the_steps_are_those_of_sb3_in_every_run(tmp_path, algorithm):
+    """The first multiple of ``eval_freq`` calls to the last, in a training that exceeds what was asked for."""
+
+    def trained(callback):
+        if algorithm == "PPO":
+            model = make_ppo(envs=3)
+        else:
+            model = SAC("MlpPolicy", Rewards("vector", "box"), learning_starts=40, seed=1, device="cpu")
+        model.learn(200, callback=callback)
+        return callback
+
+    env = Monitor(Rewards("vector", "box"))
+    theirs = trained(Theirs(env, eval_freq=10, n_eval_episodes=1, log_path=str(tmp_path), verbose=0, warn=False))
+    ours = [trained(EvalCallback(make_config(), eval_freq=10, verbose=0)).results for _ in range(3)]
+    for results in ours:
+        assert [step for step, _ in results] == theirs.evaluations_timesteps
+    assert len({tuple(result.fingerprint for _, result in results) for results in ours}) == 1
+
+
+def test_what_is_printed_is_what_sb3_prints(capsys):
+    """The standard deviations divide by n."""
+    make_ppo().learn(64, callback=(callback := EvalCallback(make_config(), every_steps=64)))
+    [(_, result)] = callback.results
+    rows = result.table.rows
+    returns, lengths = rows["episode_return"], rows["length"]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"Eval num_timesteps=64, episode_reward={returns.mean():.2f} +/- {returns.std():.2f}",
+        f"Episode length: {lengths.mean():.2f} +/- {lengths.std():.2f}",
+    ]
+
+
+def test_the_arguments_are_those_of_sb3():
+    """In its order, of an environment; what would be ignored is an error."""
+    env = gym.make("CartPole-v1")
+    callback = EvalCallback(env, None, None, 5, 64, None, None, True, False, 0, False)
+    by_name = EvalCallback(eval_env=env, eval_freq=64, render=False, verbose=0, warn=True)
+    results = []
+    for one in (callback, by_name):
+        PPO("MlpPolicy", "CartPole-v1", n_steps=64, seed=0, device="cpu").learn(64, callback=one)
+        results += one.results
+    assert [(step, result.metrics["num_episodes"]) for step, result in results] == [(64, 5), (64, 5)]
+    assert results[0][1].fingerprint == results[1][1].fingerprint
+    with pytest.raises(ConfigError, match="render is True"):
+        EvalCallback(env, render=True)
 
 
 def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
@@ -221,29 +266,42 @@ class Opens(BaseCallback):
         return True
 
 
-def test_training_goes_on_while_an_evaluation_runs(capsys):
+def test_training_continues_while_an_evaluation_runs_and_two_wait(capsys):
     GATE.clear()
     model = make_ppo()
     callback = EvalCallback(make_config(env=Gated), every_steps=20)
-    # Were learn() to wait for the evaluation of step 20, nobody would open the gate.
-    model.learn(256, callback=CallbackList([callback, Opens(200)]))
-    steps = [step for step, _ in callback.results]
-    assert steps[0] == 20
-    assert steps[1] >= 200
-    assert steps[-1] == 256
+    # The gate would stay closed if learn() waited for the evaluations of steps 20, 40 and 60.
+    model.learn(256, callback=CallbackList([callback, Opens(70)]))
+    assert [step for step, _ in callback.results] == list(range(20, 256, 20))
     told = capsys.readouterr().out
     assert "Eval num_timesteps=20, episode_reward=" in told
     assert "New best mean reward!" in told
 
 
-def test_an_evaluation_waits_for_every_eval_freq_calls():
+def test_training_waits_while_two_evaluations_wait(monkeypatch):
+    """The gate opens when it does, so the first three evaluations are not done by then."""
+    GATE.clear()
+    model, waits = make_ppo(), []
+
+    def sleep(seconds):
+        waits.append((model.num_timesteps, len(callback._open)))
+        GATE.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(
+        "rl_eval.integrations.sb3.callback.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    )
+    callback = EvalCallback(make_config(env=Gated), every_steps=20, verbose=0)
+    model.learn(256, callback=callback)
+    assert waits[0] == (80, 3)
+    assert [step for step, _ in callback.results] == list(range(20, 256, 20))
+
+
+def test_eval_freq_counts_calls():
     model = make_ppo(envs=4)
     callback = EvalCallback(make_config(), eval_freq=16, verbose=0)
-    submitted = []
-    submit = callback.submit
-    callback.submit = lambda weights, step: (submitted.append(step), submit(weights, step))[1]
     model.learn(128, callback=callback)
-    assert submitted[0] == 64
+    assert [step for step, _ in callback.results] == [64, 128]
 
 
 def test_callbacks_of_sb3_stop_the_training():
@@ -309,9 +367,9 @@ def test_an_evaluator_that_is_given_stays_open_and_hears_of_everything():
     with Evaluator(make_config(), model, on_result=points.append) as evaluator:
         callback = EvalCallback(evaluator, every_steps=64, verbose=0)
         model.learn(192, callback=callback)
-        last = evaluator.evaluate(model, step=999)
-        assert [point.step for point in points] == [*(step for step, _ in callback.results), 999]
-        assert last.fingerprint == callback.results[-1][1].fingerprint
+        evaluator.evaluate(model, step=999)
+        assert [point.step for point in points] == [64, 128, 192, 999]
+        assert [step for step, _ in callback.results] == [64, 128, 192]
     with pytest.raises(ConfigError, match="settings of the Evaluator"):
         EvalCallback(evaluator, n_eval_episodes=3)
 
@@ -324,7 +382,7 @@ def test_a_request_that_a_later_one_replaced_is_no_result():
         model.learn(256, callback=CallbackList([callback, Opens(200)]))
     steps = [step for step, _ in callback.results]
     assert steps[0] == 20
-    assert steps[-1] == 256
+    assert steps[-1] == 240
     assert all(result.status == "complete" for _, result in callback.results)
     assert len(steps) <= 5
 
@@ -338,24 +396,26 @@ def test_arguments_that_contradict_each_other_are_errors():
 
 def test_episodes_and_mode_can_be_said_as_in_sb3():
     model = make_ppo()
-    sampled = EvalCallback(make_config(), n_eval_episodes=4, deterministic=False, every_steps=10**6, verbose=0)
-    model.learn(64, callback=sampled)
-    [(_, result)] = sampled.results
     config = make_config().policy(deterministic=False).evaluation(num_episodes=4)
-    assert result.fingerprint == evaluate(config, model).fingerprint
+    expected = evaluate(config, model)
+    sampled = EvalCallback(make_config(), n_eval_episodes=4, deterministic=False, every_steps=64, verbose=0)
+    model.learn(64, callback=sampled)  # It is updated after the 64 steps for the first time.
+    [(_, result)] = sampled.results
+    assert result.fingerprint == expected.fingerprint
     assert result.metrics["num_episodes"] == 4
 
 
-def test_runners_in_other_processes_have_the_same_results(ray_cluster, tmp_path):
-    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
-    model = PPO("MlpPolicy", venv, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
-    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=6, seed=8)
-    callback = EvalCallback(
-        config.copy().runners(num_runners=1), every_steps=128, best_model_save_path=tmp_path, verbose=0
-    )
-    model.learn(256, callback=callback)
-    assert callback.results[-1][0] == 256
-    here, there = evaluate(config, model), callback.results[-1][1]
+def test_runners_in_other_processes_have_the_same_results(ray_cluster):
+    def evaluated(num_runners):
+        venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+        model = PPO("MlpPolicy", venv, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
+        config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=6, seed=8)
+        callback = EvalCallback(config.runners(num_runners=num_runners), every_steps=128, verbose=0)
+        model.learn(256, callback=callback)
+        assert [step for step, _ in callback.results] == [128, 256]
+        return callback.results[-1][1]
+
+    here, there = evaluated(0), evaluated(1)
     assert there.provenance["numerics"] == here.provenance["numerics"]
     assert there.fingerprint == here.fingerprint
 
@@ -517,7 +577,7 @@ def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypa
     log = callback._log
     monkeypatch.setattr(callback, "_log", lambda step, result: (seen.append((step, result)), log(step, result)))
     make_ppo().learn(320, callback=callback)
-    assert len(seen) > 1  # The first and the last; how many come between is up to the machine.
+    assert len(seen) == 8
     assert callback.results == seen[-1:]
     with np.load(tmp_path / "evaluations.npz") as arrays:
         assert arrays["timesteps"].tolist() == [step for step, _ in seen]

@@ -14,12 +14,19 @@ from safetensors.torch import save_file
 from rl_eval import EvalConfig, evaluate
 from rl_eval.cli.policy_source import policy_source
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3_files import unknown
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder
 
 SB3 = "rl_eval.integrations.sb3:load_policy"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Return to a process that has not warned of any model."""
+    unknown.cache_clear()
 
 
 @pytest.fixture
@@ -83,19 +90,18 @@ def test_a_run_of_the_zoo_has_one_normalizer_for_all_its_models(tmp_path):
         policy_source(str(run))
 
 
-def test_a_normalizer_in_a_folder_of_somebody_else_is_not_taken(tmp_path):
+def test_a_normalizer_in_a_folder_of_somebody_else_is_not_taken(tmp_path, caplog):
     """Unless the zoo's files say that it is of the same run; a model that may need one says so."""
     path = model(tmp_path / "plain.zip", _last_original_obs={}, buffer_size=100)
     (tmp_path / "other").mkdir()
     statistics = tmp_path / "other" / "vecnormalize.pkl"
     statistics.touch()
-    source = policy_source(str(path))
-    assert source.kwargs == {"path": str(path)}
-    assert "does not tell whether it was trained with a VecNormalize" in source.said
+    assert policy_source(str(path)).kwargs == {"path": str(path)}
+    assert "plain.zip does not show whether it was trained with a VecNormalize" in caplog.text
     (tmp_path / "other" / "args.yml").touch()
-    source = policy_source(str(path))
-    assert source.kwargs["vecnormalize"] == str(statistics)
-    assert "does not tell" not in source.said
+    caplog.clear()
+    assert policy_source(str(path)).kwargs["vecnormalize"] == str(statistics)
+    assert not caplog.text
 
 
 def test_a_masked_policy_is_given_masks(tmp_path):
@@ -132,15 +138,17 @@ def test_two_normalizers_are_a_question(tmp_path):
     ],
 )
 def test_a_normalizer_that_names_another_model_is_a_question(tmp_path, name, others):
-    """It would give numbers of another policy, without a word."""
+    """It would give numbers of another policy. A model that may need none is evaluated without it."""
     stem = "hopper_final" if "early" in name else "rl_model_60_steps"
-    path = model(tmp_path / f"{stem}.zip")
+    path = model(tmp_path / f"{stem}.zip", _last_original_obs={})
     for other in others:
         model(tmp_path / f"{other}.zip")
     (tmp_path / f"{name}.pkl").touch()
     with pytest.raises(ConfigError, match=f"{name}.pkl beside {stem}.zip is another model's, by its name"):
         policy_source(str(path))
     assert "vecnormalize" not in policy_source(str(path), {"vecnormalize"}).kwargs
+    path = model(tmp_path / f"{stem}.zip", _last_original_obs={}, buffer_size=100)
+    assert "vecnormalize" not in policy_source(str(path)).kwargs
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """Callback that evaluates a model during ``learn``: results are logged and kept, and the best model is saved.
 
-The evaluation runs beside the training. At a due step the weights are copied and submitted; training goes on, and the
-result is taken in at the first training step after it is there, under the step that it belongs to.
+The evaluation runs during training. At a due step, which is one of SB3's, the weights are copied and submitted.
+Training continues, unless two evaluations wait already. A result is taken in at the first training step after it is
+done, under the step of its weights.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,18 +25,20 @@ from stable_baselines3.common.logger import KVWriter
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, EvaluatorBusy
+from rl_eval.execution.evaluate_policy import environment_like
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel, Candidate
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
-from rl_eval.training.schedule import EvalSchedule
 
 __all__ = ["EvalCallback"]
 
-_DEFAULT_FREQUENCY: Final = 10_000
 _KEPT: Final = 100
+_MAX_WAITING: Final = 2
+"""Evaluations that wait behind the one that runs, each with a copy of the weights."""
+_POLL_S: Final = 0.02
 
 _logger = logging.getLogger(__name__)
 
@@ -56,41 +62,43 @@ class _Open:
 
 @final
 class EvalCallback(EventCallback):  # type: ignore[misc]
-    """Evaluates the model during training without stopping it.
+    """Evaluates the model during training, at the steps at which SB3's class of the same name does.
 
-    In place of SB3's class of the same name: the first argument says how to evaluate and replaces ``eval_env``, and the
-    others mean what they mean there. A due evaluation that finds the last one still running waits for it, and then
-    takes the weights of that moment. The final policy is always evaluated, before ``learn`` returns. What a callback, a
-    writer of SB3's logger or a full disk raises is logged, and training goes on.
+    The arguments are those of SB3's. An evaluation has the weights of its step. It runs while training continues; at
+    most two others wait, and a further one makes training wait. An error of a callback, of a writer of SB3's logger or
+    of a full disk is logged, and training continues.
 
     Args:
-        evaluator: What to evaluate in and how; its policy is the model. An :class:`~rl_eval.Evaluator` is used as it
-            is and left open; of a config, one is made when training starts and shut down when it ends.
+        eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
+            :class:`~rl_eval.Evaluator` is used as it is and left open; training waits while it is busy.
         callback_on_new_best: Triggered after a new best mean. ``callback.parent.best_mean_reward`` has it; the model
             has trained on since it was evaluated.
         callback_after_eval: Triggered after every evaluation, likewise.
-        n_eval_episodes: Number of episodes; by default as configured.
-        eval_freq: Evaluate every so many calls of the callback, each of which is one step of every training
-            environment; by default 10000.
-        every_steps: Evaluate every so many training steps instead, whatever the number of environments.
+        n_eval_episodes: Number of episodes. By default as configured, or 5 for an environment.
+        eval_freq: Evaluate at each call whose number is a multiple of it. A call is one step of every training
+            environment. By default 10000.
         log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has, of all evaluations. Failed
             episodes are NaN. After more than 100 evaluations it may lack the last 1 % of them until the training ends.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
             and change together, so a kill leaves the old pair or the new one.
         deterministic: Take the mode of the policy's distribution; by default as configured.
+        render: Refused if True: ``rl-eval replay --render human`` and ``rl-eval video`` show episodes of a run.
         verbose: 1 prints each result.
+        warn: Not used: a ``Monitor`` is not needed.
+        every_steps: Evaluate at each first call in an interval of so many training steps instead, whatever the number
+            of environments.
         on_error: Called with the error of an evaluation that could not run; by default it is raised, which ends the
             training.
         final_timeout_s: Longest wait for open evaluations at the end of the training, in seconds.
 
     Raises:
-        ConfigError: The arguments contradict each other.
+        ConfigError: The arguments contradict each other, or the environment cannot be built again.
     """
 
     def __init__(
         self,
-        evaluator: EvalConfig | EvalSettings | Evaluator,
+        eval_env: Any,
         callback_on_new_best: BaseCallback | None = None,
         callback_after_eval: BaseCallback | None = None,
         n_eval_episodes: int | None = None,
@@ -98,18 +106,17 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         log_path: str | os.PathLike[str] | None = None,
         best_model_save_path: str | os.PathLike[str] | None = None,
         deterministic: bool | None = None,
+        render: bool = False,
         verbose: int = 1,
+        warn: bool = True,
         *,
         every_steps: int | None = None,
         on_error: Callable[[BaseException], object] | None = None,
         final_timeout_s: float = 3600.0,
     ) -> None:
         super().__init__(callback_after_eval, verbose=verbose)
-        if not isinstance(evaluator, (EvalConfig, EvalSettings, Evaluator)):
-            raise ConfigError(
-                f"the first argument is a {type(evaluator).__name__}: give an EvalConfig, such as "
-                "EvalConfig().environment(ID), or an Evaluator; environments are built from it"
-            )
+        if render:
+            raise ConfigError("render is True: look at episodes with rl-eval replay --render human or rl-eval video")
         if eval_freq is not None and every_steps is not None:
             raise ConfigError(f"eval_freq is {eval_freq} and every_steps is {every_steps}: give one of them")
         for key, value in (("eval_freq", eval_freq), ("every_steps", every_steps)):
@@ -118,13 +125,12 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self.callback_on_new_best = callback_on_new_best
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
-        self._given = _with_episodes(evaluator, n_eval_episodes, deterministic)
+        self._given = _with_episodes(eval_env, n_eval_episodes, deterministic)
         self.evaluator: Evaluator | None = None
-        self._eval_freq = eval_freq or _DEFAULT_FREQUENCY
+        self._eval_freq = eval_freq or 10_000
         self._every_steps = every_steps
         self._on_error = on_error
         self._final_timeout_s = final_timeout_s
-        self._schedule = EvalSchedule()
         self._open: deque[_Open] = deque()
         self._log_path = None if log_path is None else Path(log_path)
         self._arrays = None if log_path is None else EvaluationArrays(Path(log_path) / "evaluations.npz")
@@ -148,16 +154,18 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         super()._on_training_start()
         self._release()  # Of a training that was interrupted.
         given = self._given
-        self.evaluator = given if isinstance(given, Evaluator) else Evaluator(given, self.model)
-        steps_per_call = self.training_env.num_envs
-        self._schedule = EvalSchedule(self._every_steps or self._eval_freq * steps_per_call)
-        self._schedule.load_state_dict({"last_step": self.num_timesteps})
+        self.evaluator = (
+            given
+            if isinstance(given, Evaluator)
+            else Evaluator(given, self.model, busy_policy="queue", max_queue=_MAX_WAITING)
+        )
 
     def _on_step(self) -> bool:
         go_on = self._take_in()
-        # After the last step the model is updated once more: what it is then is the final policy of this step.
-        if self.num_timesteps < self.model._total_timesteps:
-            self._schedule.update(self, self.model, self.num_timesteps)
+        if self._due():
+            while not self._submit():
+                time.sleep(_POLL_S)
+                go_on = self._take_in() and go_on
         return go_on
 
     def _on_training_end(self) -> None:
@@ -170,22 +178,25 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ submitting
 
-    def submit(self, weights: Any = None, step: int | None = None) -> EvalHandle:
-        """Submit the model; called by the schedule, for which this callback stands before the evaluator.
+    def _due(self) -> bool:
+        if self._every_steps is None:
+            return bool(self.n_calls % self._eval_freq == 0)
+        return bool(self.num_timesteps % self._every_steps < self.training_env.num_envs)
 
-        Args:
-            weights: The model.
-            step: Its training step.
+    def _submit(self) -> bool:
+        """Submit the model of this step; return False if the evaluator has no room.
 
         Raises:
-            EvaluatorBusy: An earlier evaluation is running.
             WeightsError: The ``VecNormalize`` of the training environment has not seen an observation.
         """
         assert self.evaluator is not None
-        assert step is not None
-        handle = self.evaluator.submit(weights, step)
+        step = self.num_timesteps
+        try:
+            handle = self.evaluator.submit(self.model, step)
+        except EvaluatorBusy:
+            return False
         self._open.append(_Open(step, handle, self._save_candidate(step)))
-        return handle
+        return True
 
     def _save_candidate(self, step: int) -> Candidate | None:
         """Save the model beside the best one, since it will have changed when its result is there."""
@@ -193,16 +204,15 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return None if best is None else _attempt("saving the model", lambda: best.save(self.model, step), None)
 
     def _finish(self) -> None:
-        try:
-            self._schedule.finish(self, self.model, self.num_timesteps, self._final_timeout_s)
-        except Exception as error:
-            # That of an evaluation is called when its result is taken in.
-            if not any(each.handle.exception() is error for each in self._open):
-                raise
+        """Wait for open evaluations, and take them in."""
+        give_up = time.monotonic() + self._final_timeout_s
+        for each in self._open:
+            with suppress(Exception):  # An evaluation's error is handled when it is taken in.
+                each.handle.result(max(0.0, give_up - time.monotonic()))
         self._take_in()
-        if self._schedule.unfinished:
+        if self._open:
             raise TimeoutError(
-                f"the evaluations of steps {self._schedule.unfinished} are not done "
+                f"the evaluations of steps {[each.step for each in self._open]} are not done "
                 f"{self._final_timeout_s} s after the end of the training (final_timeout_s)"
             )
 
@@ -272,21 +282,28 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     @staticmethod
     def _print(step: int, result: EvalResult) -> None:
-        spread, lengths = result.aggregates.std, result.metrics["episode_len_mean"]
-        print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {spread:.2f}")  # noqa: T201
-        print(f"Episode length: {lengths:.2f}")  # noqa: T201
+        """Print what SB3 prints; its standard deviations divide by n."""
+        returns, lengths = (result.counted_rows[name] for name in ("episode_return", "length"))
+        print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {_std(returns):.2f}")  # noqa: T201
+        print(f"Episode length: {result.metrics['episode_len_mean']:.2f} +/- {_std(lengths):.2f}")  # noqa: T201
+        if result.success_rate is not None:
+            print(f"Success rate: {100 * result.success_rate:.2f}%")  # noqa: T201
         if result.status != "complete":
             print(f"Evaluation {result.status}: {result.reason}")  # noqa: T201
 
 
-def _with_episodes(
-    evaluator: EvalConfig | EvalSettings | Evaluator, num_episodes: int | None, deterministic: bool | None
-) -> EvalSettings | Evaluator:
-    if isinstance(evaluator, Evaluator):
+def _std(values: Any) -> float:
+    return float(np.std(values)) if len(values) else math.nan
+
+
+def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | None) -> EvalSettings | Evaluator:
+    if isinstance(given, Evaluator):
         if num_episodes is not None or deterministic is not None:
             raise ConfigError("n_eval_episodes and deterministic are settings of the Evaluator that was given")
-        return evaluator
-    settings = evaluator.build() if isinstance(evaluator, EvalConfig) else evaluator
+        return given
+    if not isinstance(given, (EvalConfig, EvalSettings)):
+        given = EvalConfig().environment(**environment_like(given, of_the_model=True)).evaluation(num_episodes=5)
+    settings = given.build() if isinstance(given, EvalConfig) else given
     values = {name: dict(section) for name, section in settings}
     # Its own policy, if it has one, gives way to the model.
     values["policy"] |= {"policy": None, "policy_kwargs": {}, "weights": None}

@@ -8,6 +8,7 @@ environment, and, where an algorithm explores by chance, its ``exploration_rate`
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, Final
 
 import torch
@@ -20,12 +21,15 @@ from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3.normalizer import (
     ATTRIBUTE,
     LACKS_STATISTICS,
+    NOTES,
     normalizers_of,
     refuse_empty,
-    was_normalized,
 )
+from rl_eval.integrations.sb3_facts import trained_normalized
 
 __all__ = ["as_weights", "attach", "for_environment", "portable"]
+
+_logger: Final = logging.getLogger(__name__)
 
 _RATE: Final = "exploration_rate"
 _OURS: Final = ("stable_baselines3", "sb3_contrib")
@@ -39,13 +43,25 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     Raises:
         ConfigError: The model predicts in a way of its own, or lacks the ``VecNormalize`` that it was trained with.
     """
-    if isinstance(value, BaseAlgorithm) and value.get_vec_normalize_env() is None and was_normalized(vars(value)):
+    copied = _copied(value)
+    if isinstance(value, BasePolicy) or value.get_vec_normalize_env() is not None:
+        return copied
+    trained = trained_normalized(vars(value))
+    if trained:
         raise ConfigError(
             f"the {type(value).__name__} {LACKS_STATISTICS}. Load it with rl_eval.integrations.sb3.load_policy(path, "
             "vecnormalize=FILE), or give it its environment by model.set_env(venv); or give model.policy if it "
             "normalized rewards only"
         )
-    return _copied(value)
+    if trained is None:
+        note = (
+            f"the {type(value).__name__} does not show whether it was trained with a VecNormalize, and has none: its "
+            "observations are not normalized. If it was, load it with rl_eval.integrations.sb3.load_policy(path, "
+            "vecnormalize=FILE); if not, give model.policy"
+        )
+        _logger.warning(note)
+        setattr(copied, NOTES, (note,))
+    return copied
 
 
 def _copied(value: BaseAlgorithm | BasePolicy) -> BasePolicy:

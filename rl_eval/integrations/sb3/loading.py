@@ -6,6 +6,7 @@ The algorithm is not built: its replay buffer may be larger than the machine, an
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -18,9 +19,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.live import attach
-from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, LACKS_STATISTICS, refuse_empty, was_normalized
+from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, LACKS_STATISTICS, NOTES, refuse_empty
+from rl_eval.integrations.sb3_files import normalizer_of, unknown
 
 __all__ = ["load_policy"]
+
+_logger: Final = logging.getLogger(__name__)
 
 _NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
 """Pickled functions of the trainer, which are often what another version of Python cannot read."""
@@ -40,15 +44,17 @@ def load_policy(
 
     Args:
         path: Zip file of a model.
-        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with, if it was; False for one that normalized
-            rewards only, and has nothing to do with acting.
+        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with. None searches beside the model, unless
+            the model shows that it was trained without. False for a model that was trained without, or with one that
+            normalized rewards only.
 
     Returns:
-        The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``.
+        The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``. Its ``result_notes``
+        name the statistics that were found, or a model that does not show whether it needs some.
 
     Raises:
-        ConfigError: A file is missing, unreadable, or something else; or the model was trained with a ``VecNormalize``,
-            which is not given.
+        ConfigError: A file is missing, unreadable, or something else; the model was trained with a ``VecNormalize``,
+            and its statistics are neither given nor beside it; or several files beside it may be meant.
     """
     file = _existing("path", path, ".zip")
     try:
@@ -62,16 +68,30 @@ def load_policy(
             f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
             f"{type(error).__name__}: {error}{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}"
         ) from error
-    if vecnormalize is None and was_normalized(data):
+    notes: tuple[str, ...] = ()
+    if vecnormalize is None:
+        vecnormalize, notes = _beside(file)
+    wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
+    policy = attach(policy, wrapper, data.get("exploration_rate"))
+    refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
+    setattr(policy, NOTES, notes)
+    return policy.eval()
+
+
+def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the statistics that were saved with a model, and notes for the reader of its results."""
+    trained, found = normalizer_of(file)
+    if found is not None:
+        note = f"{file.name} has the VecNormalize statistics {found.name}, which are beside it"
+        _logger.info(note)
+        return found, (note,)
+    if trained:
         raise ConfigError(
             f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}. Give the file that "
             "venv.save() wrote, which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
             "policy.policy_kwargs.vecnormalize=FILE; or give False if it normalized rewards only"
         )
-    wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
-    policy = attach(policy, wrapper, data.get("exploration_rate"))
-    refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
-    return policy.eval()
+    return None, (unknown(file.name),) if trained is None else ()
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:

@@ -5,7 +5,6 @@ They travel with the weights and never change during an evaluation. Rewards are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, final
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 
 from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["ATTRIBUTE", "LACKS_STATISTICS", "Normalizer", "normalizers_of", "refuse_empty", "was_normalized"]
+__all__ = ["ATTRIBUTE", "LACKS_STATISTICS", "NOTES", "Normalizer", "normalizers_of", "refuse_empty"]
 
 LACKS_STATISTICS: Final = (
     "was trained with a VecNormalize, without whose statistics its policy acts on other numbers than in training"
@@ -24,14 +23,8 @@ LACKS_STATISTICS: Final = (
 ATTRIBUTE: Final = "vecnormalize"
 """Name of the policy's submodule that holds its normalizers."""
 
-
-def was_normalized(facts: Mapping[str, Any]) -> bool:
-    """Return whether a model, by its attributes, is known to have been trained with a ``VecNormalize``.
-
-    ``learn`` keeps the observation before it was normalized, and only then; algorithms with a replay buffer keep one in
-    any case, and do not tell.
-    """
-    return facts.get("_last_original_obs") is not None and "buffer_size" not in facts
+NOTES: Final = "result_notes"
+"""Name of the policy's attribute that holds sentences for the reader of a result."""
 
 
 @final

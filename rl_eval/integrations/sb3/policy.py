@@ -34,7 +34,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.context import context_of
 from rl_eval.integrations.sb3.draws import Exploration, draw, explores, parameters
 from rl_eval.integrations.sb3.live import portable
-from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, refuse_empty
+from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, NOTES, refuse_empty
 from rl_eval.integrations.sb3.observations import Preprocessor
 from rl_eval.protocols import NoiseSource
 
@@ -93,6 +93,8 @@ class SB3Policy:
                 f"{action_space}"
             )
         self.module = module
+        self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
+        """Sentences for the reader of a result."""
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
         observed = self._context.observed(observation_space)
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)

@@ -1,0 +1,209 @@
+"""Models of Stable-Baselines3 with and without a VecNormalize: the same rule through every door.
+
+A cell is right if it equals a loop of ``predict`` with the model's own statistics. Otherwise it is refused, or the
+result has a note: a wrong number never comes without a word.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("stable_baselines3")
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from typer.testing import CliRunner
+
+from rl_eval import EvalConfig, EvalResult, evaluate, evaluate_policy, load
+from rl_eval.cli import app
+from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3 import EvalCallback, load_policy
+from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
+from rl_eval.integrations.sb3_files import unknown
+
+STEPS, EPISODES = 256, 2
+ALGORITHMS = {"PPO": (PPO, {"n_steps": 64}), "SAC": (SAC, {}), "TD3": (TD3, {}), "DQN": (DQN, {})}
+OF_FILES = ["command line", "config", "load_policy", "watch"]
+
+
+@dataclass
+class Trained:
+    algorithm: type[BaseAlgorithm]
+    env: str
+    file: Path
+    """Beside its statistics, if it was trained with some."""
+    alone: Path
+    """The same without its statistics."""
+    expected: np.ndarray
+    """Returns of a loop of ``predict`` with the model's own statistics."""
+    during: EvalResult
+    """Result of an ``EvalCallback`` at the last step."""
+    expected_during: np.ndarray
+
+    @property
+    def config(self) -> EvalConfig:
+        return config_for(self.env)
+
+
+def config_for(env: str) -> EvalConfig:
+    return EvalConfig().environment(env).evaluation(num_episodes=EPISODES)
+
+
+def own_loop(model: BaseAlgorithm, env: str, normalizer: VecNormalize | None) -> np.ndarray:
+    world, returns = gym.make(env), []
+    for spec in config_for(env).build().plan():
+        observation, done, total = world.reset(seed=spec.seed)[0], False, 0.0
+        while not done:
+            seen = observation if normalizer is None else normalizer.normalize_obs(observation)
+            observation, reward, terminated, truncated, _ = world.step(model.predict(seen, deterministic=True)[0])
+            done, total = terminated or truncated, total + float(reward)
+        returns.append(total)
+    return np.array(returns)
+
+
+class OwnLoop(BaseCallback):
+    """Runs the loop at the last step, with the model as it is then."""
+
+    def __init__(self, env: str) -> None:
+        super().__init__()
+        self._env = env
+
+    def _on_step(self) -> bool:
+        if self.n_calls == STEPS:
+            self.returns = own_loop(self.model, self._env, self.model.get_vec_normalize_env())
+        return True
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Return models by algorithm and whether they were trained with a VecNormalize; each is trained once."""
+    made = {}
+
+    def get(name: str, normalized: bool) -> Trained:
+        if (name, normalized) not in made:
+            made[name, normalized] = train(name, normalized, tmp_path_factory.mktemp(name))
+        return made[name, normalized]
+
+    return get
+
+
+def train(name: str, normalized: bool, folder: Path) -> Trained:
+    algorithm, kwargs = ALGORITHMS[name]
+    env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
+    venv = DummyVecEnv([lambda: gym.make(env)])
+    normalizer = venv = VecNormalize(venv) if normalized else venv
+    model = algorithm("MlpPolicy", venv, seed=3, device="cpu", policy_kwargs={"net_arch": [16]}, **kwargs)
+    callback, loop = EvalCallback(config_for(env), eval_freq=STEPS, verbose=0), OwnLoop(env)
+    model.learn(STEPS, callback=[callback, loop])
+    (folder / "alone").mkdir()
+    for file in (folder / "model.zip", folder / "alone" / "model.zip"):
+        model.save(file)
+    if normalized:
+        normalizer.save(str(folder / "model_vecnormalize.pkl"))
+    expected = own_loop(model, env, normalizer if normalized else None)
+    assert not normalized or not np.allclose(expected, own_loop(model, env, None), rtol=1e-2), "the cell shows nothing"
+    [(_, during)] = callback.results
+    files = (folder / "model.zip", folder / "alone" / "model.zip")
+    return Trained(algorithm, env, *files, expected, during, loop.returns)
+
+
+def on_the_command_line(one: Trained, file: Path) -> EvalResult:
+    arguments = ["run", "--env", one.env, "--policy", str(file), "--trust", "-n", str(EPISODES), "-o", "out"]
+    done = CliRunner().invoke(app, arguments)
+    if done.exit_code == 2:
+        raise ConfigError(done.output)
+    assert done.exit_code == 0, done.output
+    return load("out")
+
+
+def in_a_watch(one: Trained, file: Path) -> EvalResult:
+    options = ["--env", one.env, "-n", str(EPISODES), "--trust", "--once", "--poll-s", "0.02", "--held-out", "0"]
+    done = CliRunner().invoke(app, ["watch", f"{file.parent}/*.zip", *options, "-o", "seen", "--json"])
+    points = json.loads(done.stdout)
+    if not points or points[0].get("evaluation") is None:
+        raise ConfigError(done.output)
+    return load(Path("seen", "evaluations", points[0]["evaluation"]))
+
+
+THROUGH = {
+    "command line": on_the_command_line,
+    "config": lambda one, file: evaluate(one.config.policy(f"sb3:{file}")),
+    "load_policy": lambda one, file: evaluate(one.config, load_policy(file)),
+    "live": lambda one, file: evaluate(one.config, one.algorithm.load(file, device="cpu")),
+    "evaluate_policy": lambda one, file: (
+        evaluate_policy(one.algorithm.load(file, device="cpu"), one.env, EPISODES).result
+    ),
+    "EvalCallback": lambda one, file: one.during,
+    "watch": in_a_watch,
+}
+
+
+def outcome(door: str, one: Trained, file: Path) -> str:
+    """Return ``right``, ``refused`` or ``wrong``, with ``, noted`` if the result has a note about statistics."""
+    try:
+        result = THROUGH[door](one, file)
+    except ConfigError as error:
+        return "refused" if "VecNormalize" in str(error) else f"refused for another reason: {error}"
+    expected = one.expected_during if door == "EvalCallback" else one.expected
+    right = np.allclose(result.table.rows["episode_return"], expected, rtol=1e-3)
+    noted = any("VecNormalize" in note for note in result.notes)
+    return ("right" if right else "wrong") + (", noted" if noted else "")
+
+
+@pytest.mark.parametrize("door", THROUGH)
+@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalized"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_door_gives_a_wrong_number_without_a_word(
+    algorithm, normalized, door, trained, tmp_path, monkeypatch, caplog
+):
+    """With the statistics beside the file, as SB3's callbacks save them."""
+    monkeypatch.chdir(tmp_path)
+    unknown.cache_clear()
+    one = trained(algorithm, normalized)
+    shown = trained_normalized(facts_of(one.file))
+    assert shown in ({True, None} if normalized else {False, None})
+    with caplog.at_level(logging.WARNING):
+        found = outcome(door, one, one.file)
+    if door == "EvalCallback":
+        assert found == "right"  # The training environment is there.
+    elif normalized and door in OF_FILES:
+        assert found == ("right, noted" if door == "load_policy" else "right")
+    elif shown is None:
+        assert found == ("wrong, noted" if normalized else "right, noted")
+        assert "does not show whether it was trained with a VecNormalize" in caplog.text
+    else:
+        assert found == ("refused" if normalized else "right")
+
+
+@pytest.mark.parametrize("door", OF_FILES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_file_without_its_statistics_is_refused_or_noted(algorithm, door, trained, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    unknown.cache_clear()
+    one = trained(algorithm, True)
+    with caplog.at_level(logging.WARNING):
+        found = outcome(door, one, one.alone)
+    if trained_normalized(facts_of(one.alone)):
+        assert found == "refused"
+    else:
+        assert found == "wrong, noted"
+        assert "does not show whether it was trained with a VecNormalize" in caplog.text
+
+
+def test_a_model_that_trains_on_shows_its_environment(trained, caplog):
+    """A loaded model does not, until it is trained."""
+    one = trained("SAC", False)
+    model = SAC.load(one.file, env=gym.make(one.env), device="cpu")
+    assert trained_normalized(vars(model)) is None
+    callback = EvalCallback(one.config, every_steps=64, verbose=0)
+    model.learn(64, callback=callback)
+    assert [result.notes for _, result in callback.results] == [[]]
+    assert evaluate(one.config, model).notes == []
+    assert not caplog.text

@@ -1,0 +1,103 @@
+"""Whether the attributes of a model of Stable-Baselines3 show that it was trained with a ``VecNormalize``."""
+
+import base64
+import json
+import pickle
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
+
+BOUNDED = spaces.Box(-1, 1, (2,))
+FREE = spaces.Box(-np.inf, np.inf, (2,))
+NEAR, FAR = np.array([[0.5, -0.5]], np.float32), np.array([[0.5, -7.0]], np.float32)
+ON, OFF = {}, {"buffer_size": 100}
+
+
+def facts(kind, last, original, space=FREE):
+    return {**kind, "_last_obs": last, "_last_original_obs": original, "observation_space": space}
+
+
+TABLE = {
+    "its environment has one": ({"_vec_normalize_env": object(), "env": object()}, True),
+    "its environment has none": (facts(OFF, FAR, NEAR, BOUNDED) | {"env": object()}, False),
+    "it was given an environment, and not trained there": (facts(OFF, None, NEAR) | {"env": object()}, None),
+    "never trained": (facts(ON, None, None), False),
+    "trained without, no replay buffer": (facts(ON, NEAR, None), False),
+    "no replay buffer, and an original": (facts(ON, NEAR, NEAR + 1), True),
+    "no replay buffer, saved again": (facts(ON, None, NEAR), True),
+    "of rewards alone, no replay buffer": (facts(ON, NEAR.astype(float), NEAR.astype(float) + 1), False),
+    "outside of the bounds": (facts(OFF, FAR, NEAR, BOUNDED), True),
+    "outside by rounding": (facts(OFF, np.float32([[1.00001, 0]]), NEAR, BOUNDED), None),
+    "an environment that exceeds its bounds": (facts(OFF, FAR, FAR + 1, BOUNDED), None),
+    "float32 from float64": (facts(OFF, NEAR, NEAR.astype(np.float64)), True),
+    "both float64": (facts(OFF, NEAR.astype(np.float64), FAR.astype(np.float64)), False),
+    "images": (facts(OFF, np.zeros((1, 4, 4), np.uint8), np.ones((1, 4, 4), np.uint8)), False),
+    "equal": (facts(OFF, NEAR, NEAR.copy()), False),
+    "float32": (facts(OFF, NEAR, NEAR + 1), None),
+    "stacked after it was normalized": (facts(ON, np.zeros((1, 4)), np.zeros((1, 2))), True),
+    "saved again with a replay buffer": (facts(OFF, None, NEAR), None),
+    "nothing known": ({}, None),
+    "one key of several": (
+        facts(
+            OFF,
+            {"a": NEAR, "b": FAR},
+            {"a": NEAR, "b": NEAR},
+            spaces.Dict({"a": FREE, "b": BOUNDED}),
+        ),
+        True,
+    ),
+    "no key of several": (facts(OFF, {"a": NEAR, "b": NEAR}, {"a": NEAR, "b": NEAR}), False),
+    "an unknown key of several": (facts(OFF, {"a": NEAR, "b": NEAR}, {"a": NEAR, "b": NEAR + 1}), None),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_what_attributes_show(case):
+    attributes, expected = TABLE[case]
+    assert trained_normalized(attributes) is expected
+
+
+def saved(path, **attributes):
+    """Write a file as SB3 does."""
+    data = {
+        name: value
+        if isinstance(value, (int, type(None)))
+        else {":type:": str(type(value)), ":serialized:": base64.b64encode(pickle.dumps(value)).decode()}
+        for name, value in attributes.items()
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize("case", [case for case in TABLE if not case.startswith("its env") and "given" not in case])
+def test_a_file_shows_the_same(tmp_path, case):
+    attributes, expected = TABLE[case]
+    assert trained_normalized(facts_of(saved(tmp_path / "model.zip", **attributes))) is expected
+
+
+class Runs:
+    """An object whose pickle runs code."""
+
+    def __reduce__(self):
+        return pytest.fail, ("the file was run",)
+
+
+def test_nothing_in_a_file_is_run(tmp_path):
+    for value in (Runs(), {"a": Runs()}, SimpleNamespace(low=Runs()), spaces.Dict({"a": FREE})):
+        path = saved(tmp_path / "model.zip", _last_obs=value, _last_original_obs=value, observation_space=value)
+        assert trained_normalized({**facts_of(path), **OFF}) is None
+        assert trained_normalized(facts_of(path)) is True
+
+
+@pytest.mark.parametrize("content", [b"no json", b"[1]"])
+def test_a_file_that_is_something_else_shows_nothing(tmp_path, content):
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data", content)
+    assert facts_of(tmp_path / "model.zip") == {}
+    assert facts_of(tmp_path / "none.zip") == {}
