@@ -383,8 +383,8 @@ class Evaluator:
         raise EvaluatorBusy(
             f"the evaluation of step {unfinished[0].step} is still running"
             + (f" and {len(waiting)} are waiting" if waiting else "")
-            + f", so that of step {asking.step} was refused: drain() first, ask less often, or use another busy_policy "
-            f"than {self._busy_policy!r}"
+            + f", so that of step {asking.step} was refused. Wait for it, submit less often, or "
+            + ("raise max_queue" if self._busy_policy == "queue" else "use busy_policy='queue'")
         )
 
     def _check_idle(self, what: str) -> None:

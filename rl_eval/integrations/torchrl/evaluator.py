@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
+from torchrl.envs.utils import RandomPolicy
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, UsageError
@@ -171,7 +172,8 @@ class Evaluator:
                 policy_kwargs={
                     "maker": PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(device or "cpu"))
                 },
-                deterministic=mode != "random",
+                # A RandomPolicy needs noise, and a factory may make one; other policies leave it alone.
+                deterministic=mode != "random" and policy_factory is None and not isinstance(policy, RandomPolicy),
                 device=str(device or "cpu"),
             )
             .evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)

@@ -16,12 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tensordict.nn import TensorDictModuleBase
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import EnvBase
+from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
+from torchrl.envs.utils import RandomPolicy, _make_compatible_policy
+
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import as_env, peel
 from rl_eval.integrations.torchrl.keys import Key
 from rl_eval.integrations.torchrl.policy import TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
-from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformActions
+from rl_eval.integrations.torchrl.uniform import UNIFORM, RandomActions
+from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import EnvContext, NoiseSource
 
 __all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
@@ -37,6 +44,8 @@ class EnvMaker:
     token: str
     reward_key: Key | None = None
     done_key: Key | None = None
+    as_recorded: bool = False
+    """Whether frames are collected: then every key is shown, and actions are not judged."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
@@ -48,7 +57,8 @@ class EnvMaker:
         if built.batch_size:
             built = _one_of(built, context.lane_index)
         _refuse_recorders(built)
-        adapted = as_env(built, reward_key=self.reward_key, done_key=self.done_key, check_normalizers=False)
+        keys: dict[str, Any] = {"reward_key": self.reward_key, "done_key": self.done_key}
+        adapted = as_env(built, **keys, check_normalizers=False, as_recorded=self.as_recorded)
         scope.adopt(built)
         return _Limited(adapted, scope)
 
@@ -80,7 +90,7 @@ class ScopedPolicy:
     """A policy whose weights arrive with rules, which its environments follow too.
 
     Args:
-        policy: A tensordict module, or a callable on tensordicts.
+        policy: A tensordict module, a plain module, a ``RandomPolicy`` or a callable on tensordicts.
         scope: What it shares with its environments.
         mode: How actions are taken, unless the rules say otherwise.
         observation_space: Space of one observation.
@@ -98,10 +108,13 @@ class ScopedPolicy:
         device: str,
     ) -> None:
         self._scope, self._mode = scope, mode
-        self._build: Callable[[str], TensorDictPolicy | UniformActions] = lambda how: (
-            UniformActions(action_space)
-            if how == UNIFORM
-            else TensorDictPolicy(policy, observation_space, action_space, how, device=device)
+        module = None if policy is None else _as_module(policy, scope.latest())
+        self._build: Callable[[str], TensorDictPolicy] = lambda how: TensorDictPolicy(
+            RandomActions(_specs(scope.latest())[1]) if how == UNIFORM else module,
+            observation_space,
+            action_space,
+            "random" if how == UNIFORM else how,
+            device=device,
         )
         self._inner = self._build(mode)
         self.module = _Received(
@@ -184,16 +197,41 @@ class _Limited(gym.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated or self._steps == self._scope.rules.max_steps, info
 
 
+def _as_module(policy: Any, env: Any) -> Any:
+    """Wrap a plain module as TorchRL's collectors do: its parameters' names are keys of the observations.
+
+    Raises:
+        ConfigError: The names of the parameters of ``forward`` are not keys.
+    """
+    if isinstance(policy, RandomPolicy):
+        return RandomActions(policy.action_spec, policy.action_key)
+    if not isinstance(policy, torch.nn.Module) or isinstance(policy, TensorDictModuleBase):
+        return policy
+    specs = env if isinstance(env, EnvBase) else None
+    try:
+        with random_state_kept():  # It is called once, on random observations.
+            return _make_compatible_policy(policy, _specs(env)[0], specs)
+    except TypeError as error:
+        raise ConfigError(f"policy: {error}") from error
+
+
+def _specs(env: Any) -> tuple[Composite, TensorSpec]:
+    """Return the specs of the observations and the actions of an environment."""
+    if isinstance(env, EnvBase):
+        return env.full_observation_spec, env.full_action_spec
+    seen = _gym_to_torchrl_spec_transform(env.observation_space)
+    actions = _gym_to_torchrl_spec_transform(env.action_space, categorical_action_encoding=True)
+    return seen if isinstance(seen, Composite) else Composite(observation=seen), actions
+
+
 def _call(factory: Callable[..., Any], env: Any) -> Any:
-    """Call a policy factory with the environment, or with nothing if it takes nothing."""
+    """Call a policy factory with the environment, or with nothing if it has no parameter without a default."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return factory(env)
-    takes_it = any(
-        parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD
-        for parameter in parameters
-    )
+    positional = (one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD))
+    takes_it = any(one.default is one.empty or one.name == "env" for one in positional)
     return factory(env) if takes_it else factory()
 
 
