@@ -24,6 +24,7 @@ from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EpisodeSequence, EvalResult
+    from rl_eval.runners import EvalRunner
     from rl_eval.training.service.client import ServiceEngine
     from rl_eval.training.service.messages import FinishedEvaluation
     from rl_eval.video import VideoSettings
@@ -62,6 +63,8 @@ class Evaluator:
         log_prefix: Put before the names of all metrics, with a slash.
         loggers: One or more places where points are logged; closed by ``shutdown``.
         videos: Which episodes to record after each evaluation, and where.
+        after: Called with a runner, where it lives, and the step, right after each evaluation and before the next; of
+            several runners with one. For runners in other processes it must be picklable. Not for a service.
         name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
             Videos are saved on its machine.
         namespace: Ray namespace of the name.
@@ -101,6 +104,7 @@ class Evaluator:
         log_prefix: str = "eval",
         loggers: Logger | Iterable[Logger] = (),
         videos: VideoSettings | None = None,
+        after: Callable[[EvalRunner, int], object] | None = None,
         name: str | None = None,
         namespace: str = _NAMESPACE,
         detached: bool = False,
@@ -112,7 +116,9 @@ class Evaluator:
         if videos is not None and not hasattr(videos, "max_videos"):
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
         settings, backend = with_backend(config, "ray" if name is not None else backend)
-        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
+        if name is not None and after is not None:
+            raise ConfigError("after is given, but a service is not this evaluator's alone: leave it out")
+        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings
             self._begin(GroupEngine(settings, policy, backend), videos, threaded=backend != "inline")

@@ -129,11 +129,13 @@ def check(
         ArgumentError: It names the one that is wrong.
     """
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}: {nearest(str(backend), BACKENDS)}")
+        raise ArgumentError(f"Unknown backend {backend!r}: {nearest(str(backend), BACKENDS)}")
     if busy_policy not in _BUSY:
-        raise ArgumentError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
-    if (policy is None) == (policy_factory is None):
-        raise ArgumentError("give one of policy and policy_factory, and not both")
+        raise ArgumentError(f"Unknown busy_policy {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
+    if policy is None and policy_factory is None:
+        raise ArgumentError("a policy or a policy_factory must be provided")
+    if policy is not None and policy_factory is not None:
+        raise ArgumentError("policy and policy_factory are given: pass one of them, not both")
     if backend == "thread":
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             if value:

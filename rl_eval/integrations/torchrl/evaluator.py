@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
@@ -36,7 +37,7 @@ from rl_eval.integrations.torchrl.arguments import (
     with_rules,
 )
 from rl_eval.integrations.torchrl.keys import Key
-from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
+from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker, dump_transforms
 from rl_eval.integrations.torchrl.scope import forget_scope
 from rl_eval.training.evaluator import Evaluator as _Evaluator
 
@@ -83,7 +84,8 @@ class Evaluator:
         exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``; it is never set globally.
         metrics_fn: Called with a tensordict of one row per episode, keys ``("next", "episode_reward")``,
             ``("next", "step_count")``, ``("next", "done")``, ``("next", "terminated")``, ``("next", "truncated")``.
-        dump_video: Accepted for compatibility; recorders in the environment are refused, ``videos`` records.
+        dump_video: Call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders are refused:
+            ``videos`` records.
         on_result: Called with a flat tensordict of every result, in a thread of the evaluator.
         busy_policy: ``skip``, ``error`` or ``queue``.
         backend: ``thread``; ``process`` and ``ray`` are both actors of Ray.
@@ -190,6 +192,7 @@ class Evaluator:
             log_prefix=log_prefix,
             loggers=loggers,
             videos=videos,
+            after=partial(dump_transforms, token=self._token) if dump_video else None,
         )
 
     # ------------------------------------------------------------------ TorchRL's methods

@@ -18,7 +18,7 @@ import torch
 
 from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Composite, TensorSpec
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, Transform
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
 from torchrl.envs.utils import RandomPolicy, _make_compatible_policy
 
@@ -31,7 +31,7 @@ from rl_eval.integrations.torchrl.uniform import UNIFORM, RandomActions
 from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import EnvContext, NoiseSource
 
-__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
+__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "dump_transforms", "make_policy"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class EnvMaker:
     done_key: Key | None = None
     as_recorded: bool = False
     """Whether frames are collected: then every key is shown, and actions are not judged."""
+    horizon: int | None = None
+    """Steps of an episode after which nobody needs more of it."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
@@ -53,14 +55,14 @@ class EnvMaker:
         scope = scope_of(self.token)
         if isinstance(built, gym.Env):
             scope.adopt(built)
-            return _Limited(built, scope)
+            return _Limited(built, scope, self.horizon)
         if built.batch_size:
             built = _one_of(built, context.lane_index)
-        _refuse_recorders(built)
+        _refuse_recorders(built, context.num_runners)
         keys: dict[str, Any] = {"reward_key": self.reward_key, "done_key": self.done_key}
         adapted = as_env(built, **keys, check_normalizers=False, as_recorded=self.as_recorded)
         scope.adopt(built)
-        return _Limited(adapted, scope)
+        return _Limited(adapted, scope, self.horizon)
 
 
 @dataclass(frozen=True)
@@ -180,11 +182,11 @@ class _Received(torch.nn.Module):
 
 
 class _Limited(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose episodes end at the step limit of the rules, if these have one."""
+    """An environment whose episodes end at the step limit of the rules, if these have one, or at the horizon."""
 
-    def __init__(self, env: gym.Env[Any, Any], scope: Scope) -> None:
+    def __init__(self, env: gym.Env[Any, Any], scope: Scope, horizon: int | None) -> None:
         super().__init__(env)
-        self._scope = scope
+        self._scope, self._horizon = scope, horizon
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -194,7 +196,8 @@ class _Limited(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        return observation, reward, terminated, truncated or self._steps == self._scope.rules.max_steps, info
+        limited = self._steps in (self._scope.rules.max_steps, self._horizon)
+        return observation, reward, terminated, truncated or limited, info
 
 
 def _as_module(policy: Any, env: Any) -> Any:
@@ -257,10 +260,22 @@ def _one_of(batched: Any, lane_index: int) -> Any:
     return single
 
 
-def _refuse_recorders(env: Any) -> None:
+def dump_transforms(runner: Any, step: int, token: str) -> None:
+    """Call ``dump`` of all transforms of an evaluator's environments in this process."""
+    for env in scope_of(token).environments:
+        if isinstance(env, EnvBase):
+            for transform in peel(env)[0]:
+                transform.dump(step=step)
+
+
+def _refuse_recorders(env: Any, num_runners: int) -> None:
     for transform in peel(env)[0]:
         if type(transform).__name__ in {"VideoRecorder", "TensorDictRecorder"}:
             raise ConfigError(
                 f"env has a {type(transform).__name__}, which would keep the frames of all episodes: take it out of "
                 "the evaluation environment, and pass videos=rl_eval.VideoSettings(...), which records chosen episodes"
+            )
+        if num_runners > 1 and type(transform).dump is not Transform.dump:
+            raise ConfigError(
+                f"env has a {type(transform).__name__}, whose dump() is called in one process: pass num_runners=1"
             )

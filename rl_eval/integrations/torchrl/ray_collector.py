@@ -178,7 +178,16 @@ class RayCollector:
         template = factory if is_env(factory) else None
         config = (
             EvalConfig()
-            .environment(EnvMaker(None if template is not None else factory, template, self._token, as_recorded=True))
+            .environment(
+                EnvMaker(
+                    None if template is not None else factory,
+                    template,
+                    self._token,
+                    as_recorded=True,
+                    # Episodes may never end by themselves. One more step, so that the last frame is not their end.
+                    horizon=self.total_frames + 1 if self.total_frames >= 0 and trajs_per_batch is None else None,
+                )
+            )
             .policy(
                 "rl_eval.integrations.torchrl.making:make_policy",
                 policy_kwargs={"maker": maker},
