@@ -178,9 +178,7 @@ class RunnerPool:
             if reply.error is None:
                 self._failing.discard(member.index)
             if isinstance(report := reply.value, RunReport):
-                member.reported.update(
-                    episodes=len(report.rows), faults=len(report.faults), env_steps=report.env_steps
-                )
+                member.reported.update(episodes=len(report.rows), faults=len(report.faults), env_steps=report.env_steps)
         return member
 
     def start_answered(self, member: Member, now: float) -> None:

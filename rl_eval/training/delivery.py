@@ -78,7 +78,7 @@ class Delivery:
         metrics_fn: Measures the finished episodes.
         log_prefix: Of the names of metrics.
         loggers: One or more loggers.
-        after: Called with a runner, where it lives, and the step, right after each evaluation.
+        after: Called with a runner, where it lives, and the step, after each evaluation; its result is delivered then.
 
     Raises:
         ConfigError: ``on_result`` or ``loggers`` is something else.
@@ -91,7 +91,7 @@ class Delivery:
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
         log_prefix: str,
         loggers: Logger | Iterable[Logger],
-        after: Callable[[Any, int], object] | None = None,
+        after: Callable[..., object] | None = None,
     ) -> None:
         self._listeners: list[Listener] = _several("on_result", on_result, callable)
         self._on_error = on_error
@@ -232,7 +232,8 @@ class Delivery:
     # ------------------------------------------------------------------ delivering
 
     def _done(self, request: Request, handle: EvalHandle) -> None:
-        self._post(partial(self._conclude, request))
+        if self._after is None or handle.exception() is not None:
+            self._post(partial(self._conclude, request))
 
     def _post(self, delivery: Callable[[], None]) -> None:
         """Have something delivered, in order."""
@@ -259,7 +260,7 @@ class Delivery:
         finally:
             self._delivering = former
             request.held.release()
-            if (self._videos is None and self._after is None) or request.handle.exception() is not None:
+            if self._videos is None or request.handle.exception() is not None:
                 request.videos = []
             request.concluded = True
             self._close(request)
@@ -329,11 +330,14 @@ class Delivery:
     # ------------------------------------------------------------------ loggers and videos
 
     def _followed_up(self, request: Request, futures: list[Future[Any]], others: int) -> None:
-        """Report what ``after`` raised, the first futures, and deliver the videos."""
+        """Deliver the videos; before, the result if it waits for ``after``, whose futures come first."""
         for future in futures[:others]:
             self._attempt(future.result)
         request.videos = futures[others:]
-        self._close(request)
+        if self._after is None:
+            self._close(request)
+        else:
+            self._conclude(request)
 
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
         """Save videos and give them to the loggers."""

@@ -24,7 +24,6 @@ from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EpisodeSequence, EvalResult
-    from rl_eval.runners import EvalRunner
     from rl_eval.training.service.client import ServiceEngine
     from rl_eval.training.service.messages import FinishedEvaluation
     from rl_eval.video import VideoSettings
@@ -63,8 +62,8 @@ class Evaluator:
         log_prefix: Put before the names of all metrics, with a slash.
         loggers: One or more places where points are logged; closed by ``shutdown``.
         videos: Which episodes to record after each evaluation, and where.
-        after: Called with a runner, where it lives, and the step, right after each evaluation and before the next; of
-            several runners with one. For runners in other processes it must be picklable. Not for a service.
+        after: Called as ``after(runner, step=step)`` after each evaluation, with one of its runners, where that lives;
+            the result is delivered then. For runners in other processes it must be picklable. Not for a service.
         name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
             Videos are saved on its machine.
         namespace: Ray namespace of the name.
@@ -104,7 +103,7 @@ class Evaluator:
         log_prefix: str = "eval",
         loggers: Logger | Iterable[Logger] = (),
         videos: VideoSettings | None = None,
-        after: Callable[[EvalRunner, int], object] | None = None,
+        after: Callable[..., object] | None = None,
         name: str | None = None,
         namespace: str = _NAMESPACE,
         detached: bool = False,

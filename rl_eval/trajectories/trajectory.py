@@ -213,7 +213,7 @@ class Trajectory:
             for key, array in self.outputs.items()
             if key[0] not in taken and (key in states or not any(_overlap(key, seen) for seen in self.observations))
         }
-        return told | {("next", *key): self.outputs["next", *key] for key in states & told.keys()}
+        return told | {("next", *key): self.outputs[("next", *key)] for key in states & told.keys()}
 
     @property
     def nbytes(self) -> int:

@@ -103,7 +103,9 @@ class TorchRLEnv(gym.Env[Any, Any]):
         spaces: dict[tuple[str, ...], gym.Space[Any]] = {
             path: observation_space(specs[key]) for key, path in self._paths
         }
-        alone = len(specs) == 1 and isinstance(next(iter(specs)), str) and not (as_recorded and "observation" not in specs)
+        alone = (
+            len(specs) == 1 and isinstance(next(iter(specs)), str) and not (as_recorded and "observation" not in specs)
+        )
         self._only = next(iter(specs)) if alone else None
         self.observation_space = next(iter(spaces.values())) if self._only else nested_space(spaces)
         self._action_keys = list(env.action_keys)

@@ -14,7 +14,6 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
@@ -84,8 +83,8 @@ class Evaluator:
         exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``; it is never set globally.
         metrics_fn: Called with a tensordict of one row per episode, keys ``("next", "episode_reward")``,
             ``("next", "step_count")``, ``("next", "done")``, ``("next", "terminated")``, ``("next", "truncated")``.
-        dump_video: Call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders are refused:
-            ``videos`` records.
+        dump_video: Call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders are
+            refused: ``videos`` records.
         on_result: Called with a flat tensordict of every result, in a thread of the evaluator.
         busy_policy: ``skip``, ``error`` or ``queue``.
         backend: ``thread``; ``process`` and ``ray`` are both actors of Ray.
@@ -192,7 +191,7 @@ class Evaluator:
             log_prefix=log_prefix,
             loggers=loggers,
             videos=videos,
-            after=partial(dump_transforms, token=self._token) if dump_video else None,
+            after=dump_transforms if dump_video else None,
         )
 
     # ------------------------------------------------------------------ TorchRL's methods

@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-
 from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, Transform
@@ -30,6 +29,7 @@ from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
 from rl_eval.integrations.torchrl.uniform import UNIFORM, RandomActions
 from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import EnvContext, NoiseSource
+from rl_eval.runners import EvalRunner
 
 __all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "dump_transforms", "make_policy"]
 
@@ -210,12 +210,14 @@ def _as_module(policy: Any, env: Any) -> Any:
         return RandomActions(policy.action_spec, policy.action_key)
     if not isinstance(policy, torch.nn.Module) or isinstance(policy, TensorDictModuleBase):
         return policy
-    specs = env if isinstance(env, EnvBase) else None
+    every, wanted = _specs(env)[0], inspect.signature(policy.forward).parameters
+    # TorchRL passes all keys to forward(), also those that it does not read.
+    read = Composite({key: spec for key, spec in every.items() if key in wanted})
     try:
         with random_state_kept():  # It is called once, on random observations.
-            return _make_compatible_policy(policy, _specs(env)[0], specs)
+            return _make_compatible_policy(policy, read, env if isinstance(env, EnvBase) else None)
     except TypeError as error:
-        raise ConfigError(f"policy: {error}") from error
+        raise ConfigError(f"policy: {error}\nThe observations have the keys {list(every.keys())}") from error
 
 
 def _specs(env: Any) -> tuple[Composite, TensorSpec]:
@@ -260,12 +262,11 @@ def _one_of(batched: Any, lane_index: int) -> Any:
     return single
 
 
-def dump_transforms(runner: Any, step: int, token: str) -> None:
-    """Call ``dump`` of all transforms of an evaluator's environments in this process."""
-    for env in scope_of(token).environments:
-        if isinstance(env, EnvBase):
-            for transform in peel(env)[0]:
-                transform.dump(step=step)
+def dump_transforms(runner: EvalRunner, step: int) -> None:
+    """Call ``dump`` of all transforms of a runner's environments."""
+    for found in runner.foreach_env(lambda env: getattr(env.unwrapped, "env", None)):
+        for transform in peel(found)[0] if isinstance(found, EnvBase) else ():
+            transform.dump(step=step)
 
 
 def _refuse_recorders(env: Any, num_runners: int) -> None:

@@ -78,7 +78,8 @@ class RayCollector:
         split_trajs: Give every trajectory a row of its own, padded, with a ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``; it is never set globally.
         collector_class: Not used: there is no inner collector.
-        collector_kwargs: Devices that repeat the arguments are accepted; others are refused: there is no inner collector.
+        collector_kwargs: Devices that repeat the arguments are accepted. Others are refused: there is no inner
+            collector.
         num_workers_per_collector: Environments that step together in each runner.
         sync: Not used: batches are the same either way.
         ray_init_config: Arguments of ``ray.init``, called if Ray is not running.

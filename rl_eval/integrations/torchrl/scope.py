@@ -46,13 +46,13 @@ class Scope:
 
     def __init__(self) -> None:
         self.rules = Rules()
-        self.environments: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._environments: weakref.WeakSet[Any] = weakref.WeakSet()
         self._statistics: dict[str, Mapping[str, Any]] = {}
         self._checked = False
 
     def adopt(self, env: Any) -> None:
         """Take a new environment in, and give it what the others have."""
-        self.environments.add(env)
+        self._environments.add(env)
         self._checked = False
         for path, state in self._statistics.items():
             _load(env, path, state)
@@ -64,7 +64,7 @@ class Scope:
             WeightsError: Statistics do not fit a transform of the environment.
         """
         for path, state in rules.statistics.items():
-            for env in self.environments:
+            for env in self._environments:
                 _load(env, path, state)
         self._statistics |= rules.statistics
         self.rules = rules
@@ -72,7 +72,7 @@ class Scope:
 
     def latest(self) -> Any:
         """Return an environment of the scope, for policies that are built from one."""
-        return next(iter(self.environments), None)
+        return next(iter(self._environments), None)
 
     def check(self) -> None:
         """Make sure, once, that every normalizer has statistics.
@@ -81,7 +81,7 @@ class Scope:
             ConfigError: One has none.
         """
         if not self._checked:
-            for env in self.environments:
+            for env in self._environments:
                 if isinstance(env, torch.nn.Module):
                     check_initialized(env, "the evaluation environment")
             self._checked = True

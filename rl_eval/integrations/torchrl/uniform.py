@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase, unravel_key
@@ -23,7 +22,7 @@ UNIFORM: Final = "uniform"
 
 
 @final
-class RandomActions(TensorDictModuleBase):
+class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # Where tensordict is not installed.
     """Counterpart of ``torchrl.modules.RandomPolicy`` that draws from each episode's own noise.
 
     Args:
