@@ -38,11 +38,25 @@ __all__ = ["RayCollector"]
 
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
-_NO_INNER: Final = "there is no inner collector; runners step the environments"
+_NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
 _ABSENT: Final = {
     "add_collectors": "group.add_runners(n) adds runners",
     **dict.fromkeys(
-        ("cascade_execute", "get_distant_attr", "local_policy", "map_fn", "remote_collectors", "worker_idx"), _NO_INNER
+        (
+            "cascade_execute",
+            "enable_profile",
+            "get_distant_attr",
+            "getattr_env",
+            "getattr_policy",
+            "is_running",
+            "local_policy",
+            "map_fn",
+            "remote_collectors",
+            "reset",
+            "rollout",
+            "worker_idx",
+        ),
+        _NO_INNER,
     ),
     **dict.fromkeys(("init_updater", "receive_weights", "register_scheme_receiver", "weight_updater"), _ONE_WAY),
 }
