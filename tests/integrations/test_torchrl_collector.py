@@ -320,7 +320,7 @@ def test_the_buffer_is_filled_in_the_background() -> None:
         with frames.pause():
             held = len(buffer)
             frames.start()  # It runs already.
-        frames.update_policy_weights_(weights_of(4.0))
+            frames.update_policy_weights_(weights_of(4.0))
         assert eventually(lambda: bool((buffer[:]["action"][held:] == 4.0).any()))
     assert (buffer[:]["action"][:held] == 1.0).all()
     with collector() as frames, pytest.raises(ConfigError, match="replay_buffer"):
@@ -397,6 +397,24 @@ def test_a_state_after_the_random_frames_keeps_the_episode_that_was_cut() -> Non
         frames.load_state_dict(state)
         again = frames.next()
     assert torch.equal(again["collector", "step"], expected["collector", "step"])
+
+
+def test_a_hook_may_send_weights() -> None:
+    """As the thread that collects, it does not wait for itself."""
+    with collector(
+        lambda: Steps(length=5),
+        constant(1.0),
+        frames_per_batch=10,
+        post_collect_hook=lambda _: frames.update_policy_weights_(weights_of(3.0)),
+    ) as frames:
+        assert [float(frames.next()["action"][0]) for _ in range(2)] == [1.0, 3.0]
+
+
+def test_after_the_end_nothing_is_collected() -> None:
+    frames = collector(frames_per_batch=5)
+    frames.shutdown()
+    with pytest.raises(EvalError):
+        frames.next()
 
 
 def test_members_of_torchrl_are_there_or_say_why_not() -> None:

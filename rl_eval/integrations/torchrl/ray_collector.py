@@ -39,25 +39,13 @@ __all__ = ["RayCollector"]
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
 _NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
+_INNER: Final = (
+    *("cascade_execute", "enable_profile", "get_distant_attr", "getattr_env", "getattr_policy", "is_running"),
+    *("local_policy", "map_fn", "remote_collectors", "reset", "rollout", "worker_idx"),
+)
 _ABSENT: Final = {
     "add_collectors": "group.add_runners(n) adds runners",
-    **dict.fromkeys(
-        (
-            "cascade_execute",
-            "enable_profile",
-            "get_distant_attr",
-            "getattr_env",
-            "getattr_policy",
-            "is_running",
-            "local_policy",
-            "map_fn",
-            "remote_collectors",
-            "reset",
-            "rollout",
-            "worker_idx",
-        ),
-        _NO_INNER,
-    ),
+    **dict.fromkeys(_INNER, _NO_INNER),
     **dict.fromkeys(("init_updater", "receive_weights", "register_scheme_receiver", "weight_updater"), _ONE_WAY),
 }
 """Members of TorchRL's collector that have no meaning here, and why."""
@@ -164,7 +152,9 @@ class RayCollector:
         )
         if policy is not None and policy_factory is not None:
             raise ArgumentError("give one of policy and policy_factory, and not both")
-        where = _devices(device, storing_device, env_device, policy_device)
+        where = _devices(
+            device=device, storing_device=storing_device, env_device=env_device, policy_device=policy_device
+        )
         _check_inner(_same("collector_kwargs", collector_kwargs), where)
         if frames_per_batch < 1:
             raise ArgumentError(f"frames_per_batch is {frames_per_batch}: give at least 1")
@@ -217,9 +207,10 @@ class RayCollector:
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
         """Weights that wait for the end of the random frames."""
         self._turn, self._line = threading.Lock(), threading.Lock()
+        self._holder = 0
+        """Thread that collects, sends weights or pauses; 0 for none."""
         self._filling: Future[None] | None = None
         """Outcome of the thread that :meth:`start` has started."""
-        self._ended = False
 
     @staticmethod
     def _start_ray(config: Mapping[str, Any] | None, count: int) -> None:
@@ -233,7 +224,7 @@ class RayCollector:
 
     def __iter__(self) -> Iterator[Any]:
         """Collect batches until there are ``total_frames``."""
-        while not self._ended and (self.total_frames < 0 or self._frames < self.total_frames):
+        while self.total_frames < 0 or self._frames < self.total_frames:
             with self._alone():
                 batch = self._collect()
             yield batch
@@ -248,11 +239,16 @@ class RayCollector:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Exclude the other threads, in order of arrival: else the one that collects would always be first."""
+        if self._holder == threading.get_ident():  # In a hook, or during a pause.
+            yield
+            return
         with self._line:
             self._turn.acquire()
+        self._holder = threading.get_ident()
         try:
             yield
         finally:
+            self._holder = 0
             self._turn.release()
 
     @property
@@ -262,7 +258,7 @@ class RayCollector:
 
     def _collect(self) -> Any:
         if self._interval >= 0 and self._unsent >= max(1, self._interval) and isinstance(self._policy, torch.nn.Module):
-            self._send(self._policy, None)
+            self.update_policy_weights_()
         before, after = self._hooks
         if before is not None:
             before()
@@ -277,8 +273,7 @@ class RayCollector:
         self._batches += 1
         batch["next", "reward"] = batch["next", "reward"].float()
         batch.names = [*[None] * (batch.ndim - 1), "time"]
-        if self._storing_device is not None:
-            batch = batch.to(self._storing_device)
+        batch = batch.to(self._storing_device)
         batch = batch if self.postproc is None else self.postproc(batch)
         if after is not None:
             after(batch)
@@ -331,14 +326,11 @@ class RayCollector:
         if sent is None and not weights_dict:
             raise ArgumentError("there is no policy whose weights could be sent: give them")
         with self._alone():
-            self._send(sent, weights_dict)
-
-    def _send(self, sent: Any, weights_dict: Mapping[str, Any] | None) -> None:
-        self._unsent = 0
-        if self._random:
-            self._held = copy.deepcopy(sent), weights_dict
-        else:
-            self._group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
+            self._unsent = 0
+            if self._random:
+                self._held = copy.deepcopy(sent), weights_dict
+            else:
+                self._group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
 
     # ------------------------------------------------------------------ state
 
@@ -431,7 +423,6 @@ class RayCollector:
         """
         refuse("call ray.shutdown() yourself", shutdown_ray=shutdown_ray or None)
         interrupted = self._filling is not None and not self._filling.done()
-        self._ended = True
         self._group.stop()
         forget_scope(self._token)
         if not interrupted:
@@ -483,19 +474,13 @@ def _same(name: str, given: Any) -> Any:
     return values[0]
 
 
-def _devices(device: Any, storing_device: Any, env_device: Any, policy_device: Any) -> dict[str, torch.device]:
+def _devices(**given: Any) -> dict[str, torch.device]:
     """Return where everything is, by the names of the arguments."""
-    given = {"storing_device": storing_device, "policy_device": policy_device, "device": device}
     one = {name: _same(name, value) for name, value in given.items()}
-    refuse(
-        "environments are stepped on the CPU",
-        env_device=None if str(_same("env_device", env_device)) == "cpu" else env_device,
-    )
-    default = one["device"]
-    return {
-        "env_device": torch.device("cpu"),
-        **{name: torch.device(value or default or "cpu") for name, value in one.items()},
-    }
+    env_device = one.pop("env_device") or "cpu"
+    refuse("environments are stepped on the CPU", env_device=None if str(env_device) == "cpu" else env_device)
+    found = {name: torch.device(value or one["device"] or "cpu") for name, value in one.items()}
+    return {**found, "env_device": torch.device("cpu")}
 
 
 def _check_inner(collector_kwargs: Mapping[str, Any] | None, devices: Mapping[str, torch.device]) -> None:

@@ -77,7 +77,7 @@ def unbounded(spec: TensorSpec) -> TensorSpec:
     """Return the spec of any tensors of the same shapes and dtypes."""
     if isinstance(spec, Composite):
         return Composite({key: unbounded(part) for key, part in spec.items()})
-    return Unbounded(spec.shape, spec.device, spec.dtype)
+    return Unbounded(shape=spec.shape, device=spec.device, dtype=spec.dtype)
 
 
 def _choices(spec: TensorSpec) -> Any:
