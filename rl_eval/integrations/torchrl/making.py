@@ -204,7 +204,7 @@ def _as_module(policy: Any, env: Any) -> Any:
     """Wrap a plain module as TorchRL's collectors do: its parameters' names are keys of the observations.
 
     Raises:
-        ConfigError: The names of the parameters of ``forward`` are not keys.
+        ConfigError: A parameter of ``forward`` is not named like a key.
     """
     if isinstance(policy, RandomPolicy):
         return RandomActions(policy.action_spec, policy.action_key)
@@ -217,7 +217,12 @@ def _as_module(policy: Any, env: Any) -> Any:
         with random_state_kept():  # It is called once, on random observations.
             return _make_compatible_policy(policy, read, env if isinstance(env, EnvBase) else None)
     except TypeError as error:
-        raise ConfigError(f"policy: {error}\nThe observations have the keys {list(every.keys())}") from error
+        if wanted.keys() <= read.keys():
+            raise
+        raise ConfigError(
+            f"policy is a {type(policy).__name__} whose forward() takes {list(wanted)}, but observations have the keys "
+            f"{list(every.keys())}: name its parameters like these, or wrap it in a TensorDictModule"
+        ) from error
 
 
 def _specs(env: Any) -> tuple[Composite, TensorSpec]:
