@@ -217,7 +217,7 @@ def _as_module(policy: Any, env: Any) -> Any:
         with random_state_kept():  # It is called once, on random observations.
             return _make_compatible_policy(policy, read, env if isinstance(env, EnvBase) else None)
     except TypeError as error:
-        if wanted.keys() <= read.keys():
+        if all(name in read for name in wanted):
             raise
         raise ConfigError(
             f"policy is a {type(policy).__name__} whose forward() takes {list(wanted)}, but observations have the keys "
