@@ -272,10 +272,12 @@ def _sent(actor: Any, request: RunnerRequest) -> Any:
 
 
 def _actor_options(section: RunnersSection, runtime_env: dict[str, Any]) -> dict[str, Any]:
+    resources = dict(section.custom_resources_per_runner)
     options: dict[str, Any] = {
         "num_cpus": section.num_cpus_per_runner,
         "num_gpus": section.num_gpus_per_runner,
-        "resources": dict(section.custom_resources_per_runner),
+        "memory": resources.pop("memory", None),
+        "resources": resources,
         "scheduling_strategy": _placement(section),
         "max_restarts": 0,
         "max_task_retries": 0,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import assert_never
 
-from rl_eval.records.episode import Lease
+from rl_eval.errors import ConfigError
+from rl_eval.records.episode import Lease, RunReport
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
@@ -75,7 +76,7 @@ def answer(runner: Runner, request: RunnerRequest) -> Any:
     """Have a runner do what is requested, and return what it answers."""
     match request:
         case Run(leases, budget_s, reclaim, abort):
-            return runner.run(leases, budget_s, reclaim, abort)
+            return _checked(runner, runner.run(leases, budget_s, reclaim, abort))
         case SetWeights(weights):
             return runner.set_weights(weights)
         case GetWeightsVersion():
@@ -86,3 +87,16 @@ def answer(runner: Runner, request: RunnerRequest) -> Any:
             return runner.stop()
         case _:
             assert_never(request)
+
+
+def _checked(runner: Runner, report: Any) -> RunReport:
+    """Return what ``run`` has returned.
+
+    Raises:
+        ConfigError: It is not a report.
+    """
+    if not isinstance(report, RunReport):
+        raise ConfigError(
+            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport: end it with return self._report()"
+        )
+    return report

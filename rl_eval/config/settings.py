@@ -205,7 +205,7 @@ class RunnersSection(_Section):
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
     """GPUs that Ray reserves for each runner; a fraction shares one."""
     custom_resources_per_runner: Annotated[dict[str, float], Processes] = {}
-    """Custom Ray resources that Ray reserves for each runner, by name."""
+    """Custom Ray resources that Ray reserves for each runner, by name; ``memory`` is in bytes."""
     label_selector: Annotated[dict[str, str], Processes] = {}
     """Ray node labels that a runner's node must have."""
     in_placement_group: Annotated[bool, Processes] = False

@@ -363,8 +363,12 @@ class EvalRunnerGroup(WorkerCalls):
         self._do(lambda pool, _: self._loop.forget(pool.shrink(count)))
 
     def get_metrics(self) -> dict[str, float]:
-        """Return lifetime counters of the group and the sums of its runners'."""
+        """Return lifetime counters of the group, and the sums of its runners', lost ones included.
+
+        A lost runner counts with what it had reported.
+        """
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
+        totals |= self._pool.reported
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
             totals["num_healthy_runners"] += 1
             for name, value in metrics.items():

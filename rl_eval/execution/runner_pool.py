@@ -20,6 +20,7 @@ from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.failures import silence_limit
 from rl_eval.weights import WeightsSnapshot
 
@@ -60,6 +61,8 @@ class Member:
     """Whether it has answered a :class:`Run` with the weights that it has: the first one also probes the policy."""
     calls: Counter[int] = field(default_factory=Counter)
     """Unanswered calls by tag."""
+    reported: Counter[str] = field(default_factory=Counter)
+    """Sums of its reports, by the names that the runner's own counters have."""
 
 
 class RunnerPool:
@@ -73,6 +76,8 @@ class RunnerPool:
         """Replacements over the pool's lifetime."""
         self.losses = 0
         """Runners lost over the pool's lifetime."""
+        self.reported: Counter[str] = Counter()
+        """Sums of the reports of members that are gone."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
         self.weights: PublishedWeights | None = None
@@ -172,6 +177,8 @@ class RunnerPool:
             member.probed = isinstance(member.pending.popleft(), Run) or member.probed
             if reply.error is None:
                 self._failing.discard(member.index)
+            if isinstance(report := reply.value, RunReport):
+                member.reported.update(episodes=len(report.rows), faults=len(report.faults), env_steps=report.env_steps)
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
@@ -300,6 +307,7 @@ class RunnerPool:
 
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
+        self.reported += member.reported
         self._backend.kill(member.incarnation)
 
 

@@ -25,7 +25,7 @@ from rl_eval.results.point import EvalPoint
 from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
-    from rl_eval.results.result import EpisodeSequence
+    from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.video import Video, VideoSettings
 
 __all__ = ["Delivery", "Listener", "Request"]
@@ -36,6 +36,8 @@ _logger = logging.getLogger(__name__)
 
 _PROGRESS_S: Final = 2.0
 """Between two reports of progress to the loggers."""
+_AFTER_S: Final = 600.0
+"""Longest time that ``after`` may take."""
 _BACKLOG: Final = 1000
 """Results that may wait for callbacks and loggers; then requests are refused."""
 
@@ -76,6 +78,7 @@ class Delivery:
         metrics_fn: Measures the finished episodes.
         log_prefix: Of the names of metrics.
         loggers: One or more loggers.
+        after: Called with a runner, where it lives, and the step, after each evaluation; its result is delivered then.
 
     Raises:
         ConfigError: ``on_result`` or ``loggers`` is something else.
@@ -88,11 +91,13 @@ class Delivery:
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None,
         log_prefix: str,
         loggers: Logger | Iterable[Logger],
+        after: Callable[..., object] | None = None,
     ) -> None:
         self._listeners: list[Listener] = _several("on_result", on_result, callable)
         self._on_error = on_error
         self._metrics_fn = metrics_fn
         self._prefix = log_prefix
+        self._after = after
         self._loggers: list[Logger] = _several("loggers", loggers, lambda one: hasattr(one, "log"))
         self._acknowledge: Callable[[EvalHandle], object]
         self._videos: VideoSettings | None = None
@@ -138,15 +143,24 @@ class Delivery:
                 self._post(self._reach)
 
     def follow_up(self, request: Request) -> FollowUp | None:
-        """Return the job that records the videos of a request, if any."""
-        if self._videos is None:
+        """Return the job that calls ``after`` and records the videos of a request, if any."""
+        if self._videos is None and self._after is None:
             return None
-        from rl_eval.video.recording import follow_up_videos
+        after = [] if self._after is None else [partial(self._after, step=request.step)]
 
-        def done(videos: list[Future[Video]]) -> None:
-            self._post(partial(self._recorded_videos, request, videos))
+        def done(futures: list[Future[Any]]) -> None:
+            self._post(partial(self._followed_up, request, futures, len(after)))
 
-        return follow_up_videos(self._videos, done)
+        def choose(result: EvalResult) -> list[Callable[[Any], Any]]:
+            # Of an evaluation that was cancelled before it began nothing follows.
+            return [*(after if len(result.episodes) else []), *(videos.choose(result) if videos is not None else [])]
+
+        videos = None
+        if self._videos is not None:
+            from rl_eval.video.recording import follow_up_videos
+
+            videos = follow_up_videos(self._videos, done)
+        return FollowUp(choose, done, _AFTER_S if videos is None else videos.timeout_s)
 
     # ------------------------------------------------------------------ asking
 
@@ -218,7 +232,8 @@ class Delivery:
     # ------------------------------------------------------------------ delivering
 
     def _done(self, request: Request, handle: EvalHandle) -> None:
-        self._post(partial(self._conclude, request))
+        if self._after is None or handle.exception() is not None:
+            self._post(partial(self._conclude, request))
 
     def _post(self, delivery: Callable[[], None]) -> None:
         """Have something delivered, in order."""
@@ -314,9 +329,15 @@ class Delivery:
 
     # ------------------------------------------------------------------ loggers and videos
 
-    def _recorded_videos(self, request: Request, videos: list[Future[Video]]) -> None:
-        request.videos = videos
-        self._close(request)
+    def _followed_up(self, request: Request, futures: list[Future[Any]], others: int) -> None:
+        """Deliver the videos; before, the result if it waits for ``after``, whose futures come first."""
+        for future in futures[:others]:
+            self._attempt(future.result)
+        request.videos = futures[others:]
+        if self._after is None:
+            self._close(request)
+        else:
+            self._conclude(request)
 
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
         """Save videos and give them to the loggers."""

@@ -62,6 +62,8 @@ class Evaluator:
         log_prefix: Put before the names of all metrics, with a slash.
         loggers: One or more places where points are logged; closed by ``shutdown``.
         videos: Which episodes to record after each evaluation, and where.
+        after: Called as ``after(runner, step=step)`` after each evaluation, with one of its runners, where that lives;
+            the result is delivered then. For runners in other processes it must be picklable. Not for a service.
         name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
             Videos are saved on its machine.
         namespace: Ray namespace of the name.
@@ -101,6 +103,7 @@ class Evaluator:
         log_prefix: str = "eval",
         loggers: Logger | Iterable[Logger] = (),
         videos: VideoSettings | None = None,
+        after: Callable[..., object] | None = None,
         name: str | None = None,
         namespace: str = _NAMESPACE,
         detached: bool = False,
@@ -112,7 +115,9 @@ class Evaluator:
         if videos is not None and not hasattr(videos, "max_videos"):
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
         settings, backend = with_backend(config, "ray" if name is not None else backend)
-        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
+        if name is not None and after is not None:
+            raise ConfigError("after is given, but a service is not this evaluator's alone: leave it out")
+        self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings
             self._begin(GroupEngine(settings, policy, backend), videos, threaded=backend != "inline")
@@ -383,8 +388,8 @@ class Evaluator:
         raise EvaluatorBusy(
             f"the evaluation of step {unfinished[0].step} is still running"
             + (f" and {len(waiting)} are waiting" if waiting else "")
-            + f", so that of step {asking.step} was refused: drain() first, ask less often, or use another busy_policy "
-            f"than {self._busy_policy!r}"
+            + f", so that of step {asking.step} was refused. Wait for it, submit less often, or "
+            + ("raise max_queue" if self._busy_policy == "queue" else "use busy_policy='queue'")
         )
 
     def _check_idle(self, what: str) -> None:

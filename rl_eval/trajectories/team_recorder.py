@@ -109,12 +109,17 @@ class _Agent:
         for leaf, rows in self.observed:
             rows.write(row, 0 if observation is None else leaf.read(observation))
 
+    def _key(self, name: str) -> Key:
+        """Return the key of an output; what is of the next step stands under ``next`` first, as everywhere."""
+        path = tuple(name.split("."))
+        return ("next", *self._root, *path[1:]) if path[0] == "next" else (*self._root, *path)
+
     def act(self, row: int, action: Any, outputs: Any) -> None:
         """Write what it does, and what its policy told; None if it does not act."""
         self._acting.write(row, action is not None)
         for leaf, rows in self.acted:
             rows.write(row, 0 if action is None else leaf.read(action))
-        told = {(*self._root, *name.split(".")): value for name, value in (outputs or {}).items()}
+        told = {self._key(name): value for name, value in (outputs or {}).items()}
         for key in told.keys() - self.told.keys():
             self.told[key] = Rows(np.shape(told[key]), np.asarray(told[key]).dtype)
             for former in range(row):

@@ -201,13 +201,19 @@ class Trajectory:
 
     @property
     def told(self) -> dict[Key, Array]:
-        """The outputs under keys that a batch has no other use for; an ``action`` is the policy's own form."""
+        """The outputs under keys that a batch has no other use for; an ``action`` is the policy's own form.
+
+        A recurrent state, which is told before and after each step, comes before an observation of its name: an
+        environment that declares it has zeros there.
+        """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
-        return {
+        states = {key for key in self.outputs if ("next", *key) in self.outputs}
+        told = {
             key: array
             for key, array in self.outputs.items()
-            if key[0] not in taken and not any(_overlap(key, seen) for seen in self.observations)
+            if key[0] not in taken and (key in states or not any(_overlap(key, seen) for seen in self.observations))
         }
+        return told | {("next", *key): self.outputs[("next", *key)] for key in states & told.keys()}
 
     @property
     def nbytes(self) -> int:

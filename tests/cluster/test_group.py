@@ -186,8 +186,8 @@ def test_runners_are_added_and_removed_while_an_evaluation_runs(warm: EvalRunner
 
 
 def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None:
-    """kill -9 in the middle of a run loses nothing, and its episodes are not charged."""
-    pids, before = pids_of(warm), warm._pool.restarts
+    """kill -9 in the middle of a run loses nothing, its counters included, and its episodes are not charged."""
+    pids, before, counted = pids_of(warm), warm._pool.restarts, warm.get_metrics()["episodes"]
     handle = warm.submit(num_episodes=1_000)
     assert eventually(lambda: handle.progress().num_finished > 5)
     os.kill(pids[0], signal.SIGKILL)
@@ -196,6 +196,7 @@ def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None
     assert eventually(lambda: warm._pool.restarts > before and warm.healthy_runner_ids == [0, 1])
     assert {record.attempts for record in result.episodes} == {1}
     assert result.provenance["runners_lost"] == 1
+    assert warm.get_metrics()["episodes"] >= counted + 1_000
 
 
 def test_a_runner_that_hangs_in_a_step_is_replaced_and_one_that_works_for_its_caller_is_not(tmp_path: Path) -> None:

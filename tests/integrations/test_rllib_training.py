@@ -118,6 +118,14 @@ def test_what_cannot_be_honoured_is_named(changes: Any, key: str) -> None:
         assert eval_config_of(config, ignore=[key])
 
 
+def test_a_space_of_none_is_that_of_the_environment() -> None:
+    """As RLlib has it, also where the training names its own."""
+    config = ppo("CartPole-v1").environment(action_space=gym.spaces.Discrete(2))
+    assert eval_config_of(config.copy().evaluation(evaluation_config={"action_space": None}))
+    with pytest.raises(ConfigError, match=r"^evaluation_config\.action_space "):
+        eval_config_of(config.evaluation(evaluation_config={"action_space": gym.spaces.Discrete(3)}))
+
+
 def test_callbacks_of_environment_runners_are_named() -> None:
     with pytest.raises(ConfigError, match="on_episode_end"):
         eval_config_of(ppo("CartPole-v1").callbacks(Talking))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 import warnings
 from typing import Any
 
@@ -12,15 +14,21 @@ pytest.importorskip("torchrl")
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from torch import nn
-from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import GymEnv
-from torchrl.modules import OneHotCategorical
+from torchrl.data import Binary, Bounded, LazyTensorStorage, ReplayBuffer
+from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv
+from torchrl.modules import LSTMModule, OneHotCategorical, QValueActor, RandomPolicy
 
 from rl_eval import EvalConfig, EvalRunnerGroup
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, EvalError
 from rl_eval.integrations.torchrl import RayCollector
+from tests.cluster.waiting import eventually
 from tests.integrations.torchrl_worlds import Steps, constant, weights_of
 
 KEYS: dict[str, Any] = {"include_nested": True, "leaves_only": True}
@@ -142,7 +150,7 @@ def test_random_frames_come_first() -> None:
     assert "action_log_prob" not in random
     assert "action_log_prob" not in also
     assert "action_log_prob" in own
-    assert set(random["action"].unique().tolist()) == {0, 1}
+    assert torch.equal(random["action"].sum(-1), torch.ones(100, dtype=torch.int64))
     with collector(lambda: Steps(length=5), constant(1.0), init_random_frames=10, frames_per_batch=10) as frames:
         assert frames.next()["action"].unique().numel() == 10
         frames.update_policy_weights_(weights_of(4.0))
@@ -152,6 +160,183 @@ def test_random_frames_come_first() -> None:
 def test_without_a_policy_actions_are_random() -> None:
     with collector() as frames:
         assert frames.next()["action"].float().mean() == pytest.approx(0.5, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (cartpole, (2,)),
+        (lambda: GymEnv("CartPole-v1", categorical_action_encoding=True), ()),
+        (lambda: GymEnv("Pendulum-v1"), (1,)),
+        (lambda: Judged(Binary(1, shape=(1,))), (1,)),
+    ],
+)
+@pytest.mark.parametrize("given", ["nothing", "spec", "key"])
+def test_random_actions_are_of_the_spec(make: Any, shape: tuple[int, ...], given: str) -> None:
+    """In the shape and dtype that TorchRL's collectors have them."""
+    spec = make().action_spec
+    policy = {"nothing": None, "spec": RandomPolicy(spec), "key": RandomPolicy(make().full_action_spec)}[given]
+    with collector(make, policy, frames_per_batch=64) as frames:
+        actions = frames.next()["action"]
+    assert actions.shape == (64, *shape)
+    assert actions.dtype == spec.dtype
+    assert all(spec.is_in(action) for action in actions)
+    assert len(actions.unique(dim=0)) > 1
+
+
+def test_one_buffer_holds_random_frames_and_those_of_the_policy() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+    options: dict[str, Any] = {"init_random_frames": 50, "frames_per_batch": 50, "total_frames": 100}
+    with collector(
+        policy=QValueActor(nn.Linear(4, 2), in_keys=["observation"], action_space="one_hot"), **options
+    ) as frames:
+        for batch in frames:
+            buffer.extend(batch.select("action", "observation"))
+    assert buffer[:]["action"].shape == (100, 2)
+
+
+class Reader(nn.Module):
+    """A plain module, whose parameter is named like an observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.linear(observation)
+
+
+def test_a_plain_module_is_wrapped() -> None:
+    """As TorchRL wraps it; its own weights are sent later, and the caller's generator stays where it was."""
+    module, state = Reader(), torch.get_rng_state()
+    with collector(lambda: GymEnv("Pendulum-v1"), module, frames_per_batch=10, num_workers_per_collector=1) as frames:
+        batch = frames.next()
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(batch["action"], module(batch["observation"]).detach())
+        with torch.no_grad():
+            module.linear.weight.zero_()
+        frames.update_policy_weights_(module)
+        frames.set_seed(1)
+        torch.testing.assert_close(frames.next()["action"], module.linear.bias.detach().expand(10, 1))
+
+
+def test_a_module_with_other_parameters_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"Linear.*\['input'\].*\['observation'\]"),
+        collector(policy=nn.Linear(4, 2)) as frames,
+    ):
+        frames.next()
+
+
+@pytest.mark.parametrize("transforms", [(RewardSum, StepCounter, InitTracker), (RewardSum,), (InitTracker,)])
+def test_what_transforms_write_is_in_a_batch(transforms: Any) -> None:
+    """Every key of ``env.rollout``, with its values."""
+
+    def make() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(*[transform() for transform in transforms]))
+
+    policy = QValueActor(nn.Linear(4, 2), in_keys=["observation"], action_space="one_hot")
+    with collector(make, policy, frames_per_batch=40) as frames:
+        batch = frames.next()
+    check_first_episode(batch, make(), policy)
+
+
+def test_recurrent_states_are_in_a_batch() -> None:
+    """Before and after each step, also where a batch begins within an episode."""
+    lstm = LSTMModule(input_size=4, hidden_size=3, in_key="observation", out_key="embedded")
+    head = QValueActor(nn.Linear(3, 2), in_keys=["embedded"], action_space="one_hot")
+    policy = TensorDictSequential(lstm, head)
+
+    def make() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), lstm.make_tensordict_primer()))
+
+    with collector(make, policy, frames_per_batch=5) as frames:
+        frames.next()
+        batch = frames.next()
+    assert batch["collector", "step"][0]
+    check_first_episode(batch, make(), policy)
+
+
+def check_first_episode(batch: Any, env: Any, policy: Any) -> None:
+    """Compare the frames of the first episode of a batch with ``env.rollout``."""
+    mine = batch[batch["collector", "traj_ids"] == batch["collector", "traj_ids"][0]]
+    env.set_seed(int(mine["collector", "seed"][0]), static_seed=True)
+    with torch.no_grad():
+        rollout = env.rollout(1000, policy)[int(mine["collector", "step"][0]) :][: len(mine)]
+    for key, expected in rollout.items(**KEYS):
+        torch.testing.assert_close(mine[key], expected, msg=f"{key}")
+
+
+def test_actions_are_not_judged() -> None:
+    """The environment gets what the policy wrote, inside its spec or not."""
+    for spec in (Binary(1, shape=(1,)), Bounded(-1.0, 1.0, shape=(1,))):
+        with collector(lambda spec=spec: Judged(spec), constant(9.0), frames_per_batch=4) as frames:
+            batch = frames.next()
+        assert batch["next", "reward"].flatten().tolist() == [9.0] * 4
+        assert batch["action"].flatten().tolist() == [9.0] * 4
+
+
+class Judged(Steps):
+    """The reward is the action, of another spec."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        self.action_spec = spec
+
+
+def test_a_single_observation_keeps_its_key() -> None:
+    def make() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), RenameTransform(["observation"], ["pixels"]))
+
+    with collector(make, None, frames_per_batch=10) as frames:
+        assert frames.next()["next", "pixels"].shape == (10, 4)
+
+
+def test_an_endless_episode_ends_with_the_frames() -> None:
+    """Exactly ``total_frames`` come, none of them an end."""
+    with collector(lambda: Steps(length=10**9), constant(), frames_per_batch=25, total_frames=100) as frames:
+        data = torch.cat(list(frames))
+    assert data["collector", "step"].tolist() == list(range(100))
+    assert not data["next", "done"].any()
+
+
+def test_the_last_dimension_is_time() -> None:
+    with collector(lambda: Steps(length=6), constant(), frames_per_batch=20) as frames:
+        assert frames.next().names == ["time"]
+    with collector(lambda: Steps(length=6), constant(), frames_per_batch=20, split_trajs=True) as frames:
+        assert frames.next().names[-1] == "time"
+
+
+def test_devices_may_be_repeated() -> None:
+    """For each collector, and in its arguments."""
+    options: dict[str, Any] = {"device": ["cpu", "cpu"], "storing_device": [torch.device("cpu")]}
+    with collector(collector_kwargs=[{"device": "cpu", "storing_device": None}], env_device="cpu", **options) as frames:
+        assert frames.next().numel() == 100
+
+
+def test_the_buffer_is_filled_in_the_background() -> None:
+    """Nothing is collected during a pause; weights that are sent meanwhile act from the next episode on."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10**6))
+    with collector(lambda: Steps(length=5), constant(1.0), frames_per_batch=10, replay_buffer=buffer) as frames:
+        frames.start()
+        assert eventually(lambda: len(buffer) >= 20)
+        with frames.pause():
+            held = len(buffer)
+            frames.start()  # It runs already.
+            frames.update_policy_weights_(weights_of(4.0))
+        assert eventually(lambda: bool((buffer[:]["action"][held:] == 4.0).any()))
+    assert (buffer[:]["action"][:held] == 1.0).all()
+    with collector() as frames, pytest.raises(ConfigError, match="replay_buffer"):
+        frames.start()
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_call() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+    frames = collector(lambda: Steps(fails_at=2), constant(), frames_per_batch=10, replay_buffer=buffer)
+    frames.start()
+    assert eventually(lambda: not any(one.name == "rl_eval collector" for one in threading.enumerate()))
+    with pytest.raises(EvalError, match="the simulator broke"):
+        frames.shutdown()
 
 
 def test_trajectories_may_be_split_and_whole() -> None:
@@ -217,16 +402,33 @@ def test_a_state_after_the_random_frames_keeps_the_episode_that_was_cut() -> Non
     assert torch.equal(again["collector", "step"], expected["collector", "step"])
 
 
+def test_a_hook_may_send_weights() -> None:
+    """As the thread that collects, it does not wait for itself."""
+    with collector(
+        lambda: Steps(length=5),
+        constant(1.0),
+        frames_per_batch=10,
+        post_collect_hook=lambda _: frames.update_policy_weights_(weights_of(3.0)),
+    ) as frames:
+        assert [float(frames.next()["action"][0]) for _ in range(2)] == [1.0, 3.0]
+
+
+def test_after_the_end_nothing_is_collected() -> None:
+    frames = collector(frames_per_batch=5)
+    frames.shutdown()
+    with pytest.raises(EvalError):
+        frames.next()
+
+
 def test_members_of_torchrl_are_there_or_say_why_not() -> None:
-    """Those that end it end it, and starting it changes nothing."""
+    """Those that end it end it."""
     with collector(frames_per_batch=5) as frames:
-        frames.start()
         for name, why in {"add_collectors": r"group\.add_runners", "remote_collectors": "no inner collector"}.items():
             with pytest.raises(AttributeError, match=f"has no {name}: .*{why}"):
                 getattr(frames, name)
         with pytest.raises(AttributeError, match="no attribute 'colour'"):
             frames.colour  # noqa: B018
-        frames.async_shutdown()
+        asyncio.run(frames.async_shutdown())
         frames.stop_remote_collectors()
 
 
@@ -244,7 +446,11 @@ def test_another_seed_is_another_plan() -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"collector_kwargs": {"a": 1}}, "collector_kwargs"),
+        ({"collector_kwargs": {"a": 1}}, "a=1"),
+        ({"collector_kwargs": {"storing_device": "meta"}}, "storing_device"),
+        ({"device": ["cpu", "meta"]}, "device"),
+        ({"create_env_fn": []}, "create_env_fn"),
+        ({"remote_configs": {"max_restarts": 3}}, "remote_configs.*max_restarts"),
         ({"weight_updater": object()}, "weight_updater"),
         ({"env_device": "cuda:0"}, "env_device"),
         ({"create_env_fn": [cartpole, Steps]}, "create_env_fn"),
@@ -274,7 +480,8 @@ def test_actors_collect_the_same(ray_cluster: None) -> None:
     options: dict[str, Any] = {"policy": leaning(), "total_frames": 200}
     with collector(**options) as frames:
         expected = torch.cat(list(frames))
-    with collector(num_collectors=2, remote_configs={"num_cpus": 1}, **options) as frames:
+    remote_configs = {"num_cpus": 1, "num_gpus": 0, "memory": 2**20}
+    with collector(num_collectors=2, remote_configs=remote_configs, **options) as frames:
         found = torch.cat(list(frames))
     for key, leaf in expected.items(**KEYS):
         if key != ("collector", "attempt"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ pytest.importorskip("torchrl")
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv, VecNormV2
+from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, Transform, TransformedEnv, VecNormV2
+from torchrl.modules import RandomPolicy
 from torchrl_worlds import (
     SUBJECT,
+    Constant,
     Evaluator,
     RayEvalWorker,
     bare_steps,
@@ -36,6 +40,14 @@ pytestmark = [
 ]
 
 KEYS = {"eval/reward", "eval/reward_std", "eval/num_episodes", "eval/episode_length", "eval/fps", "eval/step"}
+
+
+def rendering() -> Any:
+    return GymEnv("CartPole-v1", render_mode="rgb_array")
+
+
+def random_policy_of(env: Any) -> Any:
+    return RandomPolicy(env.action_spec)
 
 
 @pytest.fixture
@@ -144,6 +156,54 @@ def test_a_policy_factory_gets_the_environment(made: Any) -> None:
     assert given == [torch.Size([1])]
 
 
+@pytest.mark.parametrize("mode", ["deterministic", "random"])
+@pytest.mark.parametrize("given", ["policy", "policy_factory"])
+def test_random_policies_act_at_random(made: Any, given: str, mode: str) -> None:
+    """However actions are to be taken; an optional parameter of a factory is not the environment."""
+    spec = cartpole().action_spec
+    policy = RandomPolicy(spec) if given == "policy" else partial(RandomPolicy, spec)
+    evaluator = made(cartpole, num_trajectories=20, max_steps=500, exploration_type=mode, **{given: policy})
+    assert 12.0 < evaluator.evaluate()["eval/reward"] < 40.0
+
+
+@pytest.mark.parametrize("given", ["policy", "policy_factory"])
+def test_a_plain_module_is_wrapped(made: Any, given: str) -> None:
+    """Its parameter is named like an observation; it gets new weights as it is."""
+    policy = Constant(2.0) if given == "policy" else Constant
+    evaluator = made(steps(), num_trajectories=2, max_steps=20, **{given: policy})
+    assert evaluator.evaluate()["eval/reward"] == (10.0 if given == "policy" else 5.0)
+    assert evaluator.evaluate(Constant(3.0))["eval/reward"] == 15.0
+
+
+class Dumping(Transform):
+    """Notes the steps at which it is dumped."""
+
+    def __init__(self, path: Any) -> None:
+        super().__init__()
+        self.path = str(path)
+
+    def dump(self, step: int | None = None, **_: Any) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(f"{step} ")
+
+
+@pytest.mark.parametrize("dump", [True, False])
+def test_transforms_are_dumped_after_each_evaluation(made: Any, tmp_path: Any, dump: bool) -> None:
+    """At its step, before ``evaluate`` returns."""
+    path = tmp_path / "dumped"
+    path.touch()
+    env = TransformedEnv(steps()(), Compose(Dumping(path)))
+    evaluator = made(env, constant(), num_trajectories=1, max_steps=20, dump_video=dump)
+    for step in (3, 8):
+        evaluator.evaluate(step=step)
+        assert (str(step) in path.read_text().split()) is dump
+    evaluator.trigger_eval(step=11)
+    finished(evaluator)
+    while evaluator.pending:
+        time.sleep(0.01)
+    assert path.read_text().split() == (["3", "8", "11"] if dump else [])
+
+
 def test_steps_are_counted_or_given(made: Any) -> None:
     """Without a step the evaluator counts; a given one is reported."""
     evaluator = made(steps(), constant(), num_trajectories=1, max_steps=20)
@@ -208,7 +268,7 @@ def test_a_second_request_while_one_runs(made: Any, policy: str) -> None:
     evaluator = made(steps(seconds=0.05), constant(), num_trajectories=2, max_steps=20, busy_policy=policy)
     assert evaluator.trigger_eval(step=0) is True
     if policy == "error":
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="busy_policy='queue'"):
             evaluator.trigger_eval(step=1)
     else:
         assert evaluator.trigger_eval(step=1) is (policy == "queue")
@@ -456,6 +516,24 @@ class TestRayEvalWorker:
         finally:
             worker.shutdown()
         worker.shutdown()
+
+    @pytest.mark.skipif(SUBJECT == "torchrl", reason="the documented shape, and the figure beside it, are ours")
+    def test_frames_of_the_first_episode(self) -> None:
+        """One after each step, of an environment that renders; the figure of TorchRL stands beside the return."""
+        worker = RayEvalWorker(None, rendering, random_policy_of, num_episodes=3)
+        try:
+            worker.submit(None, 30)
+            result = worker.poll(timeout=60.0)
+        finally:
+            worker.shutdown()
+        assert result is not None
+        count, *shape = result["frames"].shape
+        assert shape == [400, 600, 3]
+        assert 5 < count <= 30
+        assert result["frames"].dtype == torch.uint8
+        assert len(result["frames"].flatten(1).unique(dim=0)) > 1
+        assert result["reward_per_step"] == 1.0
+        assert result["reward"] == result["length"]
 
     @pytest.mark.slow
     def test_a_second_process_finds_it_by_name(self) -> None:

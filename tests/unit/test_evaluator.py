@@ -659,3 +659,28 @@ class _Notes(Logger):
 
     def log(self, point: EvalPoint) -> None:
         self.points.append(point)
+
+
+# ------------------------------------------------------------------------------ after an evaluation
+
+
+def test_after_is_called_with_a_runner_before_the_result_is_delivered() -> None:
+    """With the step; what it raises is reported, and costs no result."""
+    seen: list[Any] = []
+
+    def after(runner: Any, step: int) -> None:
+        seen.append((step, len(runner.foreach_env(str))))
+        if step == 8:
+            raise ValueError("disk full")
+
+    with Evaluator(config(), after=after, on_result=lambda point: seen.append(point.step), on_error=seen.append) as ev:
+        for step in (3, 8):
+            ev.evaluate(step=step)
+    assert seen[:3] == [(3, 1), 3, (8, 1)]
+    assert isinstance(seen[3], ValueError)
+    assert seen[4] == 8
+
+
+def test_after_is_not_for_services() -> None:
+    with pytest.raises(ConfigError, match="after"):
+        Evaluator(config(), name="some", after=print)

@@ -16,7 +16,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import WeightsError
+from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
 from rl_eval.runners import Runner
 from rl_eval.weights import WeightsSnapshot
@@ -130,6 +130,19 @@ class BatchedToy(Slots):
         self.steps += live
         self.returns[:, 0] += np.where(live, np.sin(self.seeds % 1000 + self.steps), 0.0)
         return self.steps >= self.seeds % 20 + 2
+
+
+class SilentToy(BatchedToy):
+    """Its ``run`` forgets to return a report."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        super().run(*args, **kwargs)
+
+
+def test_a_run_without_a_report_is_named() -> None:
+    config = EvalConfig().environment("CartPole-v1").policy("random", deterministic=False).runners(runner=SilentToy)
+    with pytest.raises(ConfigError, match=r"SilentToy\.run\(\) returned None"):
+        evaluate(config.evaluation(num_episodes=3))
 
 
 class TwoAgentToy(Slots):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWei
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
 from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
+from rl_eval.records.episode import ROW, Fault, RunReport
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend
 
@@ -102,6 +104,21 @@ def test_a_position_that_waits_for_its_replacement_can_be_taken_away() -> None:
     world.wait(60)
     assert [member.index for member in world.pool.members.values()] == [0]
     assert world.pool.expected() == 1
+
+
+def test_reports_of_members_that_are_gone_are_kept() -> None:
+    """Of those that were lost, and of those that were taken away; each once."""
+    world = World().grow().started(0, 1)
+    fault = Fault(0, 0, 1, "env", "step", 1, "E", "broke", "", 0, "", 0.0)
+    report = RunReport(np.zeros(2, ROW), np.zeros((2, 0)), (fault,), (), (), 40, 0.0, 0.0, 0.0, 0)
+    for index in (0, 1):
+        world.call(index)
+        world.pool.answered(Reply(Call(world.member(index).incarnation, RUN, 1), report), world.now)
+    assert not world.pool.reported
+    world.lose(0)
+    assert world.pool.reported == {"episodes": 2, "faults": 1, "env_steps": 40}
+    world.pool.shrink(2)
+    assert world.pool.reported == {"episodes": 4, "faults": 2, "env_steps": 80}
 
 
 def test_slices_grow_with_the_fleet() -> None:

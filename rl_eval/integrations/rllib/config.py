@@ -49,6 +49,8 @@ _SET_BY_RLLIB: Final = frozenset(
 )
 """What RLlib changes by itself in the config of its evaluation runners."""
 
+_SPACES: Final = ("action_space", "observation_space")
+
 _RUNNER_CALLBACKS: Final = (
     "on_environment_created",
     "on_episode_created",
@@ -150,7 +152,9 @@ def _overrides(config: AlgorithmConfig) -> set[str]:
     overrides = config.evaluation_config or {}
     theirs = overrides.to_dict() if isinstance(overrides, AlgorithmConfig) else overrides
     mine = config.to_dict()
-    return {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
+    changed = {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
+    # Without a space, RLlib takes that of the environment, as rl_eval does.
+    return {key for key in changed if key not in _SPACES or theirs[key] is not None}
 
 
 def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:

@@ -35,6 +35,7 @@ _RAY_KWARGS: Final = {
     "resources": "custom_resources_per_runner",
     "label_selector": "label_selector",
     "runtime_env": "runtime_env",
+    "memory": "custom_resources_per_runner",
 }
 
 
@@ -85,7 +86,11 @@ def plain_key(name: str, key: Key, default: str) -> Key | None:
 
 
 def runner_settings(
-    num_runners: int, num_gpus: float, init_fn: Callable[[], object] | None, ray_kwargs: Mapping[str, Any] | None
+    num_runners: int,
+    num_gpus: float,
+    init_fn: Callable[[], object] | None,
+    ray_kwargs: Mapping[str, Any] | None,
+    argument: str = "ray_kwargs",
 ) -> dict[str, Any]:
     """Translate Ray's options of an actor into those of runners.
 
@@ -94,9 +99,14 @@ def runner_settings(
     """
     given = dict(ray_kwargs or {})
     if "num_gpus" in given:
-        raise ArgumentError("ray_kwargs has 'num_gpus': give it as the argument num_gpus, once")
+        raise ArgumentError(f"{argument} has 'num_gpus': give it as the argument num_gpus, once")
     if unknown := sorted(set(given) - set(_RAY_KWARGS)):
-        raise ArgumentError(f"ray_kwargs has {unknown}, which runners have not: {nearest(unknown[0], _RAY_KWARGS)}")
+        raise ArgumentError(
+            f"{argument} has {unknown}: {nearest(unknown[0], _RAY_KWARGS)}. A runner that dies is replaced and its "
+            "episodes run again, so Ray's restarts and retries are not needed"
+        )
+    if "memory" in given:
+        given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
     settings = {_RAY_KWARGS[name]: value for name, value in given.items()}
     if init_fn is not None:
         settings["init_fn"] = init_fn
@@ -119,11 +129,13 @@ def check(
         ArgumentError: It names the one that is wrong.
     """
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}: {nearest(str(backend), BACKENDS)}")
+        raise ArgumentError(f"Unknown backend {backend!r}: {nearest(str(backend), BACKENDS)}")
     if busy_policy not in _BUSY:
-        raise ArgumentError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
-    if (policy is None) == (policy_factory is None):
-        raise ArgumentError("give one of policy and policy_factory, and not both")
+        raise ArgumentError(f"Unknown busy_policy {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
+    if policy is None and policy_factory is None:
+        raise ArgumentError("a policy or a policy_factory must be provided")
+    if policy is not None and policy_factory is not None:
+        raise ArgumentError("policy and policy_factory are given: pass one of them, not both")
     if backend == "thread":
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             if value:

@@ -31,7 +31,7 @@ from torchrl.envs import EnvBase
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.keys import Key, nested
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
-from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
+from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space, unbounded
 
 __all__ = ["TorchRLEnv", "as_array", "as_env", "nested_space", "peel", "seen_keys"]
 
@@ -45,6 +45,7 @@ def as_env(
     reward_key: Key | None = None,
     done_key: Key | None = None,
     check_normalizers: bool = True,
+    as_recorded: bool = False,
 ) -> gym.Env[Any, Any]:
     """Read a TorchRL environment as a gymnasium one.
 
@@ -54,6 +55,8 @@ def as_env(
         reward_key: Which reward counts; by default the only one there is.
         done_key: Which done flag ends an episode; by default the one at the root.
         check_normalizers: Refuse normalizers without statistics now; False when they arrive later.
+        as_recorded: Show all keys, bookkeeping included, under their own names, and pass actions on in the form of
+            their spec, unchecked, as TorchRL's collectors do.
 
     Raises:
         ConfigError: It is a batch of environments, has several agents, or a normalizer without statistics.
@@ -67,9 +70,12 @@ def as_env(
     freeze_normalizers(env)
     if check_normalizers:
         check_initialized(env, "the environment")
+    if as_recorded and observation_keys is None:
+        every: list[Key] = list(env.full_observation_spec.keys(True, True))
+        observation_keys = None if every == ["observation"] else every
     if observation_keys is None and reward_key is None and done_key is None and (bare := _bare_gym(env)) is not None:
         return bare
-    return TorchRLEnv(env, observation_keys, reward_key, done_key)
+    return TorchRLEnv(env, observation_keys, reward_key, done_key, as_recorded=as_recorded)
 
 
 @final
@@ -86,6 +92,8 @@ class TorchRLEnv(gym.Env[Any, Any]):
         observation_keys: Sequence[Key] | None = None,
         reward_key: Key | None = None,
         done_key: Key | None = None,
+        *,
+        as_recorded: bool = False,
     ) -> None:
         self.env = env
         self.render_mode = getattr(_gym_inside(env), "render_mode", None)
@@ -95,11 +103,15 @@ class TorchRLEnv(gym.Env[Any, Any]):
         spaces: dict[tuple[str, ...], gym.Space[Any]] = {
             path: observation_space(specs[key]) for key, path in self._paths
         }
-        self._only = next(iter(specs)) if len(specs) == 1 and isinstance(next(iter(specs)), str) else None
+        alone = (
+            len(specs) == 1 and isinstance(next(iter(specs)), str) and not (as_recorded and "observation" not in specs)
+        )
+        self._only = next(iter(specs)) if alone else None
         self.observation_space = next(iter(spaces.values())) if self._only else nested_space(spaces)
         self._action_keys = list(env.action_keys)
         actions = env.full_action_spec
         spec = actions[self._action_keys[0]] if len(self._action_keys) == 1 else actions
+        spec = unbounded(spec) if as_recorded else spec
         self.action_space = action_space(spec)
         self._write_action = action_writer(spec)
         self._reward_key = _single(env, "reward", env.reward_keys, reward_key)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
+from torchrl.envs.utils import RandomPolicy
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, UsageError
@@ -35,7 +36,7 @@ from rl_eval.integrations.torchrl.arguments import (
     with_rules,
 )
 from rl_eval.integrations.torchrl.keys import Key
-from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
+from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker, dump_transforms
 from rl_eval.integrations.torchrl.scope import forget_scope
 from rl_eval.training.evaluator import Evaluator as _Evaluator
 
@@ -82,7 +83,8 @@ class Evaluator:
         exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``; it is never set globally.
         metrics_fn: Called with a tensordict of one row per episode, keys ``("next", "episode_reward")``,
             ``("next", "step_count")``, ``("next", "done")``, ``("next", "terminated")``, ``("next", "truncated")``.
-        dump_video: Accepted for compatibility; recorders in the environment are refused, ``videos`` records.
+        dump_video: Call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders are
+            refused: ``videos`` records.
         on_result: Called with a flat tensordict of every result, in a thread of the evaluator.
         busy_policy: ``skip``, ``error`` or ``queue``.
         backend: ``thread``; ``process`` and ``ray`` are both actors of Ray.
@@ -171,7 +173,8 @@ class Evaluator:
                 policy_kwargs={
                     "maker": PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(device or "cpu"))
                 },
-                deterministic=mode != "random",
+                # A RandomPolicy needs noise, and a factory may make one; other policies leave it alone.
+                deterministic=mode != "random" and policy_factory is None and not isinstance(policy, RandomPolicy),
                 device=str(device or "cpu"),
             )
             .evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)
@@ -188,6 +191,7 @@ class Evaluator:
             log_prefix=log_prefix,
             loggers=loggers,
             videos=videos,
+            after=dump_transforms if dump_video else None,
         )
 
     # ------------------------------------------------------------------ TorchRL's methods

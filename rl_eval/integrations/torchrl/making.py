@@ -15,16 +15,23 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import EnvBase, Transform
+from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
+from torchrl.envs.utils import RandomPolicy, _make_compatible_policy
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import as_env, peel
 from rl_eval.integrations.torchrl.keys import Key
 from rl_eval.integrations.torchrl.policy import TensorDictPolicy
 from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
-from rl_eval.integrations.torchrl.uniform import UNIFORM, UniformActions
+from rl_eval.integrations.torchrl.uniform import UNIFORM, RandomActions
+from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import EnvContext, NoiseSource
+from rl_eval.runners import EvalRunner
 
-__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "make_policy"]
+__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "dump_transforms", "make_policy"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,10 @@ class EnvMaker:
     token: str
     reward_key: Key | None = None
     done_key: Key | None = None
+    as_recorded: bool = False
+    """Whether frames are collected: then every key is shown, and actions are not judged."""
+    horizon: int | None = None
+    """Steps of an episode after which nobody needs more of it."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
@@ -44,13 +55,14 @@ class EnvMaker:
         scope = scope_of(self.token)
         if isinstance(built, gym.Env):
             scope.adopt(built)
-            return _Limited(built, scope)
+            return _Limited(built, scope, self.horizon)
         if built.batch_size:
             built = _one_of(built, context.lane_index)
-        _refuse_recorders(built)
-        adapted = as_env(built, reward_key=self.reward_key, done_key=self.done_key, check_normalizers=False)
+        _refuse_recorders(built, context.num_runners)
+        keys: dict[str, Any] = {"reward_key": self.reward_key, "done_key": self.done_key}
+        adapted = as_env(built, **keys, check_normalizers=False, as_recorded=self.as_recorded)
         scope.adopt(built)
-        return _Limited(adapted, scope)
+        return _Limited(adapted, scope, self.horizon)
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class ScopedPolicy:
     """A policy whose weights arrive with rules, which its environments follow too.
 
     Args:
-        policy: A tensordict module, or a callable on tensordicts.
+        policy: A tensordict module, a plain module, a ``RandomPolicy`` or a callable on tensordicts.
         scope: What it shares with its environments.
         mode: How actions are taken, unless the rules say otherwise.
         observation_space: Space of one observation.
@@ -98,10 +110,13 @@ class ScopedPolicy:
         device: str,
     ) -> None:
         self._scope, self._mode = scope, mode
-        self._build: Callable[[str], TensorDictPolicy | UniformActions] = lambda how: (
-            UniformActions(action_space)
-            if how == UNIFORM
-            else TensorDictPolicy(policy, observation_space, action_space, how, device=device)
+        module = None if policy is None else _as_module(policy, scope.latest())
+        self._build: Callable[[str], TensorDictPolicy] = lambda how: TensorDictPolicy(
+            RandomActions(_specs(scope.latest())[1]) if how == UNIFORM else module,
+            observation_space,
+            action_space,
+            "random" if how == UNIFORM else how,
+            device=device,
         )
         self._inner = self._build(mode)
         self.module = _Received(
@@ -167,11 +182,11 @@ class _Received(torch.nn.Module):
 
 
 class _Limited(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose episodes end at the step limit of the rules, if these have one."""
+    """An environment whose episodes end at the step limit of the rules, if these have one, or at the horizon."""
 
-    def __init__(self, env: gym.Env[Any, Any], scope: Scope) -> None:
+    def __init__(self, env: gym.Env[Any, Any], scope: Scope, horizon: int | None) -> None:
         super().__init__(env)
-        self._scope = scope
+        self._scope, self._horizon = scope, horizon
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -181,19 +196,52 @@ class _Limited(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        return observation, reward, terminated, truncated or self._steps == self._scope.rules.max_steps, info
+        limited = self._steps in (self._scope.rules.max_steps, self._horizon)
+        return observation, reward, terminated, truncated or limited, info
+
+
+def _as_module(policy: Any, env: Any) -> Any:
+    """Wrap a plain module as TorchRL's collectors do: its parameters' names are keys of the observations.
+
+    Raises:
+        ConfigError: A parameter of ``forward`` is not named like a key.
+    """
+    if isinstance(policy, RandomPolicy):
+        return RandomActions(policy.action_spec, policy.action_key)
+    if not isinstance(policy, torch.nn.Module) or isinstance(policy, TensorDictModuleBase):
+        return policy
+    every, wanted = _specs(env)[0], inspect.signature(policy.forward).parameters
+    # TorchRL passes all keys to forward(), also those that it does not read.
+    read = Composite({key: spec for key, spec in every.items() if key in wanted})
+    try:
+        with random_state_kept():  # It is called once, on random observations.
+            return _make_compatible_policy(policy, read, env if isinstance(env, EnvBase) else None)
+    except TypeError as error:
+        if all(name in read for name in wanted):
+            raise
+        raise ConfigError(
+            f"policy is a {type(policy).__name__} whose forward() takes {list(wanted)}, but observations have the keys "
+            f"{list(every.keys())}: name its parameters like these, or wrap it in a TensorDictModule"
+        ) from error
+
+
+def _specs(env: Any) -> tuple[Composite, TensorSpec]:
+    """Return the specs of the observations and the actions of an environment."""
+    if isinstance(env, EnvBase):
+        return env.full_observation_spec, env.full_action_spec
+    seen = _gym_to_torchrl_spec_transform(env.observation_space)
+    actions = _gym_to_torchrl_spec_transform(env.action_space, categorical_action_encoding=True)
+    return seen if isinstance(seen, Composite) else Composite(observation=seen), actions
 
 
 def _call(factory: Callable[..., Any], env: Any) -> Any:
-    """Call a policy factory with the environment, or with nothing if it takes nothing."""
+    """Call a policy factory with the environment, or with nothing if it has no parameter without a default."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return factory(env)
-    takes_it = any(
-        parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD
-        for parameter in parameters
-    )
+    positional = (one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD))
+    takes_it = any(one.default is one.empty or one.name == "env" for one in positional)
     return factory(env) if takes_it else factory()
 
 
@@ -219,10 +267,21 @@ def _one_of(batched: Any, lane_index: int) -> Any:
     return single
 
 
-def _refuse_recorders(env: Any) -> None:
+def dump_transforms(runner: EvalRunner, step: int) -> None:
+    """Call ``dump`` of all transforms of a runner's environments."""
+    for found in runner.foreach_env(lambda env: getattr(env.unwrapped, "env", None)):
+        for transform in peel(found)[0] if isinstance(found, EnvBase) else ():
+            transform.dump(step=step)
+
+
+def _refuse_recorders(env: Any, num_runners: int) -> None:
     for transform in peel(env)[0]:
         if type(transform).__name__ in {"VideoRecorder", "TensorDictRecorder"}:
             raise ConfigError(
                 f"env has a {type(transform).__name__}, which would keep the frames of all episodes: take it out of "
                 "the evaluation environment, and pass videos=rl_eval.VideoSettings(...), which records chosen episodes"
+            )
+        if num_runners > 1 and type(transform).dump is not Transform.dump:
+            raise ConfigError(
+                f"env has a {type(transform).__name__}, whose dump() is called in one process: pass num_runners=1"
             )

@@ -125,12 +125,20 @@ class TensorDictPolicy:
 
     @property
     def outputs(self) -> dict[str, Array] | None:
-        """What the policy wrote for the last batch, by dotted key: its own form of the action, values."""
+        """What the policy wrote for the last batch, by dotted key: its own form of the action, values.
+
+        A recurrent state is there as it was before, and under ``next`` as it is after.
+        """
         if self._last is None:
             return None
-        given = {_path(key) for key, _ in self._inputs} | {_path(key) for key in (*self._state_keys, _IS_INIT)}
+        given = {_path(key) for key, _ in self._inputs} | {(_IS_INIT,)}
+        states = {("next", *_path(key)) for key in self._state_keys}
         written = ((_path(key), tensor) for key, tensor in self._last.items(include_nested=True, leaves_only=True))
-        return {".".join(path): _array(tensor) for path, tensor in written if path not in given and path[0] != "next"}
+        return {
+            ".".join(path): _array(tensor)
+            for path, tensor in written
+            if path not in given and (path[0] != "next" or path in states)
+        }
 
     def initial_state(self, batch_size: int) -> dict[str, torch.Tensor] | None:
         """Return the state of fresh episodes, by dotted key; None for a policy without memory."""

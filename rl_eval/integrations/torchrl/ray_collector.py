@@ -7,9 +7,12 @@ whichever of them died. What has no meaning here is an error that names it.
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, final
 
@@ -18,8 +21,15 @@ from tensordict.nn import TensorDictModuleBase
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.integrations.torchrl.arguments import ArgumentError, is_env, mode_of, own_policy, refuse, with_rules
-from rl_eval.integrations.torchrl.arguments import runner_settings as settings_of_remotes
+from rl_eval.integrations.torchrl.arguments import (
+    ArgumentError,
+    is_env,
+    mode_of,
+    own_policy,
+    refuse,
+    runner_settings,
+    with_rules,
+)
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
 from rl_eval.integrations.torchrl.scope import forget_scope
 from rl_eval.integrations.torchrl.uniform import UNIFORM
@@ -28,12 +38,14 @@ __all__ = ["RayCollector"]
 
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
-_NO_INNER: Final = "there is no inner collector; runners step the environments"
+_NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
+_INNER: Final = (
+    *("cascade_execute", "enable_profile", "get_distant_attr", "getattr_env", "getattr_policy", "is_running"),
+    *("local_policy", "map_fn", "remote_collectors", "reset", "rollout", "worker_idx"),
+)
 _ABSENT: Final = {
     "add_collectors": "group.add_runners(n) adds runners",
-    **dict.fromkeys(
-        ("cascade_execute", "get_distant_attr", "local_policy", "map_fn", "remote_collectors", "worker_idx"), _NO_INNER
-    ),
+    **dict.fromkeys(_INNER, _NO_INNER),
     **dict.fromkeys(("init_updater", "receive_weights", "register_scheme_receiver", "weight_updater"), _ONE_WAY),
 }
 """Members of TorchRL's collector that have no meaning here, and why."""
@@ -55,7 +67,8 @@ class RayCollector:
         trust_policy: Not used: what a policy is, is seen by its class.
         frames_per_batch: Frames of a batch, exactly.
         total_frames: The iterator stops with the batch that reaches them; negative for no end.
-        device: Device of the policy and of the batches, unless the next ones say otherwise.
+        device: Device of the policy and of the batches, unless the next ones say otherwise; a list of the same one for
+            each collector is accepted, here and below.
         storing_device: Device of the batches; by default the CPU.
         env_device: Only the CPU.
         policy_device: Device of the policy in its runners; by default the CPU.
@@ -67,11 +80,13 @@ class RayCollector:
         split_trajs: Give every trajectory a row of its own, padded, with a ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``; it is never set globally.
         collector_class: Not used: there is no inner collector.
-        collector_kwargs: Refused, for the same reason.
+        collector_kwargs: Devices that repeat the arguments are accepted. Others are refused: there is no inner
+            collector.
         num_workers_per_collector: Environments that step together in each runner.
         sync: Not used: batches are the same either way.
         ray_init_config: Arguments of ``ray.init``, called if Ray is not running.
-        remote_configs: ``num_cpus``, ``num_gpus``, ``resources``, ``label_selector`` and ``runtime_env`` of each actor.
+        remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of
+            each actor.
         num_collectors: Actors that collect; by default the length of ``create_env_fn``, and 0, which is none but this
             process, is possible too.
         update_after_each_batch: Send the weights of ``policy`` after every batch, before the next one is collected.
@@ -130,7 +145,6 @@ class RayCollector:
         post_collect_hook: Callable[[Any], object] | None = None,
         seed: int = 0,
     ) -> None:
-        refuse(_NO_INNER, collector_kwargs=collector_kwargs or None)
         refuse(
             "weights travel once for all workers",
             weight_updater=weight_updater,
@@ -138,7 +152,10 @@ class RayCollector:
         )
         if policy is not None and policy_factory is not None:
             raise ArgumentError("give one of policy and policy_factory, and not both")
-        refuse("environments are stepped on the CPU", env_device=None if str(env_device) == "cpu" else env_device)
+        where = _devices(
+            device=device, storing_device=storing_device, env_device=env_device, policy_device=policy_device
+        )
+        _check_inner(_same("collector_kwargs", collector_kwargs), where)
         if frames_per_batch < 1:
             raise ArgumentError(f"frames_per_batch is {frames_per_batch}: give at least 1")
         self.frames_per_batch, self.total_frames = int(frames_per_batch), int(total_frames)
@@ -148,36 +165,52 @@ class RayCollector:
         self.replay_buffer = replay_buffer
         self._hooks = pre_collect_hook, post_collect_hook
         self._interval = 0 if update_after_each_batch else max_weight_update_interval
-        self._storing_device = storing_device if storing_device is not None else device
+        self._storing_device = where["storing_device"]
         self._frames = self._batches = self._unsent = 0
         self._iterator: Iterator[Any] | None = None
         self._policy, self._token = policy, uuid.uuid4().hex
         self._mode = _mode_of(policy, policy_factory, exploration_type)
-        factory, count = _one_factory(create_env_fn, num_collectors)
+        factory = _same("create_env_fn", create_env_fn)
+        several = len(create_env_fn) if isinstance(create_env_fn, (list, tuple)) else 1
+        count = several if num_collectors is None else num_collectors
         self._start_ray(ray_init_config, count)
+        remotes = dict(_same("remote_configs", remote_configs) or {})
+        resources = runner_settings(count, remotes.pop("num_gpus", 0), None, remotes, "remote_configs")
         limit = max_frames_per_traj if max_frames_per_traj and max_frames_per_traj > 0 else None
-        policy_device = policy_device if policy_device is not None else device
-        maker = PolicyMaker(
-            own_policy(policy),
-            _first(policy_factory),
-            self._token,
-            UNIFORM if self._random else self._mode,
-            str(policy_device or "cpu"),
-        )
+        mode = UNIFORM if self._random else self._mode
+        policy_factory = _same("policy_factory", policy_factory)
+        maker = PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(where["policy_device"]))
         template = factory if is_env(factory) else None
         config = (
             EvalConfig()
-            .environment(EnvMaker(None if template is not None else factory, template, self._token))
-            .policy(
-                "rl_eval.integrations.torchrl.making:make_policy", policy_kwargs={"maker": maker}, deterministic=False
+            .environment(
+                EnvMaker(
+                    None if template is not None else factory,
+                    template,
+                    self._token,
+                    as_recorded=True,
+                    # Episodes may never end by themselves. One more step, so that the last frame is not their end.
+                    horizon=self.total_frames + 1 if self.total_frames >= 0 and trajs_per_batch is None else None,
+                )
             )
-            .runners(num_envs_per_runner=num_workers_per_collector, **_remotes(count, remote_configs))
+            .policy(
+                "rl_eval.integrations.torchrl.making:make_policy",
+                policy_kwargs={"maker": maker},
+                deterministic=False,
+                actions="none",
+            )
+            .runners(num_envs_per_runner=num_workers_per_collector, **resources)
             .evaluation(seed=seed, max_episode_steps=limit)
         )
         self._group = EvalRunnerGroup(config)
         self._was_random = self._random
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
         """Weights that wait for the end of the random frames."""
+        self._turn, self._line = threading.Lock(), threading.Lock()
+        self._holder = 0
+        """Thread that collects, sends weights or pauses; 0 for none."""
+        self._filling: Future[None] | None = None
+        """Outcome of the thread that :meth:`start` has started."""
 
     @staticmethod
     def _start_ray(config: Mapping[str, Any] | None, count: int) -> None:
@@ -192,7 +225,9 @@ class RayCollector:
     def __iter__(self) -> Iterator[Any]:
         """Collect batches until there are ``total_frames``."""
         while self.total_frames < 0 or self._frames < self.total_frames:
-            yield self._collect()
+            with self._alone():
+                batch = self._collect()
+            yield batch
 
     iterator = __iter__
 
@@ -201,13 +236,28 @@ class RayCollector:
         self._iterator = self._iterator or iter(self)
         return next(self._iterator, None)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Exclude the other threads, in order of arrival: else the one that collects would always be first."""
+        if self._holder == threading.get_ident():  # In a hook, or during a pause.
+            yield
+            return
+        with self._line:
+            self._turn.acquire()
+        self._holder = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._holder = 0
+            self._turn.release()
+
     @property
     def _random(self) -> bool:
         """Whether the next batch has random actions."""
         return self._mode == UNIFORM or self._frames < self.init_random_frames
 
     def _collect(self) -> Any:
-        if self._interval >= 0 and self._unsent >= max(1, self._interval):
+        if self._interval >= 0 and self._unsent >= max(1, self._interval) and isinstance(self._policy, torch.nn.Module):
             self.update_policy_weights_()
         before, after = self._hooks
         if before is not None:
@@ -222,8 +272,8 @@ class RayCollector:
         self._frames += int(batch["collector", "mask"].sum()) if self.split_trajs else batch.numel()
         self._batches += 1
         batch["next", "reward"] = batch["next", "reward"].float()
-        if self._storing_device is not None:
-            batch = batch.to(self._storing_device)
+        batch.names = [*[None] * (batch.ndim - 1), "time"]
+        batch = batch.to(self._storing_device)
         batch = batch if self.postproc is None else self.postproc(batch)
         if after is not None:
             after(batch)
@@ -264,7 +314,9 @@ class RayCollector:
             ArgumentError: An argument cannot be honoured.
             WeightsError: The weights do not fit the policy.
         """
-        if worker_ids is not None and set(_listed(worker_ids)) != set(range(self.num_workers)):
+        self._check_filling()
+        listed = worker_ids if isinstance(worker_ids, (list, tuple)) else [worker_ids]
+        if worker_ids is not None and set(listed) != set(range(self.num_workers)):
             refuse(_ONE_VERSION, worker_ids=worker_ids)
         refuse("there is one policy", model_id=None if model_id == "policy" else model_id)
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
@@ -273,11 +325,12 @@ class RayCollector:
         sent = given[0] if given else None if weights_dict else self._policy
         if sent is None and not weights_dict:
             raise ArgumentError("there is no policy whose weights could be sent: give them")
-        self._unsent = 0
-        if self._random:
-            self._held = copy.deepcopy(sent), weights_dict
-        else:
-            self._group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
+        with self._alone():
+            self._unsent = 0
+            if self._random:
+                self._held = copy.deepcopy(sent), weights_dict
+            else:
+                self._group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
 
     # ------------------------------------------------------------------ state
 
@@ -320,16 +373,46 @@ class RayCollector:
             self._policy.load_state_dict(state_dict["policy_state_dict"])
             self.update_policy_weights_()
 
+    def start(self) -> None:
+        """Fill the replay buffer in a thread, until there are ``total_frames``; what fails is raised by the next call.
+
+        Raises:
+            ArgumentError: There is no replay buffer.
+        """
+        if self.replay_buffer is None:
+            raise ArgumentError("start() fills a replay buffer: pass replay_buffer, or iterate over the collector")
+        self._check_filling()
+        if self._filling is None or self._filling.done():
+            self._filling = Future()
+            threading.Thread(target=self._fill, args=(self._filling,), name="rl_eval collector", daemon=True).start()
+
+    def _fill(self, filling: Future[None]) -> None:
+        try:
+            for _ in self:
+                pass
+            filling.set_result(None)
+        except BaseException as error:
+            filling.set_exception(error)
+
+    def _check_filling(self) -> None:
+        """Raise what has ended the thread of :meth:`start`, once."""
+        if self._filling is not None and self._filling.done():
+            filling, self._filling = self._filling, None
+            filling.result()
+
     @contextmanager
     def pause(self, timeout: float = 30.0, *, resume: bool = True) -> Iterator[None]:
-        """Collect nothing inside of a ``with`` block, which is so anyway: a batch is collected when it is asked for.
+        """Collect nothing inside of a ``with`` block; a batch that is being collected is finished first.
 
         Args:
-            timeout: Not used.
-            resume: Not used.
+            timeout: Not used: a batch is finished however long that takes.
+            resume: Refused if False: call :meth:`shutdown` instead.
         """
-        self._group.sampler.stop_ahead()
-        yield
+        refuse("shutdown() ends the collector", resume=None if resume else resume)
+        self._check_filling()
+        with self._alone():
+            self._group.sampler.stop_ahead()
+            yield
 
     def shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
         """End all workers; may be called again.
@@ -339,19 +422,19 @@ class RayCollector:
             shutdown_ray: Refused: the cluster may be others' too.
         """
         refuse("call ray.shutdown() yourself", shutdown_ray=shutdown_ray or None)
+        interrupted = self._filling is not None and not self._filling.done()
         self._group.stop()
         forget_scope(self._token)
+        if not interrupted:
+            self._check_filling()
 
-    def async_shutdown(self, shutdown_ray: bool = False) -> None:
-        """End all workers, as :meth:`shutdown` does."""
-        self.shutdown(shutdown_ray=shutdown_ray)
+    async def async_shutdown(self, shutdown_ray: bool = False) -> None:
+        """End all workers, as :meth:`shutdown` does; to be awaited."""
+        await asyncio.to_thread(self.shutdown, shutdown_ray=shutdown_ray)
 
     def stop_remote_collectors(self) -> None:
         """End all workers, as :meth:`shutdown` does."""
         self.shutdown()
-
-    def start(self) -> None:
-        """Do nothing: a batch is collected when it is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if (why := _ABSENT.get(name)) is not None:
@@ -374,34 +457,41 @@ def _mode_of(policy: Any, policy_factory: Any, exploration_type: Any) -> str:
     return "deterministic" if plain and mode == "random" else mode
 
 
-def _one_factory(create_env_fn: Any, num_collectors: int | None) -> tuple[Any, int]:
-    """Return what builds an environment, and the number of runners."""
-    factories = _listed(create_env_fn)
-    if not factories:
-        raise ArgumentError("create_env_fn is empty: give a callable that builds an environment")
-    if any(one is not factories[0] for one in factories):
+def _same(name: str, given: Any) -> Any:
+    """Return the value of an argument that TorchRL takes once for all collectors, or for each.
+
+    Raises:
+        ArgumentError: There is none, or collectors have different ones.
+    """
+    values = given if isinstance(given, (list, tuple)) else [given]
+    if not values:
+        raise ArgumentError(f"{name} is empty: give one value for all collectors")
+    if any(one is not values[0] and one != values[0] for one in values):
         raise ArgumentError(
-            "create_env_fn has different callables, but an episode must not depend on the worker that runs it: give "
-            "one callable, and num_collectors"
+            f"{name} has different values, but an episode must not depend on the worker that runs it: give one (each "
+            "worker sees its own GPU as cuda:0)"
         )
-    return factories[0], len(factories) if num_collectors is None else num_collectors
+    return values[0]
 
 
-def _remotes(count: int, remote_configs: Any) -> dict[str, Any]:
-    configs = _listed(remote_configs or {})
-    if any(one != configs[0] for one in configs):
-        raise ArgumentError("remote_configs differ, but all runners have the same resources: give one")
-    config = dict(configs[0])
-    num_gpus = config.pop("num_gpus", 0)
-    return settings_of_remotes(count, num_gpus, None, config)
+def _devices(**given: Any) -> dict[str, torch.device]:
+    """Return where everything is, by the names of the arguments."""
+    one = {name: _same(name, value) for name, value in given.items()}
+    env_device = one.pop("env_device") or "cpu"
+    refuse("environments are stepped on the CPU", env_device=None if str(env_device) == "cpu" else env_device)
+    found = {name: torch.device(value or one["device"] or "cpu") for name, value in one.items()}
+    return {**found, "env_device": torch.device("cpu")}
 
 
-def _first(factories: Any) -> Any:
-    given = _listed(factories)
-    if any(one is not given[0] for one in given):
-        raise ArgumentError("policy_factory has different callables, but all workers act alike: give one")
-    return given[0]
+def _check_inner(collector_kwargs: Mapping[str, Any] | None, devices: Mapping[str, torch.device]) -> None:
+    """Accept what repeats what is so anyway.
 
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    Raises:
+        ArgumentError: There is something else; it is named.
+    """
+    for name, value in (collector_kwargs or {}).items():
+        if name not in devices or (value is not None and torch.device(value) != devices[name]):
+            raise ArgumentError(
+                f"collector_kwargs has {name}={value!r}, which cannot be honoured: {_NO_INNER}. Leave it out, or give "
+                "it as an argument of RayCollector if it is one"
+            )

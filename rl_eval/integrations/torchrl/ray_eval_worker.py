@@ -6,13 +6,19 @@ complete episodes, where TorchRL's is the mean reward per step of one.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import torch
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.integrations.torchrl.arguments import ArgumentError, plain_key, runner_settings, with_rules
 from rl_eval.integrations.torchrl.evaluator import EvaluationFailed
+from rl_eval.integrations.torchrl.frames import FirstEpisodeFrames
 from rl_eval.integrations.torchrl.keys import Key
 from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
 from rl_eval.integrations.torchrl.scope import forget_scope
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["RayEvalWorker"]
 
 _REWARD: Final = ("next", "reward")
+_logger = logging.getLogger(__name__)
+
 _NAMESPACE: Final = "rl_eval"
 """Of the names of workers."""
 
@@ -46,7 +54,7 @@ class RayEvalWorker:
         num_runners: Actors that share the work.
         seed: Root seed of the episodes: every request runs the same ones.
         videos: Which episodes to record after each request, and where.
-        **remote_kwargs: ``num_cpus``, ``resources``, ``label_selector`` and ``runtime_env`` of the actor.
+        **remote_kwargs: ``num_cpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of the actor.
 
     Raises:
         ArgumentError: An argument is wrong, or cannot be honoured.
@@ -80,9 +88,9 @@ class RayEvalWorker:
                 # Noise is there for requests that ask for it; the others leave it alone.
                 deterministic=False,
             )
-            .evaluation(num_episodes=num_episodes, seed=seed)
+            .evaluation(num_episodes=num_episodes, seed=seed, observers=(FirstEpisodeFrames,))
             .runners(num_envs_per_runner=num_envs or (1 if init_fn is not None else min(8, num_episodes)))
-            .runners(**runner_settings(num_runners, num_gpus, init_fn, remote_kwargs))
+            .runners(**runner_settings(num_runners, num_gpus, init_fn, remote_kwargs, "remote_kwargs"))
         )
         evaluator = Evaluator(
             config,
@@ -150,8 +158,10 @@ class RayEvalWorker:
             timeout: Longest wait, in seconds; None waits for it.
 
         Returns:
-            ``reward`` (mean return per episode), ``reward_std``, ``length`` (mean steps per episode), ``count``
-            (episodes), ``weights_version``, every metric of rl_eval, and ``frames``, which is None: ``videos`` records.
+            ``reward`` (mean return per episode), ``reward_std``, ``reward_per_step`` (TorchRL's ``reward``), ``length``
+            (mean steps per episode), ``count`` (episodes), ``weights_version``, every metric of rl_eval, and
+            ``frames``: a uint8 tensor of shape (T, height, width, 3), one frame after each step of episode 0, up to
+            a gibibyte; None if the environment's ``render_mode`` is not ``rgb_array``.
 
         Raises:
             EvaluationFailed: Too many episodes failed to give a number.
@@ -193,11 +203,23 @@ def _as_reply(result: EvalResult) -> dict[str, Any]:
         raise EvaluationFailed(f"the evaluation failed: {result.reason}")
     numbers = result.metrics
     count = int(numbers["num_episodes"])
+    frames = result.artifacts.get(0, {}).get(FirstEpisodeFrames.__qualname__)
+    _warn_of_the_return()
     return {
         **numbers,
         "reward": numbers["episode_return_mean"],
         "reward_std": numbers["episode_return_std"] if count > 1 else 0.0,
+        "reward_per_step": numbers["episode_return_mean"] / numbers["episode_len_mean"],
         "length": numbers["episode_len_mean"],
         "count": count,
-        "frames": None,
+        "frames": None if frames is None else torch.from_numpy(np.asarray(frames)),
     }
+
+
+@cache
+def _warn_of_the_return() -> None:
+    """Warn, once in a process, of what an import line alone has changed."""
+    _logger.warning(
+        "RayEvalWorker of rl_eval: 'reward' is the mean return per episode. TorchRL's 'reward' is the mean reward per "
+        "step, which is 'reward_per_step' here"
+    )

@@ -34,7 +34,7 @@ from torchrl.data import (
 
 from rl_eval.errors import ConfigError
 
-__all__ = ["action_space", "action_writer", "observation_space"]
+__all__ = ["action_space", "action_writer", "observation_space", "unbounded"]
 
 
 def observation_space(spec: TensorSpec) -> gym.spaces.Box:
@@ -71,6 +71,13 @@ def action_space(spec: TensorSpec) -> gym.Space[Any]:
         dtype = _numpy_dtype(spec.dtype)
         return gym.spaces.Box(*_all_numbers(dtype), tuple(spec.shape), dtype)
     raise ConfigError(f"actions of the spec {type(spec).__name__} have no gymnasium space")
+
+
+def unbounded(spec: TensorSpec) -> TensorSpec:
+    """Return the spec of any tensors of the same shapes and dtypes."""
+    if isinstance(spec, Composite):
+        return Composite({key: unbounded(part) for key, part in spec.items()})
+    return Unbounded(shape=spec.shape, device=spec.device, dtype=spec.dtype)
 
 
 def _choices(spec: TensorSpec) -> Any:

@@ -59,7 +59,9 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         ConfigError: It explores in a way that cannot be left out, or cannot be done with the episodes' own noise.
     """
     names = {base.__name__ for base in type(module).__mro__}
-    if names & _EXPLORATION:
+    if "RandomActions" in names:
+        yield module.draw
+    elif names & _EXPLORATION:
         if mode == "random":
             raise ConfigError(
                 f"policy.deterministic is False, but the policy explores with {type(module).__name__}, which draws "
