@@ -222,7 +222,7 @@ def run_evaluation(
             None if run_dir is None else handle.flush,
             cancel=lambda: _cancel(handle, monitor),
             hide=monitor.close,
-            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM")),
+            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM or SIGHUP")),
         )
 
     monitor.say(_start_of(settings))
