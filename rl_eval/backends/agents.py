@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
+from rl_eval.supervision.processes import end_runner, erase_recordings
 
 __all__ = ["NodeAgents"]
 
@@ -103,6 +104,13 @@ class NodeAgents:
         process_info = self._process_infos.pop(runner, None)
         if process_info is not None and (agent := self._agents.get(process_info.node_id)) is not None:
             agent.end.remote(runner)
+
+    def end_on(self, node_id: str) -> None:
+        """End the runners of this machine from here, since its raylet and with it their agent is lost."""
+        for process_info in self._process_infos.values():
+            if process_info.node_id == node_id:
+                end_runner(process_info)
+                erase_recordings(process_info)
 
     def stop(self, timeout_s: float) -> None:
         """End what is left of all runners, and then the agents."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from rl_eval.backends.failure import Failure
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
-from rl_eval.errors import ClusterError, ConfigError, RunnerLost
+from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
 from rl_eval.supervision.node_agent import Deadlines
 
 __all__ = ["RayBackend"]
@@ -175,13 +176,15 @@ class RayBackend:
 
     def leave(self) -> None:
         """See :class:`Backend`."""
+        if self._connection.end_of_raylet is not None:
+            self._agents.end_on(self._connection.node_id)
 
     def stop(self) -> None:
         """See :class:`Backend`."""
         if self._stopped:
             return
         self._stopped = True
-        if not self._connection.lost:  # Else the actors ended with it.
+        if not self._connection.lost and self._connection.end_of_raylet is None:  # Else the actors ended with it.
             self._end_actors()
         del self._payload
         self._connection.close()
@@ -199,6 +202,9 @@ class RayBackend:
     def _check_connection(self) -> None:
         if self._connection.lost:
             raise ClusterError("Ray was shut down while this group was working: stop the group first")
+        if (code := self._connection.end_of_raylet) is not None:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ClusterDied(f"the local Ray cluster died: its raylet {how}")
 
     def _wanted(self) -> dict[str, float]:
         """Return what each runner asks for."""

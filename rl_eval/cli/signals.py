@@ -141,6 +141,11 @@ class Interruption:
             time.sleep(_SAVING_S)
             raise Interrupted(self.number or signal.SIGTERM)
 
+    def abort(self, message: str, exit_code: int) -> None:
+        """End the process at once with an error, since it may not live to end in order."""
+        os.write(2, f"error: {message}\n".encode())
+        self._leave(exit_code)
+
     def conclude(self, exit_code: int) -> None:
         """There is nothing left to say or to lose: the process may end at any time, with this exit code, and will."""
         self._exit_code = exit_code
