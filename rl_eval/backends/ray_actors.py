@@ -44,6 +44,9 @@ _LOSSES: Final = (
 )
 """Ray's errors that say that a runner is gone; others are a call's own."""
 
+_INLINE_BYTES: Final = 90_000
+"""Ray sends up to 100 KB with a call. Where the raylet dies and the driver owns nothing in its object store, Ray's client
+does not end the driver at once."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
@@ -75,7 +78,7 @@ class RayBackend:
         payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy)
         self._connection = Connection(settings.runners)
         try:
-            self._payload = ray.put(payload)
+            self._payload = payload if len(payload) < _INLINE_BYTES else ray.put(payload)
             self._init_fn = init_fn
             runtime_env = self._connection.runtime_env(settings.runners)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
