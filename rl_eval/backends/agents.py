@@ -6,6 +6,7 @@ They start late: with the first runner of a node where a deadline is to be kept 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any, Final, final
 
 import ray
@@ -43,6 +44,8 @@ class NodeAgents:
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
         self._process_infos: dict[int, ProcessInfo] = {}
+        self._killers: dict[int, partial[None]] = {}
+        """Calls that have Ray end a runner."""
         self._settling: dict[Any, int] = {}
         self._ended: set[int] = set()
         """Runners that were ended before it was known where they lived."""
@@ -57,9 +60,10 @@ class NodeAgents:
         """Whether the process of a runner is up."""
         return runner in self._process_infos
 
-    def expect(self, runner: int, settling: Any) -> None:
-        """A runner is about to report where it lives."""
-        self._settling[settling] = runner
+    def expect(self, runner: int, actor: Any) -> None:
+        """Ask a new runner where it lives."""
+        self._settling[actor.settle.remote()] = runner
+        self._killers[runner] = partial(ray.kill, actor)
 
     def ended(self, ref: Any) -> None:
         """A call has ended, which matters if it is among :attr:`refs`."""
@@ -75,7 +79,7 @@ class NodeAgents:
             return  # Its other calls fail as well.
         self._process_infos[runner] = process_info
         if self._needed:
-            self._agent(process_info.node_id).watch.remote(runner, process_info)
+            self._watch(runner, process_info)
         if runner in self._ended:
             self._ended.remove(runner)
             self.end(runner)
@@ -85,23 +89,21 @@ class NodeAgents:
         if not self._needed:
             self._needed = True
             for runner, process_info in self._process_infos.items():
-                self._agent(process_info.node_id).watch.remote(runner, process_info)
+                self._watch(runner, process_info)
 
     def crash_report(self, runner: int) -> Any:
         """Ask why a runner died; return the call, or None if nobody knows where it lived."""
-        process_info = self._process_infos.pop(runner, None)
+        process_info, killer = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
         self._start_all()
-        return (
-            None
-            if process_info is None
-            else self._agent(process_info.node_id).crash_report.remote(runner, process_info)
-        )
+        if process_info is None:
+            return None
+        return self._agent(process_info.node_id).crash_report.remote(runner, process_info, killer)
 
     def end(self, runner: int) -> None:
         """Have a runner's process ended, and what it had started."""
         if runner in self._settling.values():
             self._ended.add(runner)
-        process_info = self._process_infos.pop(runner, None)
+        process_info, _ = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
         if process_info is not None and (agent := self._agents.get(process_info.node_id)) is not None:
             agent.end.remote(runner)
 
@@ -121,6 +123,9 @@ class NodeAgents:
         for agent in self._agents.values():
             ray.kill(agent)
         self._agents, self._watches, self._settling = {}, {}, {}
+
+    def _watch(self, runner: int, process_info: ProcessInfo) -> None:
+        self._agent(process_info.node_id).watch.remote(runner, process_info, self._killers[runner])
 
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:

@@ -97,7 +97,7 @@ def _identity() -> tuple[str, str]:
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
     """Return the raylet that this process has started, in :class:`Connection` or before; None if another one did."""
-    node = ray._private.worker._global_node
+    node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
     raylets = [] if node is None else node.all_processes.get("raylet", [])
     return raylets[0].process if raylets else None
 

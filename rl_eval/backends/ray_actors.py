@@ -45,8 +45,8 @@ _LOSSES: Final = (
 """Ray's errors that say that a runner is gone; others are a call's own."""
 
 _INLINE_BYTES: Final = 90_000
-"""Ray sends up to 100 KB with a call. Where the raylet dies and the driver owns nothing in its object store, Ray's client
-does not end the driver at once."""
+"""Ray sends up to 100 KB with a call. Ray's client ends a driver that owns something in the object store as soon as the
+raylet dies."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
@@ -104,7 +104,7 @@ class RayBackend:
         start = Start(index)
         actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
-        self._agents.expect(runner, actor.settle.remote())
+        self._agents.expect(runner, actor)
         self._calls[actor.start.remote(start)] = Call(runner, start, 0)
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:

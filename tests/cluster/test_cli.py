@@ -126,10 +126,23 @@ with rl_eval.EvalRunnerGroup(config.environment(env_kwargs={"pause_s": 0.01})) a
         print("died", flush=True)
 print(rl_eval.evaluate(config).status)
 """)
-    done = subprocess.run([sys.executable, "script.py"], env=environment(), capture_output=True, text=True, timeout=180)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in ("died", "complete")] == ["died", "complete"]
+
+
+def test_a_runner_that_passes_a_deadline_makes_ray_print_nothing(folder):
+    """Ray would guess that the process ran out of memory; the fault has the cause."""
+    Path("hang").touch()
+    hangs = f"environment.env_kwargs={{hang: {folder}/hang}}"
+    args = ["run", "toy.yaml", "--num-runners", 1, "--set", hangs, "--set", "fault_tolerance.step_timeout_s=1"]
+    process = start(*args, "-o", "out", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, told = process.communicate(timeout=180)
+    result = rl_eval.load("out")
+    assert result.provenance["runners_lost"] > 0
+    assert "(raylet)" not in told
 
 
 def test_an_error_of_two_runners_is_one_line(folder):
