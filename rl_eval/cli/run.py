@@ -232,7 +232,8 @@ def run_evaluation(
         try:
             result = handle.result()
         except ClusterDied as error:
-            # Ray's client may end this process at any moment: no runner and no display is ended in order.
+            # Ray's client may end this process at any moment, and would do it when the group stops.
+            monitor.close()
             interruption.abort(f"{error}; {_continuation(run_dir)}", ExitCode.CLUSTER)
             raise
         interruption.claim()
