@@ -17,6 +17,7 @@
     │   └── EpisodeTimeout         the episode outlived ``episode_timeout_s``
     └── ClusterError               the machine's: nothing in the call is wrong
         ├── RunnerStartError       no runner came up in time
+        ├── ClusterDied            the Ray cluster that this process had started died
         ├── RunnerLost             a runner died or fell silent
         ├── LogError               an evaluation log is damaged, or cannot be read or written
         ├── LogFenced              another driver took this one's evaluation log over
@@ -32,6 +33,7 @@ from collections.abc import Iterable
 from rl_eval.redaction import redact_text
 
 __all__ = [
+    "ClusterDied",
     "ClusterError",
     "ComparisonError",
     "ConfigError",
@@ -128,6 +130,10 @@ class ClusterError(EvalError):
 
 class RunnerStartError(ClusterError):
     """No runner came up within ``runner_start_timeout_s``."""
+
+
+class ClusterDied(ClusterError):
+    """The Ray cluster that this process had started died; Ray's client may end the process at any moment."""
 
 
 class RunnerLost(ClusterError):

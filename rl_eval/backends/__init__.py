@@ -15,6 +15,7 @@ from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError, RunnerLost
 from rl_eval.supervision.flight_recorder import CrashReport
+from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["Backend", "Call", "Reply", "pickled", "pickled_settings"]
 
@@ -95,8 +96,8 @@ class Backend(Protocol):
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """Queue a request."""
 
-    def publish(self, value: Any) -> tuple[Any, Any]:
-        """Make a large value available to all runners; return a handle to pass, and the value as stored."""
+    def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
+        """Make weights available to all runners; return a handle to pass, and the weights as stored."""
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """Return finished calls, waiting for the first at most ``timeout_s``."""

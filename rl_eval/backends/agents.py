@@ -6,6 +6,7 @@ They start late: with the first runner of a node where a deadline is to be kept 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any, Final, final
 
 import ray
@@ -14,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
+from rl_eval.supervision.processes import end_runner, erase_recordings
 
 __all__ = ["NodeAgents"]
 
@@ -42,6 +44,8 @@ class NodeAgents:
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
         self._process_infos: dict[int, ProcessInfo] = {}
+        self._killers: dict[int, partial[None]] = {}
+        """Calls that have Ray end a runner."""
         self._settling: dict[Any, int] = {}
         self._ended: set[int] = set()
         """Runners that were ended before it was known where they lived."""
@@ -56,9 +60,10 @@ class NodeAgents:
         """Whether the process of a runner is up."""
         return runner in self._process_infos
 
-    def expect(self, runner: int, settling: Any) -> None:
-        """A runner is about to report where it lives."""
-        self._settling[settling] = runner
+    def expect(self, runner: int, actor: Any) -> None:
+        """Ask a new runner where it lives."""
+        self._settling[actor.settle.remote()] = runner
+        self._killers[runner] = partial(ray.kill, actor)
 
     def ended(self, ref: Any) -> None:
         """A call has ended, which matters if it is among :attr:`refs`."""
@@ -74,7 +79,7 @@ class NodeAgents:
             return  # Its other calls fail as well.
         self._process_infos[runner] = process_info
         if self._needed:
-            self._agent(process_info.node_id).watch.remote(runner, process_info)
+            self._watch(runner, process_info)
         if runner in self._ended:
             self._ended.remove(runner)
             self.end(runner)
@@ -84,25 +89,30 @@ class NodeAgents:
         if not self._needed:
             self._needed = True
             for runner, process_info in self._process_infos.items():
-                self._agent(process_info.node_id).watch.remote(runner, process_info)
+                self._watch(runner, process_info)
 
     def crash_report(self, runner: int) -> Any:
         """Ask why a runner died; return the call, or None if nobody knows where it lived."""
-        process_info = self._process_infos.pop(runner, None)
+        process_info, killer = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
         self._start_all()
-        return (
-            None
-            if process_info is None
-            else self._agent(process_info.node_id).crash_report.remote(runner, process_info)
-        )
+        if process_info is None:
+            return None
+        return self._agent(process_info.node_id).crash_report.remote(runner, process_info, killer)
 
     def end(self, runner: int) -> None:
         """Have a runner's process ended, and what it had started."""
         if runner in self._settling.values():
             self._ended.add(runner)
-        process_info = self._process_infos.pop(runner, None)
+        process_info, _ = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
         if process_info is not None and (agent := self._agents.get(process_info.node_id)) is not None:
             agent.end.remote(runner)
+
+    def end_on(self, node_id: str) -> None:
+        """End the runners of this machine from here, since its raylet and with it their agent is lost."""
+        for process_info in self._process_infos.values():
+            if process_info.node_id == node_id:
+                end_runner(process_info)
+                erase_recordings(process_info)
 
     def stop(self, timeout_s: float) -> None:
         """End what is left of all runners, and then the agents."""
@@ -113,6 +123,9 @@ class NodeAgents:
         for agent in self._agents.values():
             ray.kill(agent)
         self._agents, self._watches, self._settling = {}, {}, {}
+
+    def _watch(self, runner: int, process_info: ProcessInfo) -> None:
+        self._agent(process_info.node_id).watch.remote(runner, process_info, self._killers[runner])
 
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:

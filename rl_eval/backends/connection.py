@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any, Final, final
@@ -49,11 +50,23 @@ class Connection:
         else:
             _check_connection(section)
         self._identity = _identity()
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        """Ray's identifier of this machine."""
+        self._raylet = _raylet_of_this_process()
 
     @property
     def lost(self) -> bool:
         """Whether ``ray.shutdown()`` was called: whatever is asked of Ray now would connect anew, to any cluster."""
         return not ray.is_initialized() or _identity() != self._identity
+
+    @property
+    def end_of_raylet(self) -> int | None:
+        """Exit code of the raylet that this process has started, negative for a signal; None while it lives.
+
+        With it die the object store and soon this process: Ray's client ends it in C++, with exit code 1, as soon as it
+        needs the store, at the latest when the cluster notices the loss.
+        """
+        return None if self._raylet is None else self._raylet.poll()
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
         """Return what an actor needs besides what it inherits from this connection.
@@ -69,6 +82,8 @@ class Connection:
 
     def close(self) -> None:
         """Disconnect, if that was not done already; may be called again."""
+        if self.end_of_raylet is not None and os.getppid() == 1:
+            return  # An orphan, whose parent Ray takes for the dead raylet: it would end the process here.
         if self.owned and not self.lost:
             with _process_kept():
                 ray.shutdown()
@@ -78,6 +93,13 @@ def _identity() -> tuple[str, str]:
     """Return what no other connection of this process has had: a job is one driver of a cluster."""
     context = ray.get_runtime_context()
     return context.gcs_address, context.get_job_id()
+
+
+def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
+    """Return the raylet that this process has started, in :class:`Connection` or before; None if another one did."""
+    node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
+    raylets = [] if node is None else node.all_processes.get("raylet", [])
+    return raylets[0].process if raylets else None
 
 
 def _connect(section: RunnersSection, address: str | None) -> None:

@@ -13,6 +13,7 @@ from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
+from rl_eval.weights import WeightsSnapshot
 from rl_eval.runners.one_thread import one_thread
 
 __all__ = ["InlineBackend"]
@@ -48,9 +49,9 @@ class InlineBackend:
             self._calls = deque(_given_back(call) if call.runner == runner else call for call in self._calls)
         self._calls.append(Call(runner, request, tag))
 
-    def publish(self, value: Any) -> tuple[Any, Any]:
+    def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
         """See :class:`Backend`."""
-        return value, value
+        return weights, weights
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See :class:`Backend`."""

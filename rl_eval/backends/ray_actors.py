@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -28,8 +29,9 @@ from rl_eval.backends.failure import Failure
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
-from rl_eval.errors import ClusterError, ConfigError, RunnerLost
+from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
 from rl_eval.supervision.node_agent import Deadlines
+from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["RayBackend"]
 
@@ -43,6 +45,9 @@ _LOSSES: Final = (
 )
 """Ray's errors that say that a runner is gone; others are a call's own."""
 
+_INLINE_BYTES: Final = 90_000
+"""Ray sends up to 100 KB with a call. Ray's client ends a driver that owns something in the object store as soon as the
+raylet dies."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
@@ -74,7 +79,7 @@ class RayBackend:
         payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
         self._connection = Connection(settings.runners)
         try:
-            self._payload = ray.put(payload)
+            self._payload = payload if len(payload) < _INLINE_BYTES else ray.put(payload)
             self._init_fn = init_fn
             runtime_env = self._connection.runtime_env(settings.runners)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
@@ -100,7 +105,7 @@ class RayBackend:
         start = Start(index, weights)
         actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
-        self._agents.expect(runner, actor.settle.remote())
+        self._agents.expect(runner, actor)
         self._calls[actor.start.remote(index, weights)] = Call(runner, start, 0)
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
@@ -109,10 +114,12 @@ class RayBackend:
             return
         self._calls[_sent(self._actors[runner], request)] = Call(runner, request, tag)
 
-    def publish(self, value: Any) -> tuple[Any, Any]:
+    def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
         """See :class:`Backend`."""
         self._check_connection()
-        ref = ray.put(value)
+        if weights.buffer.nbytes < _INLINE_BYTES:
+            return weights, weights
+        ref = ray.put(weights)
         return ref, ray.get(ref)
 
     def wait(self, timeout_s: float) -> list[Reply]:
@@ -175,13 +182,15 @@ class RayBackend:
 
     def leave(self) -> None:
         """See :class:`Backend`."""
+        if self._connection.end_of_raylet is not None:
+            self._agents.end_on(self._connection.node_id)
 
     def stop(self) -> None:
         """See :class:`Backend`."""
         if self._stopped:
             return
         self._stopped = True
-        if not self._connection.lost:  # Else the actors ended with it.
+        if not self._connection.lost and self._connection.end_of_raylet is None:  # Else the actors ended with it.
             self._end_actors()
         del self._payload
         self._connection.close()
@@ -199,6 +208,9 @@ class RayBackend:
     def _check_connection(self) -> None:
         if self._connection.lost:
             raise ClusterError("Ray was shut down while this group was working: stop the group first")
+        if (code := self._connection.end_of_raylet) is not None:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ClusterDied(f"the local Ray cluster died: its raylet {how}")
 
     def _wanted(self) -> dict[str, float]:
         """Return what each runner asks for."""

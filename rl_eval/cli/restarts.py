@@ -18,6 +18,7 @@ from typing import Final, final
 import typer
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.signals import handled_signals
 from rl_eval.cli.stdout import results_descriptor
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.redaction import redact_text
@@ -25,7 +26,6 @@ from rl_eval.redaction import redact_text
 __all__ = ["Child", "Progress", "delay_s", "is_final", "repeated", "run_with_restarts", "without_option"]
 
 _OPTION: Final = "--max-restarts"
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LONGEST_DELAY_S: Final = 60.0
 _POLL_S: Final = 0.1
 _OF_A_RESULT: Final = {ExitCode.COMPLETE, ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT}
@@ -46,7 +46,7 @@ def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) ->
     if fresh:
         raise ConfigError(f"--fresh would start from nothing at every restart: leave it out beside {_OPTION}")
     child = Child([sys.executable, "-m", "rl_eval", *without_option(sys.argv[1:])])
-    former = {number: signal.signal(number, child.forward) for number in _SIGNALS}
+    former = {number: signal.signal(number, child.forward) for number in handled_signals()}
     try:
         return repeated(child.run, lambda: _read_progress(run_dir), max_restarts, child.sleep, _report)
     finally:

@@ -23,7 +23,7 @@ from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_
 from rl_eval.cli.shared import option
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import flush_results, print_line
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ClusterDied, ConfigError
 from rl_eval.results.report.table import interval_text
 
 if TYPE_CHECKING:
@@ -222,26 +222,35 @@ def run_evaluation(
             None if run_dir is None else handle.flush,
             cancel=lambda: _cancel(handle, monitor),
             hide=monitor.close,
-            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM")),
+            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM or SIGHUP")),
         )
 
     monitor.say(_start_of(settings))
     with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
         _import_for_the_report()
         handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
-        result = handle.result()
+        try:
+            result = handle.result()
+        except ClusterDied as error:
+            # Ray's client may end this process at any moment, and would do it when the group stops.
+            monitor.close()
+            interruption.abort(f"{error}; {_continuation(run_dir)}", ExitCode.CLUSTER)
+            raise
         interruption.claim()
         with monitor.room():
             deliver(result)
         monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
         if interruption.number is not None and result.stopped_early:
-            print_note(
-                "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
-                if run_dir is None
-                else f"what had finished is in the log: the same command with --log-dir {run_dir} continues"
-            )
+            print_note(_continuation(run_dir))
         interruption.conclude(exit_code_of(result, interruption))
     return result
+
+
+def _continuation(run_dir: str | None) -> str:
+    """Return how to continue a run that ended early."""
+    if run_dir is None:
+        return "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
+    return f"what had finished is in the log: the same command with --log-dir {run_dir} continues"
 
 
 def _import_for_the_report() -> None:

@@ -1,32 +1,34 @@
-"""Handling of Ctrl-C and SIGTERM: before the evaluation they end the command, during it they ask it to stop.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: before the evaluation they end the command, during it they ask it to stop.
 
 A request is only passed on to the evaluation, which looks for it between two steps, so that what has finished can be
 saved in peace. A second signal ends the command wherever it is.
 
 SIGTERM is followed by SIGKILL, from some supervisors after three seconds. So other threads learn of it, even while the
 main thread is stuck in a step or in a library: they flush the evaluation log, save what has finished if the main
-thread does not come to it in time, and end a process that is still there then.
+thread does not come to it in time, and end a process that is still there then. SIGHUP, the end of the terminal or of
+its connection, is treated in the same way.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, final
 
-from rl_eval.cli.stdout import flush_results
+from rl_eval.cli.stdout import flush_results, results_descriptor
 from rl_eval.errors import EvalError
 
-__all__ = ["Interrupted", "Interruption"]
+__all__ = ["Interrupted", "Interruption", "handled_signals"]
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_CODES: Final = tuple(128 + number for number in _SIGNALS)
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+_CODES: Final = tuple(128 + number for number in (signal.SIGINT, *_ENDING))
 _GRACE_S: Final = 2.2
-"""Time between SIGTERM and the end of the process."""
+"""Time between SIGTERM or SIGHUP and the end of the process."""
 _TURN_S: Final = 1.0
 """Time in which the main thread should come back from what it does, and begin to save."""
 _SAVING_S: Final = 30.0
@@ -43,15 +45,21 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
+def handled_signals() -> list[signal.Signals]:
+    """Return the signals that end a command in order: without SIGHUP if ``nohup`` started it."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 def _nothing() -> None:
     pass
 
 
 @final
 class Interruption:
-    """Handles both signals while it is entered; in another thread than the main one it does nothing.
+    """Handles the signals while it is entered; in another thread than the main one it does nothing.
 
-    A command that a signal ended ends its process here, at once; after SIGTERM the process ends in any case.
+    A command that a signal ended ends its process here, at once; after SIGTERM or SIGHUP the process ends in any case.
 
     Args:
         leave: Ends the process with an exit code, whatever it does.
@@ -113,9 +121,9 @@ class Interruption:
         Args:
             flush: Commits what has finished, within a number of seconds; raises ``EvalError`` if it cannot.
             cancel: Asks the evaluation to stop; called in a signal handler, so it must not wait for anything.
-            hide: Gives the terminal back; called in another thread, after SIGTERM.
+            hide: Gives the terminal back; called in another thread, after SIGTERM or SIGHUP.
             rescue: Saves what has finished, without the main thread's help, and says where; called in another thread,
-                after SIGTERM, if nobody has called :meth:`claim` by then. Raises ``EvalError`` if it cannot.
+                after SIGTERM or SIGHUP, if nobody has called :meth:`claim` by then. Raises ``EvalError`` if it cannot.
         """
         self._flush, self._cancel, self._hide, self._rescue = flush, cancel, hide, rescue
         self._fate = "what had finished is lost"
@@ -127,11 +135,16 @@ class Interruption:
         """Take the saving of the result upon this thread.
 
         Raises:
-            Interrupted: Another thread has done so after SIGTERM, and did not end the process.
+            Interrupted: Another thread has done so after a signal, and did not end the process.
         """
         if not self._saving.acquire(blocking=False):
             time.sleep(_SAVING_S)
-            raise Interrupted(signal.SIGTERM)
+            raise Interrupted(self.number or signal.SIGTERM)
+
+    def abort(self, message: str, exit_code: int) -> None:
+        """End the process at once with an error, since it may not live to end in order."""
+        os.write(2, f"error: {message}\n".encode())
+        self._leave(exit_code)
 
     def conclude(self, exit_code: int) -> None:
         """There is nothing left to say or to lose: the process may end at any time, with this exit code, and will."""
@@ -147,16 +160,17 @@ class Interruption:
         self._leave(self._exit_code or 0)
 
     def _install(self) -> None:
-        for number in _SIGNALS:
+        for number in handled_signals():
             former = signal.signal(number, self._handle)
             self._former.setdefault(number, former)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # A supervisor's SIGTERM after somebody's Ctrl-C is no second thought.
-        first = self.number is None or (self.number, number) == (signal.SIGINT, signal.SIGTERM)
-        if not (self._deferring and first):
+        # SIGTERM after Ctrl-C comes from a supervisor. SIGHUP comes from the kernel and from the shell.
+        repeated = number == self.number or (self.number is not None and number == signal.SIGINT)
+        if not self._deferring or (repeated and number != signal.SIGHUP):
             raise Interrupted(number)
-        self.number = number
+        if self.number in (None, signal.SIGINT):
+            self.number = number
         self._cancel()
 
     # ------------------------------------------------------------------ the threads
@@ -168,15 +182,16 @@ class Interruption:
         threading.Thread(target=self._listen, args=(reading,), name="rl_eval signals", daemon=True).start()
 
     def _listen(self, reading: int) -> None:
-        """Wait for SIGTERM, or for the end of the command."""
+        """Wait for SIGTERM or SIGHUP, or for the end of the command."""
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while received := pipe.read(1):
-                if received[0] == signal.SIGTERM:
-                    self._end()
+                if received[0] in _ENDING:
+                    self._end(signal.Signals(received[0]))
                     return
 
-    def _end(self) -> None:
+    def _end(self, number: signal.Signals) -> None:
         """Have what can be kept kept, and end the process when the time is up, whatever hangs."""
+        _replace_lost_terminal()
         ends = time.monotonic() + _GRACE_S
         keeper = threading.Thread(target=self._keep, name="rl_eval rescue", daemon=True)
         keeper.start()
@@ -186,8 +201,8 @@ class Interruption:
         if not self._rescued:
             time.sleep(max(0.0, ends - time.monotonic()))
         if self._exit_code is None:
-            os.write(2, f"error: ended by SIGTERM before the evaluation could stop; {self._fate}\n".encode())
-        self._leave(128 + signal.SIGTERM if self._exit_code is None else self._exit_code)
+            os.write(2, f"error: ended by {number.name} before the evaluation could stop; {self._fate}\n".encode())
+        self._leave(128 + number if self._exit_code is None else self._exit_code)
 
     def _keep(self) -> None:
         """Ask the evaluation to stop, flush its log, and save what has finished if the main thread does not."""
@@ -218,3 +233,12 @@ class Interruption:
         except Exception as error:
             saved = f"what had finished cannot be saved: {error}"
         return saved if self._flush is None else f"{self._fate}; {saved}"
+
+
+def _replace_lost_terminal() -> None:
+    """Send output to /dev/null that would go to a terminal that is gone: each write there raises an error."""
+    for descriptor in filter(None, {1, 2, results_descriptor()}):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -26,8 +26,8 @@ _reserved: Final[list[TextIO]] = []
 """Where results go, while other output goes to stderr."""
 
 
-def results() -> TextIO | None:
-    """Return where results are printed; None where stdout is closed."""
+def results() -> TextIO:
+    """Return where results are printed."""
     return _reserved[0] if _reserved else sys.stdout
 
 
@@ -50,9 +50,8 @@ def print_line(text: str = "", *, err: bool = False) -> None:
 
 def flush_results() -> None:
     """Flush what was printed."""
-    if (stream := results()) is not None:
-        with written():
-            stream.flush()
+    with written():
+        results().flush()
 
 
 def results_descriptor() -> int | None:
@@ -69,7 +68,7 @@ def reserved_stdout() -> Iterator[None]:
     Raises:
         typer.Exit: The reader of the results went away.
     """
-    if sys.stdout is None or sys.stderr is None or _reserved:
+    if _reserved:
         yield
         return
     with _descriptor_of(sys.stdout) as stream, redirect_stdout(sys.stderr):

@@ -7,6 +7,7 @@ answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.sch
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 import time
@@ -17,14 +18,14 @@ from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, SetWeights, Start
-from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
+from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.supervision.interrupts import ctrl_c_noted
 
-__all__ = ["ControlLoop"]
+__all__ = ["ControlLoop", "forked"]
 
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
@@ -53,6 +54,7 @@ class ControlLoop:
         self._clock = clock
         self._backend = backend
         self._threaded = threaded
+        self._process = os.getpid()
         self._pool = pool
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._tags = itertools.count(1)
@@ -72,7 +74,10 @@ class ControlLoop:
 
         Raises:
             EvalError: The driver has stopped.
+            UsageError: This process is a fork of the one with the thread.
         """
+        if self._forked:
+            raise forked("the group")
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
             raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
@@ -90,7 +95,9 @@ class ControlLoop:
             self._report_lost(member, None)
 
     def stop(self) -> None:
-        """Fail what is unfinished, end the thread and the runners."""
+        """Fail what is unfinished, end the thread and the runners; in a fork, leave the runners to the parent."""
+        if self._forked:
+            return
         self._stopping = True
         self._inbox.put(None)
         if not self._threaded:
@@ -101,6 +108,10 @@ class ControlLoop:
         if self._thread.is_alive():
             # A step of this process hangs; whoever waits for a result must not.
             self._fail_all(ClusterError(f"{_STOPPED}; the environment still hangs in a call"))
+
+    @property
+    def _forked(self) -> bool:
+        return self._threaded and os.getpid() != self._process
 
     # ------------------------------------------------------------------ the loop
 
@@ -317,3 +328,10 @@ class ControlLoop:
 def _needless(job: Job, after: Job | None) -> bool:
     """Whether weights are overwritten before anybody uses them."""
     return isinstance(job, WeightsSync) and job.superseded and isinstance(after, WeightsSync)
+
+
+def forked(what: str) -> UsageError:
+    """Return the error for the use of an object whose thread stayed in the parent of this process."""
+    return UsageError(
+        f"{what} was made before a fork, and its thread is in the parent process only: make it again here"
+    )

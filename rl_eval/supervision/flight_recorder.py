@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import mmap
 import os
+import shutil
 import signal
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Final, Literal, NamedTuple, final
 
 from rl_eval.errors import RunnerStartError
@@ -58,6 +61,10 @@ _LANE_MASK: Final = 2 ** (_PHASE_SHIFT - _LANE_SHIFT) - 1
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Sent to a runner, it writes the stacks of its threads to its stack file, in C and without the interpreter's lock."""
+
+_FOLDER: Final = "rl_eval-runner-"
+_YOUNG_S: Final = 60.0
+"""A folder that is not older may belong to a runner that has not locked its file yet."""
 
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 """Environment variable by which the processes that a runner started are found after its death."""
@@ -197,18 +204,20 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
 
     The process becomes the leader of a process group and carries a mark, so that its descendants can be ended after it;
     fatal signals, and :data:`STACK_SIGNAL`, write stacks to a file. The files are in a new folder that only this user
-    can enter.
+    can enter. Folders that killed runners of other groups left behind are removed.
 
     Raises:
         RunnerStartError: There is no room for the files.
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
     try:
-        place = Path(tempfile.mkdtemp(prefix="rl_eval-"))
+        _remove_abandoned(group)
+        place = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{group}-"))
         recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
         _installed = FlightRecorder(lanes, _mapped(recorder, FlightRecorder.size(lanes)))
         # The file stays open as long as the process: the handlers write to its descriptor.
         stacks = stack.open("w")
+        fcntl.flock(stacks, fcntl.LOCK_EX)  # Until the process ends, however it ends.
     except OSError as error:
         raise RunnerStartError(
             f"runner {name} cannot keep its flight recorder in {tempfile.gettempdir()}: {error.strerror}. Make room "
@@ -220,6 +229,22 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     with contextlib.suppress(OSError):  # It is the leader of a session, and so of a group, already.
         os.setpgid(0, 0)
     return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
+
+
+def _remove_abandoned(group: str) -> None:
+    """Remove the recordings of runners that ended together with all that would have removed them.
+
+    Those of the own group are left to its node agent, which may be about to read them.
+    """
+    for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # BlockingIOError: its runner lives.
+            status = place.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if ours and time() - status.st_mtime > _YOUNG_S and not place.name.startswith(f"{_FOLDER}{group}-"):
+                for stack in place.glob("*.stack"):
+                    with stack.open() as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place)
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

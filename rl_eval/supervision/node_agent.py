@@ -11,6 +11,7 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,8 @@ class _Ward:
     """A runner under watch."""
 
     process_info: ProcessInfo
+    end_by_ray: Callable[[], object]
+    """Asks Ray to end the process."""
     running: float = field(default_factory=time.perf_counter)
     """When it was last seen not to be stopped."""
     crash_report: CrashReport | None = None
@@ -91,10 +94,16 @@ class NodeAgent:
         self._reaper = OrphanReaper()
         threading.Thread(target=self._monitor, daemon=True, name="rl_eval node agent").start()
 
-    def watch(self, runner: int, process_info: ProcessInfo) -> None:
-        """Watch a runner from now on; one that comes after :meth:`stop` is ended."""
+    def watch(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> None:
+        """Watch a runner from now on; one that comes after :meth:`stop` is ended.
+
+        Args:
+            runner: Its number.
+            process_info: Its process.
+            end_by_ray: Asks Ray to end the process.
+        """
         self._reaper.learn(process_info)
-        self._wards.setdefault(runner, _Ward(process_info))
+        self._wards.setdefault(runner, _Ward(process_info, end_by_ray))
         if self._stopped.is_set():
             self.end(runner)
 
@@ -108,12 +117,12 @@ class NodeAgent:
         if self._broken is not None:
             raise RuntimeError("the node agent watches its runners no more") from self._broken
 
-    def crash_report(self, runner: int, process_info: ProcessInfo) -> CrashReport:
-        """End a runner if it still lives, end what it had started, and say what is known."""
-        ward = self._wards.setdefault(runner, _Ward(process_info))
+    def crash_report(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> CrashReport:
+        """End a runner if it still lives, end what it had started, and say what is known; see :meth:`watch`."""
+        ward = self._wards.setdefault(runner, _Ward(process_info, end_by_ray))
         with ward.lock:
             ward.crash_report = ward.crash_report or _examine(ward.process_info, "")
-            end_runner(ward.process_info)
+            _end_quietly(ward)
             self._forget(runner)
         return ward.crash_report
 
@@ -167,7 +176,7 @@ class NodeAgent:
         overdue = self._overdue(ward.process_info)
         if stood_still or overdue:
             ward.crash_report = _examine(ward.process_info, overdue)
-            end_runner(ward.process_info)
+            _end_quietly(ward)
 
     def _overdue(self, process_info: ProcessInfo) -> str:
         """Say which deadline a runner has passed, and still is at what it was doing; empty if none."""
@@ -177,6 +186,15 @@ class NodeAgent:
         # A reading may fall between the two stores of a step.
         time.sleep(_CONFIRM_S)
         return passed if read_moment(process_info.recorder) == moment else ""
+
+
+def _end_quietly(ward: _Ward) -> None:
+    """End a runner through Ray if it can, since Ray prints a page about each worker that ends in another way."""
+    status = living(ward.process_info)
+    if status is not None and not status.stopped:
+        ward.end_by_ray()
+        _await_end(ward.process_info, time.perf_counter() + _PARTING_S)
+    end_runner(ward.process_info)
 
 
 def _await_end(process_info: ProcessInfo, deadline: float) -> None:

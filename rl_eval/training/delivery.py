@@ -7,6 +7,7 @@ callbacks.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import FollowUp
+from rl_eval.execution.loop import forked
 from rl_eval.loggers import Logger
 from rl_eval.redaction import redact_text, redacted_traceback
 from rl_eval.results.point import EvalPoint
@@ -108,6 +110,7 @@ class Delivery:
         """Step that is about to be reported to the loggers."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         self._delivering: threading.Thread | None = None
         """The thread that calls back, while it does."""
         self._ended = False
@@ -135,7 +138,12 @@ class Delivery:
             request.handle.add_done_callback(partial(self._done, request))
 
     def announce(self, step: int) -> None:
-        """Report to the loggers that training has reached a step, before the result of it."""
+        """Report to the loggers that training has reached a step, before the result of it.
+
+        Raises:
+            UsageError: This process is a fork of the one with the thread.
+        """
+        self._check_thread()
         if self._loggers:
             with self._changed:
                 posted, self._reached = self._reached is not None, step
@@ -182,8 +190,9 @@ class Delivery:
         """Wait until nothing is open; return whether that is so.
 
         Raises:
-            UsageError: This is a callback, which results are waiting for.
+            UsageError: This is a callback, which results are waiting for; or a fork of the process with the thread.
         """
+        self._check_thread()
         if threading.current_thread() is self._delivering:
             raise UsageError("drain() in a callback would wait for that callback: use on_result")
         with self._changed:
@@ -199,6 +208,10 @@ class Delivery:
         """Wait until something is delivered."""
         with self._changed:
             self._changed.wait(timeout_s)
+
+    def _check_thread(self) -> None:
+        if self._thread is not None and os.getpid() != self._process:
+            raise forked("the evaluator")
 
     # ------------------------------------------------------------------ the end
 

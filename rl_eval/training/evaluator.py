@@ -242,6 +242,7 @@ class Evaluator:
         Raises:
             EvaluatorBusy: The request is refused; no weights were copied, and no step was counted.
             WeightsError: The weights are none.
+            UsageError: This process is a fork of the one that made this evaluator, whose threads it does not have.
         """
         return self._submit(weights, step, version).handle
 
@@ -260,7 +261,8 @@ class Evaluator:
         """Wait until nothing is :attr:`pending`; return False if that takes longer.
 
         Raises:
-            UsageError: It is called in a callback, which results are waiting for.
+            UsageError: It is called in a callback, which results are waiting for, or in a fork of the process that
+                made this evaluator.
         """
         return self._delivery.drain(timeout_s)
 

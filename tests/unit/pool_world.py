@@ -30,8 +30,8 @@ class FakeBackend:
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         self.calls.append((runner, request, tag))
 
-    def publish(self, value: Any) -> tuple[Any, Any]:
-        return value, value
+    def publish(self, weights: Any) -> tuple[Any, Any]:
+        return weights, weights
 
     def wait(self, timeout_s: float) -> list[Reply]:
         ready, self.ready = self.ready, []

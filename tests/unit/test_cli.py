@@ -422,6 +422,17 @@ def test_on_a_terminal_a_live_display_shows_the_clock_while_an_import_takes_its_
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_cost_no_result(folder, closed):
+    """No file gets their descriptors either, and with them what libraries print."""
+    script = f"exec {sys.executable} -m rl_eval run toy.yaml -o out --log-dir runs {closed}"
+    done = subprocess.run(["sh", "-c", script], env=environment(), check=False, timeout=120)
+    assert done.returncode == 0
+    assert rl_eval.load("out").status == "complete"
+    assert read_log("runs").mismatches == ()
+
+
+@pytest.mark.process
 def test_on_a_terminal_a_closed_stdout_costs_the_page_alone(folder):
     """As ``>&-`` closes it: the display is on stderr, and the result in its folder."""
     ours, theirs = pty.openpty()

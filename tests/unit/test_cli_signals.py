@@ -1,9 +1,11 @@
 """Ctrl-C and SIGTERM: what they end, how soon, with which code, and what of the evaluation is kept."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from contextlib import suppress
@@ -127,6 +129,43 @@ def test_sigterm_after_ctrl_c_gives_nothing_up(quick):
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGTERM)
         assert eventually(lambda: quick)
+
+
+def test_a_hangup_is_treated_as_sigterm(quick):
+    """It may come twice, from the kernel and from the shell: the second one gives nothing up."""
+    flushed = []
+    with Interruption(quick.append) as interruption:
+        interruption.defer(flushed.append)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption.number == signal.SIGHUP
+        assert eventually(lambda: quick)
+    assert quick == [129]
+    assert len(flushed) == 1
+
+
+def test_a_hangup_after_sigterm_changes_nothing(quick):
+    """systemd sends both."""
+    with Interruption(quick.append) as interruption:
+        interruption.defer()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption.number == signal.SIGTERM
+        assert eventually(lambda: quick)
+    assert quick == [143]
+
+
+def test_nohup_stays_in_force(quick):
+    """A command that was started to ignore hangups ignores them."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption(quick.append) as interruption:
+            interruption.defer()
+            signal.raise_signal(signal.SIGHUP)
+            assert interruption.number is None
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert quick == []
 
 
 def test_what_has_finished_is_saved_by_another_thread_if_the_main_one_does_not_come(quick, capfd):
@@ -302,6 +341,31 @@ def test_a_signal_saves_what_has_finished(folder):
         assert str(result) in out
         assert "stopping" in err
         assert ("--log-dir runs continues" in err) == (place == Path("runs"))
+
+
+@pytest.mark.process
+def test_a_terminal_that_goes_away_costs_nothing(folder):
+    """The hangup of a closed terminal saves what has finished, although nothing can be printed any longer."""
+    master, terminal = os.openpty()
+    hangs = "environment.env_kwargs={pause_s: 0.01, flag: third}"
+    process = start(
+        *ENDLESS,
+        hangs,
+        *("--output", "out/toy"),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        start_new_session=True,
+    )
+    os.close(terminal)
+    while not Path("third").exists():
+        os.read(master, 65536)  # The display draws on.
+    os.close(master)
+    assert process.wait(60) == 129
+    result = rl_eval.EvalResult.load("out/toy")
+    assert result.status == "partial"
+    assert result.aggregates.count > 0
 
 
 @pytest.mark.process

@@ -154,6 +154,36 @@ def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_pa
 
 
 @pytest.mark.process
+def test_what_a_killed_runner_of_another_group_left_is_removed(tmp_path: Path) -> None:
+    """A living runner keeps its own, and so does a dead one whose folder is new, which may be a starting one's."""
+    script = "import time; from rl_eval.supervision.flight_recorder import install\n"
+    script += 'print(install("other", "7", 2, "node").recorder, flush=True); time.sleep(600)'
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    runners = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    folders = []
+    for runner in runners:
+        assert runner.stdout is not None
+        folders.append(Path(runner.stdout.readline().strip()).parent)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (tmp_path / "rl_eval-runner-link").symlink_to(foreign)
+    try:
+        for runner in runners[:2]:
+            runner.kill()
+            runner.wait()
+        for folder in (folders[0], folders[2], foreign):
+            os.utime(folder, (0, 0))
+        installed(tmp_path)
+        assert [folder.exists() for folder in (*folders, foreign)] == [False, True, True, True]
+    finally:
+        for runner in runners:
+            runner.kill()
+            runner.communicate()
+
+
+@pytest.mark.process
 def test_the_space_of_a_recording_is_reserved(tmp_path: Path) -> None:
     """A store to a page that a full disk cannot hold would kill the runner later on, without a word."""
     recorder = Path(installed(tmp_path).stdout.strip())

@@ -31,6 +31,10 @@ def tell(*more):
 """
 
 
+def no_ray() -> None:
+    """Ray does not end the runner."""
+
+
 class Runner:
     """A process that records like a runner."""
 
@@ -69,7 +73,7 @@ def runner(agent: NodeAgent) -> Iterator[Callable[[str], Runner]]:
 
     def start(script: str) -> Runner:
         started.append(Runner(script))
-        agent.watch(len(started), started[-1].process_info)
+        agent.watch(len(started), started[-1].process_info, no_ray)
         return started[-1]
 
     yield start
@@ -111,7 +115,7 @@ def test_a_hang_is_ended_at_its_deadline_and_its_stack_is_kept(
     for number, ((phase, _), one) in enumerate(zip(HANGS, hung, strict=True), 1):
         assert eventually(one.gone)
         assert one.process.returncode == -signal.SIGKILL
-        found = agent.crash_report(number, one.process_info)
+        found = agent.crash_report(number, one.process_info, no_ray)
         assert found.cause == "deadline"
         assert "fault_tolerance." in found.detail
         assert found.moment is not None
@@ -127,7 +131,7 @@ def test_a_stopped_process_is_ended_and_said_to_be_stopped(runner: Callable[[str
     stopped = [runner(f"{phase}\ntell()\nos.kill(os.getpid(), 19)") for phase in phases]
     for number, one in enumerate(stopped, 1):
         assert eventually(one.gone)
-        assert agent.crash_report(number, one.process_info).cause == "stopped"
+        assert agent.crash_report(number, one.process_info, no_ray).cause == "stopped"
 
 
 @pytest.mark.process
@@ -136,7 +140,7 @@ def test_a_fatal_signal_leaves_its_word(runner: Callable[[str], Runner], agent: 
     """SIGSEGV and SIGABRT are written down with a stack before the process dies."""
     dead = runner(f"def guilty():\n    {death}\nrecorder.enter(STEP, 1, 3)\ntell()\nguilty()")
     assert eventually(dead.gone)
-    found = agent.crash_report(1, dead.process_info)
+    found = agent.crash_report(1, dead.process_info, no_ray)
     assert found.cause == "signal"
     assert found.detail
     assert "guilty" in found.stack
@@ -148,7 +152,7 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
     """Exit and kill leave no word, but the recorder says what was going on."""
     dead = runner(f"recorder.enter(STEP, 1, 3)\ntell()\n{death}")
     assert eventually(dead.gone)
-    found = agent.crash_report(1, dead.process_info)
+    found = agent.crash_report(1, dead.process_info, no_ray)
     assert found.cause == "vanished"
     assert found.moment is not None
     assert found.moment.current is not None
@@ -177,7 +181,7 @@ os._exit(42)
 def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
     """A driver that gives a runner up learns what it was doing."""
     silent = runner("def idling():\n    tell()\n    time.sleep(600)\nrecorder.idle()\nidling()")
-    found = agent.crash_report(1, silent.process_info)
+    found = agent.crash_report(1, silent.process_info, no_ray)
     assert eventually(silent.gone)
     assert found.moment is not None
     assert found.moment.phase == "idle"
@@ -202,7 +206,7 @@ os.kill(os.getpid(), 9)
     children = [int(pid) for pid in dead.more]
     assert len(children) == 2
     assert eventually(dead.gone)
-    agent.crash_report(1, dead.process_info)
+    agent.crash_report(1, dead.process_info, no_ray)
     assert eventually(lambda: all(map(gone, children)))
     # Until its last zombie is collected, a group is still there.
     assert eventually(lambda: group_gone(dead.process_info.pid))
@@ -216,7 +220,7 @@ def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_
         former = ProcessInfo(
             "node", bystander.pid, 1, "no-such-mark", str(tmp_path / "x.rec"), str(tmp_path / "x.stack")
         )
-        found = agent.crash_report(9, former)
+        found = agent.crash_report(9, former, no_ray)
         assert (found.cause, found.moment) == ("vanished", None)
         assert bystander.poll() is None
     finally:
@@ -235,7 +239,25 @@ def test_stop_ends_everything(runner: Callable[[str], Runner], agent: NodeAgent)
     late = runner("tell()\ntime.sleep(600)")
     assert eventually(late.gone)
     assert not Path(late.process_info.recorder).exists()
-    assert agent.crash_report(3, late.process_info).cause == "vanished"
+    assert agent.crash_report(3, late.process_info, no_ray).cause == "vanished"
+
+
+@pytest.mark.process
+def test_ray_is_asked_first_to_end_a_runner(agent: NodeAgent) -> None:
+    """It prints a page about a process that ends in another way."""
+    asked: list[int] = []
+    runner = Runner("recorder.enter(STEP, 1, 2); tell(); time.sleep(1000)")
+
+    def by_ray() -> None:
+        asked.append(runner.process_info.pid)
+        runner.process.terminate()
+
+    agent.watch(1, runner.process_info, by_ray)
+    assert eventually(runner.gone)
+    assert asked == [runner.process_info.pid]
+    assert runner.process.returncode == -signal.SIGTERM
+    assert runner.process.stdout is not None
+    runner.process.stdout.close()
 
 
 @pytest.mark.process
@@ -247,7 +269,8 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("rl_eval.supervision.node_agent.living", breaks)
     agent = NodeAgent(Deadlines(step_s=1.0))
-    agent.watch(1, ProcessInfo("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s")))
+    here = ProcessInfo("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s"))
+    agent.watch(1, here, no_ray)
     with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
         agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
@@ -298,7 +321,7 @@ from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.flight_recorder import ProcessInfo
 node_agent.OrphanReaper = functools.partial(node_agent.OrphanReaper, round_s=0.02)
 agent = NodeAgent(Deadlines())
-agent.watch(1, ProcessInfo(**json.loads(sys.argv[1])))
+agent.watch(1, ProcessInfo(**json.loads(sys.argv[1])), print)
 print("watching", flush=True)
 agent.wait_closed()
 """
