@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -14,6 +15,7 @@ from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
+from rl_eval.supervision.working_folder import current_folder, working_in
 
 __all__ = ["InlineBackend"]
 
@@ -24,13 +26,23 @@ class InlineBackend:
 
     The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
     its weights and its random state.
+
+    Args:
+        settings: What to evaluate.
+        policy: A live policy; None for the configured one.
+        threaded: Whether calls run in a thread other than the caller's. In the caller's thread, runners have a working
+            directory of their own: an environment that changes it does not change the caller's. Two threads cannot
+            have two.
     """
 
-    def __init__(self, settings: EvalSettings, policy: Any) -> None:
+    def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
         self._settings = settings
         self._policy = pickled(policy, "the policy")
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
+        self._threaded = threaded
+        self._folder: str | None = None
+        """Working directory of the runners; None before the first call."""
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
@@ -52,7 +64,8 @@ class InlineBackend:
             return []
         call = self._calls.popleft()
         try:
-            return [Reply(call, self._answer(call.runner, call.request))]
+            with self._in_their_folder():
+                return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
             return [Reply(call, error=error)]
 
@@ -65,7 +78,8 @@ class InlineBackend:
         """See :class:`Backend`."""
         self._calls = deque(call for call in self._calls if call.runner != runner)
         if killed := self._runners.pop(runner, None):
-            killed.stop()
+            with self._in_their_folder():
+                killed.stop()
 
     def terminate(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
@@ -91,6 +105,18 @@ class InlineBackend:
         for runner in list(self._runners):
             self.kill(runner)
         self._calls.clear()
+
+    @contextmanager
+    def _in_their_folder(self) -> Iterator[None]:
+        """Work where the runners' last call ended, and return to the caller's working directory."""
+        if self._threaded:
+            yield
+            return
+        with working_in(self._folder):
+            try:
+                yield
+            finally:
+                self._folder = current_folder()
 
     def _answer(self, runner: int, request: Request) -> Any:
         match request:

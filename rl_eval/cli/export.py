@@ -154,9 +154,9 @@ def _export_rows(
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002
     """Return the name of a folder (or of that of a ``result.json``) with the ending of a format."""
-    from rl_eval.log.storage import is_uri
+    from rl_eval.log.storage import absolute_place, is_uri
 
-    folder = Path(path.partition("?")[0].rstrip("/") if is_uri(path) else Path(path).absolute())
+    folder = Path(path.partition("?")[0] if is_uri(path) else absolute_place(path))
     folder = folder.parent if folder.name == "result.json" else folder
     return Path(f"{folder.name or 'episodes'}.{format}")
 
