@@ -274,6 +274,15 @@ def test_watch_with_a_relative_file_for_all_checkpoints(home: Path, when: str) -
     assert len((home / "curve" / "curve.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.process
+def test_doctor_and_plan(home: Path, when: str) -> None:
+    """The policy's file is there in each check."""
+    for command in ("doctor", "plan"):
+        outcome = call(command, *options(when))
+        assert outcome.exit_code == 0, outcome.output
+    assert Path.cwd() == home
+
+
 def test_crossplay(home: Path, when: str) -> None:
     """Log, result and the files of the games."""
     (home / "dice.py").write_text(next(one.text for one in blocks(DOCS / "crossplay.md") if one.title == "dice.py"))
