@@ -42,7 +42,7 @@ class InlineBackend:
         self._calls: deque[Call] = deque()
         self._threaded = threaded
         self._folder: str | None = None
-        """Working directory of the runners; None before the first call."""
+        """Working directory to which an environment went; None if all stay in that of the caller."""
 
     def spawn(self, runner: int, index: int) -> None:
         """See :class:`Backend`."""
@@ -108,15 +108,17 @@ class InlineBackend:
 
     @contextmanager
     def _in_their_folder(self) -> Iterator[None]:
-        """Work where the runners' last call ended, and return to the caller's working directory."""
+        """Work where an environment went in an earlier call, and return to the caller's working directory."""
         if self._threaded:
             yield
             return
         with working_in(self._folder):
+            begun = current_folder()
             try:
                 yield
             finally:
-                self._folder = current_folder()
+                if (ended := current_folder()) != begun:
+                    self._folder = ended
 
     def _answer(self, runner: int, request: Request) -> Any:
         match request:

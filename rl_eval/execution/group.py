@@ -158,7 +158,8 @@ class EvalRunnerGroup(WorkerCalls):
             seed: Root seed of the plan; by default as configured.
             run_dir: Folder, or URI of an object store, of an evaluation log. A log that is there already is
                 continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
-                another plan, policy or environment, or was begun with other code.
+                another plan, policy or environment, or was begun with other code. A relative path counts from the
+                working directory; with environments in a thread of this process, from where the group was made.
             first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
                 out: no evaluation of those before has seen them.
             weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,22 @@ def config(when: str, **kwargs: Any) -> EvalConfig:
     )
 
 
+def watched(seen: list[Path]) -> Callable[[Any], Any]:
+    """Return a factory of environments that note the working directory of each step."""
+
+    def factory(context: Any) -> Any:
+        from wanderer import Wanderer
+
+        class Watched(Wanderer):
+            def step(self, action: Any) -> Any:
+                seen.append(Path.cwd())
+                return super().step(action)
+
+        return Watched(**context)
+
+    return factory
+
+
 def options(when: str, **kwargs: Any) -> list[str]:
     """Options of a command that say the same."""
     assets = Path.cwd().parent / "assets"
@@ -144,19 +160,19 @@ def test_evaluate_and_save(home: Path, when: str) -> None:
 def test_the_environment_keeps_its_own_working_directory(home: Path) -> None:
     """It is where it went in its last call, as in a loop of its own."""
     seen: list[Path] = []
-
-    def factory(context: Any) -> Any:
-        from wanderer import Wanderer
-
-        class Watched(Wanderer):
-            def step(self, action: Any) -> Any:
-                seen.append(Path.cwd())
-                return super().step(action)
-
-        return Watched(**context)
-
-    evaluate(config("construct").environment(factory))
+    evaluate(config("construct").environment(watched(seen)))
     assert {*seen} == {home.parent / "assets"}
+
+
+def test_an_environment_that_stays_follows_the_caller(home: Path) -> None:
+    """A group without a thread has no working directory of its own before an environment has chosen one."""
+    seen: list[Path] = []
+    (home / "below").mkdir()
+    with EvalRunnerGroup(config("never").environment(watched(seen)), threaded=False) as group:
+        group.evaluate()
+        os.chdir("below")
+        group.evaluate()
+    assert {*seen} == {home, home / "below"}
 
 
 def test_a_warm_group(home: Path, when: str) -> None:
