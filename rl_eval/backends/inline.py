@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -13,8 +14,9 @@ from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
-from rl_eval.weights import WeightsSnapshot
 from rl_eval.runners.one_thread import one_thread
+from rl_eval.supervision.working_folder import current_folder, working_in
+from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["InlineBackend"]
 
@@ -29,15 +31,19 @@ class InlineBackend:
     Args:
         settings: Frozen configuration.
         policy: Live policy; None for the configured one.
-        own_thread: Whether calls are made in a thread of the group, and not in the caller's.
+        threaded: Whether calls run in a thread other than the caller's. In the caller's thread, runners have a working
+            directory of their own: an environment that changes it does not change the caller's. Two threads cannot
+            have two.
     """
 
-    def __init__(self, settings: EvalSettings, policy: Any, own_thread: bool) -> None:
+    def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
         self._settings = settings
-        self._own_thread = own_thread
         self._policy = pickled(policy, "the policy", policy)
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
+        self._threaded = threaded
+        self._folder: str | None = None
+        """Working directory to which an environment went; None if all stay in that of the caller."""
 
     def spawn(self, runner: int, index: int, weights: Any) -> None:
         """See :class:`Backend`."""
@@ -59,7 +65,7 @@ class InlineBackend:
             return []
         call = self._calls.popleft()
         try:
-            with one_thread(kept=self._own_thread):
+            with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
             return [Reply(call, error=error)]
@@ -73,7 +79,8 @@ class InlineBackend:
         """See :class:`Backend`."""
         self._calls = deque(call for call in self._calls if call.runner != runner)
         if killed := self._runners.pop(runner, None):
-            killed.stop()
+            with self._in_their_folder():
+                killed.stop()
 
     def terminate(self, runner: int, why: RunnerLost) -> None:
         """See :class:`Backend`."""
@@ -99,6 +106,20 @@ class InlineBackend:
         for runner in list(self._runners):
             self.kill(runner)
         self._calls.clear()
+
+    @contextmanager
+    def _in_their_folder(self) -> Iterator[None]:
+        """Work where an environment went in an earlier call, and return to the caller's working directory."""
+        if self._threaded:
+            yield
+            return
+        with working_in(self._folder):
+            begun = current_folder()
+            try:
+                yield
+            finally:
+                if (ended := current_folder()) != begun:
+                    self._folder = ended
 
     def _answer(self, runner: int, request: Request) -> Any:
         match request:

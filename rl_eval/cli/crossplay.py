@@ -13,11 +13,11 @@ from rich.console import Console
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.output import Force, LogDir, claimed_folders, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folders, save_patiently, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import absolute_path, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import print_line, results
 from rl_eval.errors import ConfigError, UsageError
@@ -45,6 +45,7 @@ def crossplay(
             "Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
             "--output",
             "-o",
+            parser=absolute_path,
         ),
     ] = None,
     run_dir: LogDir = None,
@@ -92,44 +93,38 @@ def _check(settings: EvalSettings) -> None:
 
 
 def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
-    """Save and print; what cannot be saved is printed all the same. Return where the result is.
+    """Save and print a result; return its place. A result that cannot be saved is printed all the same.
 
     Raises:
-        ConfigError: It cannot be saved.
+        ClusterError: It cannot be saved.
         UsageError: A game has a seat without a return; the result is saved.
     """
     from rl_eval.results.crossplay import crossplay as play
     from rl_eval.results.games import games_of, whole_games
 
-    failure: OSError | None = None
-    try:
-        if folder is not None:
-            result.save(folder)
-    except OSError as error:
-        folder, failure = None, error
     games = games_of(result) if whole_games(result).size else None
     played = None if games is None else play(games, result.confidence)
-    _print(result, played, quiet=quiet, as_json=as_json)
-    if failure is not None:
-        raise ConfigError(f"the result cannot be saved: {failure.filename}: {failure.strerror}") from failure
+    try:
+        if folder is not None:
+            save_patiently(partial(result.save, folder), folder)
+    finally:
+        _print(result, played, quiet=quiet, as_json=as_json)
     if folder is None:
         return "the numbers are printed"
     if games is not None:
-        _save(folder, _text(result, played), games)
+        save_patiently(partial(_save, folder, _text(result, played), games), folder)
     if not quiet:
-        print_line(f"saved in {folder}", err=as_json)
-    return f"what had finished is saved in {folder}"
+        print_line(f"saved in {shown(folder)}", err=as_json)
+    return f"what had finished is saved in {shown(folder)}"
 
 
 def _save(folder: Path, text: str, games: Games) -> None:
     from rl_eval.results.game_files import write_openskill, write_payoffs
 
+    write_text(folder / CROSSPLAY_FILE, text + "\n")
+    write_openskill(folder / OPENSKILL_FILE, games)
     try:
-        write_text(folder / CROSSPLAY_FILE, text + "\n")
-        write_openskill(folder / OPENSKILL_FILE, games)
         write_payoffs(folder / ALPHARANK_FILE, games)
-    except OSError as error:
-        raise ConfigError(f"the numbers cannot be saved in {folder}: {error.strerror}") from error
     except UsageError as error:
         typer.echo(f"{ALPHARANK_FILE} is not written: {error}", err=True)
 

@@ -23,6 +23,7 @@ from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_
 from rl_eval.cli.stdout import results
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
+from rl_eval.supervision.working_folder import working_in
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
@@ -89,11 +90,12 @@ class _Report:
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
         """Print a section; return whether anything in it was ok."""
         before, begun = self.levels["ok"], False
-        for finding in findings:
-            self.levels[finding.level] += 1
-            if not self._quiet or finding.level == "problem":
-                self._show(title, finding, first=not begun)
-                begun = True
+        with working_in(None):  # An environment may change the working directory, and the next section reads files.
+            for finding in findings:
+                self.levels[finding.level] += 1
+                if not self._quiet or finding.level == "problem":
+                    self._show(title, finding, first=not begun)
+                    begun = True
         if begun:
             self._end()
         return self.levels["ok"] > before

@@ -66,7 +66,8 @@ Exit codes:
      --log-dir is another one, or is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
 4    cluster error: no runner came up, the address cannot be reached, the local
-     cluster died, or the evaluation log cannot be written or was taken over
+     cluster died, the evaluation log or the result cannot be written, or the
+     log was taken over
 5    complete, but what --require asks does not hold, or has no value
 130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
      is saved
@@ -120,8 +121,8 @@ Exit codes:
 2    usage error: no evaluation log, other weights or code, a config of live
      objects, or the run is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, or the evaluation log is damaged or
-     cannot be written
+4    cluster error: no runner came up, or the evaluation log is damaged, or it
+     or the result cannot be written
 130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
      is saved
 """
@@ -200,7 +201,8 @@ Exit codes:
 2    usage error: config, matchups, policies, weights, output folder
 3    failed: too many games failed, or environment or a policy cannot work
 4    cluster error: no runner came up, the address cannot be reached, the local
-     cluster died, or the evaluation log cannot be written or was taken over
+     cluster died, the evaluation log or the result cannot be written, or the
+     log was taken over
 130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
      is saved
 70   unexpected error, shown with its traceback

@@ -14,7 +14,7 @@ from rl_eval.atomic_write import write_atomically, write_text
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import option, shown
 from rl_eval.cli.show import Results
 from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
@@ -127,7 +127,7 @@ def _export_trajectories(path: str, to: Target, output: str, episodes: str | Non
     from rl_eval.trajectories.export import export_trajectories
 
     done = export_trajectories(result, to, output, indices, trust=True)
-    return _Written(str(done.path), done.episodes, len(result.plan), done.frames)
+    return _Written(shown(done.path), done.episodes, len(result.plan), done.frames)
 
 
 def _export_rows(
@@ -154,9 +154,9 @@ def _export_rows(
 
 def _default_file(path: str, format: Format) -> Path:  # noqa: A002
     """Return the name of a folder (or of that of a ``result.json``) with the ending of a format."""
-    from rl_eval.log.storage import is_uri
+    from rl_eval.log.storage import absolute_place, is_uri
 
-    folder = Path(path.partition("?")[0].rstrip("/") if is_uri(path) else Path(path).absolute())
+    folder = Path(path.partition("?")[0] if is_uri(path) else absolute_place(path))
     folder = folder.parent if folder.name == "result.json" else folder
     return Path(f"{folder.name or 'episodes'}.{format}")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.shared import option
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.cli.printing import print_note
+from rl_eval.cli.shared import absolute_place, option, shown
+from rl_eval.errors import ClusterError, ConfigError, UsageError
 
 __all__ = [
     "Force",
@@ -28,6 +31,7 @@ __all__ = [
     "claimed_folders",
     "is_saved",
     "new_folder",
+    "save_patiently",
     "unsaved_folder",
 ]
 
@@ -38,6 +42,7 @@ LogDir = Annotated[
         "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
         "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
         "--log-dir",
+        parser=absolute_place,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
@@ -47,6 +52,8 @@ RUNS: Final = Path("runs")
 
 LATEST: Final = "latest"
 """Link in it to the last of them."""
+_OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
+"""Name of a folder that :func:`new_log_folder` made."""
 
 
 @contextmanager
@@ -57,23 +64,27 @@ def new_log_folder(name: str) -> Iterator[str]:
         ConfigError: It cannot be made.
     """
     now = datetime.datetime.now(datetime.timezone.utc).astimezone()
-    folder = new_folder(RUNS / f"{now:%Y-%m-%d-%H%M%S}-{name}")
-    former = _link(folder.name)
+    folder = new_folder(RUNS.absolute() / f"{now:%Y-%m-%d-%H%M%S}-{name}")
+    link = folder.with_name(LATEST)
+    former = _link(link, folder.name)
     try:
         yield str(folder)
     finally:
         if not any((*folder.glob("segments/*"), *folder.glob("result.json"))):
             shutil.rmtree(folder, ignore_errors=True)
-            _link(former)
+            _link(link, former)
 
 
-def _link(target: str | None) -> str | None:
-    """Have ``runs/latest`` lead to a folder beside it, or to nothing; return where it led. Its absence harms nobody."""
-    link, former = RUNS / LATEST, None
+def _link(link: Path, target: str | None) -> str | None:
+    """Point our link to a folder beside it, or remove it; return its former target.
+
+    The absence of the link harms nobody, so errors are ignored. What another program put in its place stays.
+    """
+    former = None
     with suppress(OSError):
         if link.is_symlink():
             former = str(link.readlink())
-        elif link.exists():  # Somebody's own.
+        if not _OUR_TARGET.fullmatch(former or "") and os.path.lexists(link):
             return None
         if target is None:
             link.unlink(missing_ok=True)
@@ -141,10 +152,46 @@ def unsaved_folder(
     if folder is None or is_saved(fingerprint, folder):
         return None
     if output is None and not os.access(folder, os.W_OK | os.X_OK):
-        say(f"{folder} cannot be written to: the result is printed, and not saved")
+        say(f"{shown(folder)} cannot be written to: the result is printed, and not saved")
         return None
     claim_folder(folder, run_dir, force=force)
     return folder
+
+
+def save_patiently(save: Callable[[], None], folder: Path) -> None:
+    """Save a result; retry a failed write as often as the evaluation log does.
+
+    Args:
+        save: Writes the files.
+        folder: Where they go.
+
+    Raises:
+        ClusterError: They cannot be written.
+    """
+    from rl_eval.log.storage import is_unusable
+    from rl_eval.log.writer import retry_pause
+
+    failures = 0
+    while (error := _failure_of(save)) is not None:
+        failures += 1
+        reason = error.strerror or str(error)
+        pause = None if is_unusable(error) else retry_pause(failures)
+        if pause is None:
+            raise ClusterError(
+                f"the result cannot be saved in {shown(folder)}: {reason}. If the run has a log, the same command with "
+                "--log-dir saves it later"
+            ) from error
+        if failures == 1:
+            print_note(f"the result cannot be saved yet ({reason}): trying again")
+        time.sleep(pause)
+
+
+def _failure_of(save: Callable[[], None]) -> OSError | None:
+    try:
+        save()
+    except OSError as error:
+        return error
+    return None
 
 
 def new_folder(base: Path) -> Path:
@@ -179,24 +226,24 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
     from rl_eval.results.report.files import RESULT_FILE, check_ours
 
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output {folder} is a file: give a folder")
+        raise ConfigError(f"--output {shown(folder)} is a file: give a folder")
     check_ours(folder)
     if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
         raise ConfigError(
-            f"{folder} holds the result of an evaluation already: choose another folder with --output, or replace that "
-            "result with --force"
+            f"{shown(folder)} holds the result of an evaluation already: choose another folder with --output, or "
+            "replace that result with --force"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"the output folder {folder} cannot be written to: choose another one with --output")
+        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: choose another one with --output")
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"the output folder {folder} cannot be created ({error.strerror}): choose another one with --output"
+        f"the output folder {shown(folder)} cannot be created ({error.strerror}): choose another one with --output"
     )
 
 

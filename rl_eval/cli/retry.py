@@ -13,7 +13,7 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import claimed_folder
 from rl_eval.cli.printing import AsJson, Quiet
 from rl_eval.cli.run import deliver, exit_code_of, print_result, run_evaluation
-from rl_eval.cli.shared import argument, option
+from rl_eval.cli.shared import absolute_place, argument, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import UsageError
@@ -30,7 +30,7 @@ _NAMED: Final = 10
 
 
 def retry(
-    path: Annotated[str, argument("DIR", "Folder or URI of the evaluation log.")],
+    path: Annotated[str, argument("DIR", "Folder or URI of the evaluation log.", parser=absolute_place)],
     episodes: Annotated[
         str | None, episodes_option("Which of the failed episodes, as in 3,7-9; by default all.")
     ] = None,
@@ -50,12 +50,12 @@ def retry(
     from rl_eval.cli.progress import make_monitor
 
     with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
-        monitor.say(f"reading {redact_text(path)}")
+        monitor.say(f"reading {redact_text(shown(path))}")
         result = load_to_run(path, trust)
         failed = _failed(result, episodes)
         if not (result.num_failed or result.stopped_early):
             monitor.close()
-            typer.echo(f"no episode of {redact_text(path)} failed: there is nothing to run again", err=True)
+            typer.echo(f"no episode of {redact_text(shown(path))} failed: there is nothing to run again", err=True)
             print_result(result, quiet=quiet, as_json=as_json)
             return
         settings = _settings(result, attempts)
@@ -112,8 +112,8 @@ def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code
 
     if read_manifest(open_storage(path)) is None:
         raise UsageError(
-            f"{redact_text(path)} holds a result without an evaluation log, as --output alone saves it: evaluate again "
-            "with --log-dir"
+            f"{redact_text(shown(path))} has a result and no evaluation log, which retry needs: run saves no log with "
+            "--output alone. Evaluate again with --log-dir DIR (and --output, if the result goes elsewhere)"
         )
     if not failed:
         return

@@ -16,11 +16,11 @@ import typer
 from rl_eval.cli.episodes import episodes_option, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import Force, LogDir, claimed_folders, unsaved_folder
+from rl_eval.cli.output import Force, LogDir, claimed_folders, save_patiently, unsaved_folder
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import absolute_path, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import flush_results, print_line
 from rl_eval.errors import ClusterDied, ConfigError
@@ -74,6 +74,7 @@ def run(
             "kept then, and runs/latest stays where it is.",
             "--output",
             "-o",
+            parser=absolute_path,
         ),
     ] = None,
     force: Force = False,
@@ -121,8 +122,8 @@ def run(
             with claimed_folders(output, run_dir, name_of(settings, config, section), force=force) as (log_dir, place):
                 given = partial(deliver, folder=place, quiet=quiet, as_json=as_json)
                 result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
-                if result.num_failed and log_dir is not None:
-                    say(f"rl-eval retry {log_dir} runs what failed again")
+                if result.num_failed:
+                    say(_retry_advice(log_dir))
         else:
             monitor.close()
             place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
@@ -133,6 +134,12 @@ def run(
             raise typer.Exit(code)
         if code := _unmet(requirements, result):
             raise typer.Exit(code)
+
+
+def _retry_advice(log_dir: str | None) -> str:
+    if log_dir is None:
+        return "rl-eval retry needs a log to run what failed again, and none was kept: add --log-dir DIR to --output"
+    return f"rl-eval retry {shown(log_dir)} runs what failed again"
 
 
 def _requirement(text: str) -> MetricRequirement:
@@ -196,7 +203,7 @@ def look_up(
         return run_dir, finished_result(run_dir, settings, say)
     chosen = fresh_run_dir(run_dir)
     if chosen != run_dir:
-        say(f"a run is there already; starting beside it, in {chosen}")
+        say(f"a run is there already; starting beside it, in {shown(chosen)}")
     return chosen, None
 
 
@@ -250,7 +257,7 @@ def _continuation(run_dir: str | None) -> str:
     """Return how to continue a run that ended early."""
     if run_dir is None:
         return "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
-    return f"what had finished is in the log: the same command with --log-dir {run_dir} continues"
+    return f"what had finished is in the log: the same command with --log-dir {shown(run_dir)} continues"
 
 
 def _import_for_the_report() -> None:
@@ -277,22 +284,22 @@ def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
 
 
 def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
-    """Save and print; what cannot be saved is printed all the same. Return where the result is."""
+    """Save and print a result; return its place. A result that cannot be saved is printed all the same.
+
+    Raises:
+        ClusterError: It cannot be saved.
+    """
     from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
 
-    failure: OSError | None = None
     try:
         if folder is not None:
-            result.save(folder)
-    except OSError as error:
-        failure = error
-    print_result(result, quiet=quiet, as_json=as_json)
-    if failure is not None:
-        raise ConfigError(f"the result cannot be saved in {folder}: {failure.strerror}") from failure
+            save_patiently(partial(result.save, folder), folder)
+    finally:
+        print_result(result, quiet=quiet, as_json=as_json)
     if folder is not None and not quiet:
-        print_line(f"\nsaved in {folder}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
+        print_line(f"\nsaved in {shown(folder)}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
     flush_results()
-    return "the result is printed" if folder is None else f"what had finished is saved in {folder}"
+    return "the result is printed" if folder is None else f"what had finished is saved in {shown(folder)}"
 
 
 def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from rl_eval.cli.stdout import reserved_stdout
 
-__all__ = ["CommandLine", "FolderOfRuns", "NoColor", "argument", "option"]
+__all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,9 +22,28 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
 
 
-def argument(metavar: str, text: str) -> Any:
+def argument(metavar: str, text: str, **more: Any) -> Any:
     """Return an argument of a command."""
-    return typer.Argument(metavar=metavar, show_default=False, help=text)
+    return typer.Argument(metavar=metavar, show_default=False, help=text, **more)
+
+
+def absolute_path(text: str) -> Path:
+    """Parse a local path that is used after code of the user has run, which may change the working directory."""
+    return Path(text).absolute()
+
+
+def absolute_place(text: str) -> str:
+    """Parse a folder or URI that is used after code of the user has run, which may change the working directory."""
+    from rl_eval.log import storage
+
+    return storage.absolute_place(text)
+
+
+def shown(place: str | os.PathLike[str]) -> str:
+    """Return a place for a message: a path below the working directory is relative to it."""
+    from rl_eval.log.storage import shown_place
+
+    return shown_place(place)
 
 
 FolderOfRuns = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of results and evaluation logs.")]

@@ -11,7 +11,7 @@ import typer
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, counted, print_json, print_page
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import option, shown
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -87,7 +87,7 @@ def _selectors(result: EvalResult, episodes: str) -> list[str]:
 def _description(made: Video) -> dict[str, Any]:
     from rl_eval.records.plain import plain
 
-    described = asdict(replace(made, content=b"")) | {"path": str(made.path), "identical": made.identical}
+    described = asdict(replace(made, content=b"")) | {"path": shown(str(made.path)), "identical": made.identical}
     return {key: plain(value) for key, value in described.items() if key != "content"}
 
 

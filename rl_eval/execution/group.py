@@ -10,7 +10,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
@@ -31,12 +31,14 @@ from rl_eval.execution.recorded import Recorded
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
+from rl_eval.log.storage import absolute_place
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.supervision.working_folder import current_folder, working_in
 from rl_eval.trajectories.team_recorder import make_recorder
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
@@ -107,10 +109,12 @@ class EvalRunnerGroup(WorkerCalls):
             live = portable_policy(live)
         weights = _initial_weights(settings.policy, live)
         self._callbacks = callbacks
+        self._folder = current_folder()
+        """Working directory in which the group was made."""
         if isinstance(live, str):
-            self._backend = _make_backend(settings, None, threaded)
+            self._backend = _make_backend(settings, None, threaded=threaded)
         else:
-            self._backend = _make_backend(without_live(settings), live, threaded)
+            self._backend = _make_backend(without_live(settings), live, threaded=threaded)
         self._pool = RunnerPool(self._backend, settings)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
@@ -121,7 +125,7 @@ class EvalRunnerGroup(WorkerCalls):
         self._posted = self._pool.weights
         """The weights that were posted last."""
         if not settings.runners.num_runners:
-            with contextlib.suppress(EvalError):  # An evaluation says it.
+            with contextlib.suppress(EvalError), working_in(None):  # An evaluation says it.
                 # It may build an environment, which must not be while the loop's thread builds others.
                 settings.runners.runner_class.columns(settings)
         self._loop.start()
@@ -154,7 +158,8 @@ class EvalRunnerGroup(WorkerCalls):
             seed: Root seed of the plan; by default as configured.
             run_dir: Folder, or URI of an object store, of an evaluation log. A log that is there already is
                 continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
-                another plan, policy or environment, or was begun with other code.
+                another plan, policy or environment, or was begun with other code. A relative path counts from the
+                working directory; with environments in a thread of this process, from where the group was made.
             first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
                 out: no evaluation of those before has seen them.
             weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
@@ -175,7 +180,7 @@ class EvalRunnerGroup(WorkerCalls):
         changes = {key: value for key, value in given.items() if value is not None}
         settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
-        log = _open_log(run_dir, accept_code_change)
+        log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
         try:
             return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
         except BaseException:
@@ -215,7 +220,7 @@ class EvalRunnerGroup(WorkerCalls):
             ConfigError: An option is out of range.
             EvalError: An episode failed on all attempts, or runners were lost; what came in waits for the next call.
         """
-        return self.sampler.sample(SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options))
+        return self.sampler.sample(self._request(num_episodes, num_env_steps, options))
 
     def iter_samples(
         self,
@@ -233,8 +238,11 @@ class EvalRunnerGroup(WorkerCalls):
             num_batches: How many batches; by default without end.
             **options: As for :meth:`sample`.
         """
-        request = SampleRequest(num_episodes=num_episodes, num_env_steps=num_env_steps, **options)
-        return self.sampler.iterate(request, num_batches)
+        return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
+
+    def _request(self, episodes: int | None, env_steps: int | None, options: Mapping[str, Any]) -> SampleRequest:
+        request = SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
+        return request if request.storage is None else replace(request, storage=self._located(request.storage))
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -449,6 +457,15 @@ class EvalRunnerGroup(WorkerCalls):
         if future.cancelled() or future.exception() is not None:
             self._posted = self._pool.weights
 
+    def _located(self, place: str | os.PathLike[str]) -> str:
+        """Return the absolute path of a place that the caller names; a URI stays as it is.
+
+        In a thread, an environment may have changed the working directory of the caller too: the path counts from where
+        the group was made.
+        """
+        in_thread = self._threaded and not self.settings.runners.num_runners
+        return absolute_place(place, self._folder if in_thread else None)
+
     def _wait(self, job: Job, future: Future[Result]) -> Result:
         self._loop.post(job)
         return future.result()
@@ -518,11 +535,11 @@ def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) 
     return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)
 
 
-def _make_backend(settings: EvalSettings, policy: Any, threaded: bool) -> Backend:
+def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Backend:
     if settings.runners.num_runners == 0:
         from rl_eval.backends.inline import InlineBackend
 
-        return InlineBackend(settings, policy, own_thread=threaded)
+        return InlineBackend(settings, policy, threaded=threaded)
     from rl_eval.backends.ray_actors import RayBackend
 
     return RayBackend(settings, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -158,8 +159,9 @@ class WorkerCalls(abc.ABC):
         Raises:
             WeightsError: The weights have extra state that is no tensor.
         """
+        place = self._located(path)
         state = self.apply_to_one(lambda runner: runner.save())
-        write_atomically(Path(path), lambda temporary: temporary.write_bytes(state))
+        write_atomically(place, lambda temporary: temporary.write_bytes(state))
 
     def restore(self, path: str | Path) -> int:
         """Send the weights and filters of a file of :meth:`save` to all runners; return their version.
@@ -169,7 +171,7 @@ class WorkerCalls(abc.ABC):
             ConfigError: It cannot be read.
         """
         try:
-            snapshot, _ = unpack_state(Path(path).read_bytes())
+            snapshot, _ = unpack_state(Path(self._located(path)).read_bytes())
         except OSError as error:
             raise ConfigError(f"restore: {str(path)!r} cannot be read: {error.strerror or error}") from None
         return self.sync_weights(snapshot, snapshot.version) if snapshot.entries else self.weights_version
@@ -192,6 +194,10 @@ class WorkerCalls(abc.ABC):
     @abc.abstractmethod
     def weights_version(self) -> int:
         """Version of the weights that the next evaluation uses."""
+
+    @abc.abstractmethod
+    def _located(self, place: str | os.PathLike[str]) -> str:
+        """Return the absolute path of a place that the caller names; a URI stays as it is."""
 
     @abc.abstractmethod
     def _run_warm_up(self, settings: EvalSettings) -> EvalResult:

@@ -21,7 +21,16 @@ from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import learn, redact_text
 
-__all__ = ["LocalStorage", "ObjectStorage", "Storage", "is_unusable", "is_uri", "open_storage"]
+__all__ = [
+    "LocalStorage",
+    "ObjectStorage",
+    "Storage",
+    "absolute_place",
+    "is_unusable",
+    "is_uri",
+    "open_storage",
+    "shown_place",
+]
 
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 """URIs of object stores."""
@@ -113,6 +122,28 @@ def is_uri(path: str) -> bool:
     return "://" in path
 
 
+def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> str:
+    """Return the absolute path of a local place, which ends in its name; a URI stays as it is.
+
+    Args:
+        place: Path or URI.
+        folder: Absolute path of the folder from which a relative path counts; by default the working directory.
+    """
+    text = os.fspath(place)
+    if not text or is_uri(text):
+        return text
+    path = Path(folder or "", text).absolute()
+    return str(path.resolve() if ".." in path.parts else path)
+
+
+def shown_place(place: str | os.PathLike[str]) -> str:
+    """Return a place for a message: a path below the working directory is relative to it."""
+    text = os.fspath(place)
+    with suppress(ValueError, OSError):
+        return text if is_uri(text) else str(Path(text).relative_to(Path.cwd()))
+    return text
+
+
 def _open_store(parts: SplitResult, label: str) -> Any:
     try:
         from obstore.exceptions import BaseError
@@ -168,7 +199,7 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self.label = str(root)
+        self.label = shown_place(root)
 
     def names(self, folder: str) -> list[str]:
         """See :class:`Storage`."""

@@ -25,7 +25,7 @@ from rl_eval.log.retries import ask_again, read_retries
 from rl_eval.log.segments import Batch, Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage
 
-__all__ = ["EvaluationLog"]
+__all__ = ["EvaluationLog", "retry_pause"]
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -49,6 +49,12 @@ _ACCEPT_CODE: Final = (
     "Put the former code back, or evaluate anew in another --log-dir. If the change cannot matter to any outcome that "
     "the log holds, continue with --accept-code-change (in Python: accept_code_change=True): the log then keeps both"
 )
+
+
+def retry_pause(failures: int) -> float | None:
+    """Return the pause after so many failed writes in a row, in seconds; None if there is no further retry."""
+    first, longest = RETRY_SECONDS
+    return min(first * 2 ** (failures - 1), longest) if failures <= RETRIES else None
 
 
 @dataclass
@@ -317,15 +323,15 @@ class EvaluationLog:
 
     def _retry_later(self, error: OSError) -> None:
         self._failures += 1
-        if self._failures > RETRIES:
+        pause = retry_pause(self._failures)
+        if pause is None:
             self._give_up(LogError(f"{self._storage.label} cannot be written, after {RETRIES} retries: {error}"))
             return
         if self._failures == _FAILURES_SAID:
             _logger.warning("%s cannot be written (%s): it is tried again meanwhile", self._storage.label, error)
-        first, longest = RETRY_SECONDS
         with self._changed:
             self._trouble = error
-            self._retry_at = time.monotonic() + min(first * 2 ** (self._failures - 1), longest)
+            self._retry_at = time.monotonic() + pause
 
     def _give_up(self, error: EvalError) -> None:
         with self._changed:

@@ -41,7 +41,7 @@ class _StepFile(Logger):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._read()
 
     def log(self, point: EvalPoint) -> None:

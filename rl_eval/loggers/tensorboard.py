@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, final
 
 from rl_eval.errors import ConfigError
+from rl_eval.log.storage import absolute_place
 from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.stats.histogram import histogram_edges
@@ -54,7 +55,7 @@ class TensorBoardLogger(Logger):
         if writer is None and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("TensorBoardLogger needs the package tensorboard: pip install 'rl-eval[tensorboard]'")
         self._ours = writer is None
-        self._log_dir = "" if log_dir is None else os.fspath(log_dir)
+        self._log_dir = "" if log_dir is None else absolute_place(log_dir)
         self._writer: Any = writer
         self._last_step = -1
 

@@ -31,6 +31,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
 from rl_eval.runners.one_thread import one_thread
+from rl_eval.supervision.working_folder import working_in
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = [
@@ -143,19 +144,20 @@ def rebuilt_runner(
     settings = _settings(result.provenance, config, policy, trust)
     settings, live = _with_live(settings, policy)
     weights = _weights(result.provenance["weights"], settings, live)
-    try:
-        copied = cloudpickle.loads(pickled(live, "the policy"))  # The caller's keeps its state.
-        runner = runner_class(settings.runners.runner)(settings, 0, copied)
-    except ConfigError as error:
-        if config is not None:
-            raise
-        raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
-    try:
-        if weights is not None:
-            runner.set_weights(weights)
-        yield runner
-    finally:
-        runner.stop()
+    with working_in(None):  # An environment may change the working directory.
+        try:
+            copied = cloudpickle.loads(pickled(live, "the policy"))  # The caller's keeps its state.
+            runner = runner_class(settings.runners.runner)(settings, 0, copied)
+        except ConfigError as error:
+            if config is not None:
+                raise
+            raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
+        try:
+            if weights is not None:
+                runner.set_weights(weights)
+            yield runner
+        finally:
+            runner.stop()
 
 
 def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:

@@ -49,6 +49,7 @@ from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.supervision.interrupts import survivable
+from rl_eval.supervision.working_folder import current_folder, working_in
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of
 
 __all__ = ["EvalRunner"]
@@ -95,11 +96,15 @@ class EvalRunner(WorkerInterface):
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
+        home = current_folder()
         self._observation_space, self._action_space = self._first_spaces()
-        self._policy = self._filtered_policy(policy)
-        # Now, since a trainer may draw random numbers later. Several runners compare what they built.
-        alone = policy is None and settings.runners.num_runners <= 1
-        self._has_random_weights = alone and makes_random_weights(settings.policy, self._policy, self._filtered_policy)
+        with working_in(home):  # The policy's files are where the user is, wherever an environment has gone.
+            self._policy = self._filtered_policy(policy)
+            # Now, since a trainer may draw random numbers later. Several runners compare what they built.
+            alone = policy is None and settings.runners.num_runners <= 1
+            self._has_random_weights = alone and makes_random_weights(
+                settings.policy, self._policy, self._filtered_policy
+            )
         self._inference = self.make_inference()
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write

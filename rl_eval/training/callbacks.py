@@ -114,7 +114,7 @@ class NewBest:
             raise UsageError(f'mode is {mode!r}: give "max" or "min"')
         if callback is None and save is None:
             raise UsageError("NewBest has nothing to do: give a callback, or save=PATH")
-        self.save = None if save is None else Path(save)
+        self.save = None if save is None else Path(save).absolute()
         """Where the weights of the best go."""
         if self.save is not None and self.save.suffix not in _FORMATS:
             raise UsageError(f"save is {str(save)!r}: give a name that ends in {' or '.join(_FORMATS)}")

@@ -67,7 +67,7 @@ class NpzWriter:
     """Writes one ``.npz`` file, whose arrays are those of :func:`~rl_eval.trajectories.as_arrays` of all episodes."""
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
-        self.place = Path(target)
+        self.place = Path(target).absolute()
         self._headers: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._frames = 0
 
@@ -111,7 +111,7 @@ class TensorDictWriter:
     """Writes a folder that ``TensorDict.load_memmap`` opens: all episodes, frame after frame."""
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
-        self.place = Path(target)
+        self.place = Path(target).absolute()
         self._data: Any = None
         self._frames = 0
 

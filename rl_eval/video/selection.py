@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ class VideoSettings:
 
     def __post_init__(self) -> None:
         _parse(self.select)
+        object.__setattr__(self, "folder", str(Path(self.folder).absolute()))
         for name in ("max_videos", "max_frames"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {value}: give at least 1")

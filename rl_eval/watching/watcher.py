@@ -8,6 +8,7 @@ log, the entry is one file that is replaced, and everything else follows from th
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -98,6 +99,7 @@ class Watcher:
         self._log = log
         self._stopping = stopping
         self._submitted = submitted
+        self._home = Path.cwd()
         self._output = options.output.resolve()
         episodes = settings.evaluation
         self._num_held_out = episodes.num_episodes if options.held_out is None else options.held_out
@@ -437,6 +439,7 @@ class Watcher:
         if self._group is not None:
             group, self._group = self._group, None
             group.stop()
+            os.chdir(self._home)  # An environment may have left it, and the next policy may read relative paths.
 
 
 def _of_library(path: Path) -> str:

@@ -144,6 +144,35 @@ def test_the_arguments_are_those_of_sb3():
         EvalCallback(env, render=True)
 
 
+@pytest.mark.parametrize("when", ["construct", "step"])
+def test_files_lie_where_the_callback_was_made(tmp_path, monkeypatch, when):
+    """Although the environment of the evaluation moves the process to another folder."""
+    for name in ("home", "assets"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+
+    class Wanderer(Rewards):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.wander("construct")
+
+        def wander(self, now):
+            if when == now:
+                os.chdir(tmp_path / "assets")
+
+        def step(self, action):
+            self.wander("step")
+            return super().step(action)
+
+    callback = EvalCallback(
+        make_config(env=Wanderer), every_steps=64, log_path="logs", best_model_save_path="best", verbose=0
+    )
+    make_ppo().learn(128, callback=callback)
+    assert list((tmp_path / "assets").iterdir()) == []
+    assert (tmp_path / "home" / "logs" / "evaluations.npz").is_file()
+    assert (tmp_path / "home" / "best" / "best_model.zip").is_file()
+
+
 def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
     model = make_ppo(normalize=True)
     callback = EvalCallback(make_config(), every_steps=64, best_model_save_path=tmp_path, verbose=0)

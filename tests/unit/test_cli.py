@@ -1,5 +1,6 @@
 """The command line: which config runs, what is printed where, which files and which exit code are left behind."""
 
+import errno
 import io
 import itertools
 import json
@@ -7,6 +8,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -41,7 +43,7 @@ from rl_eval.errors import (
     WeightsError,
 )
 from rl_eval.execution.handle import EvalProgress
-from rl_eval.log import read_log
+from rl_eval.log import read_log, writer
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, call_alone, environment, make_folder, printed, start
 
@@ -276,6 +278,24 @@ def test_what_is_no_link_is_left_alone(folder):
     assert list(Path("runs/latest").iterdir()) == []
 
 
+@pytest.mark.parametrize("target", ["../elsewhere", "/tmp", "mine", "2026-notes"])
+def test_a_link_of_another_program_is_left_alone(folder, target):
+    """Ours leads to a folder beside it that has the name of a run."""
+    Path("runs").mkdir()
+    Path("runs/latest").symlink_to(target)
+    assert call("run", "toy.yaml").exit_code == 0
+    assert str(Path("runs/latest").readlink()) == target
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_our_link_is_replaced_when_its_run_is_gone(folder):
+    """Somebody removes runs, and not the link."""
+    assert call("run", "toy.yaml").exit_code == 0
+    shutil.rmtree(Path("runs/latest").resolve())
+    assert call("run", "toy.yaml").exit_code == 0
+    assert Path("runs/latest/result.json").is_file()
+
+
 def test_an_output_alone_keeps_no_log(folder):
     assert call("run", "toy.yaml", "--output", "mine").exit_code == 0
     assert not Path("runs").exists()
@@ -323,15 +343,47 @@ def test_foreign_files_are_not_overwritten(folder, name):
     assert (folder / "mine" / name).read_text() == '{"my": "data"}'
 
 
-def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, monkeypatch):
-    def full(self, target):
-        raise OSError(28, "No space left on device")
+@pytest.fixture
+def failing(monkeypatch):
+    """Have so many attempts to save a result fail; return the attempts."""
+    tried, save = [], EvalResult.save
 
-    monkeypatch.setattr(EvalResult, "save", full)
+    def fail(count, error):
+        def saved(self, target):
+            tried.append(target)
+            if len(tried) <= count:
+                raise error
+            save(self, target)
+
+        monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
+        monkeypatch.setattr(EvalResult, "save", saved)
+        return tried
+
+    return fail
+
+
+def test_a_result_is_saved_when_the_disk_has_recovered(folder, failing):
+    """As a segment of the log is."""
+    tried = failing(2, OSError(errno.ENOSPC, "No space left on device"))
     outcome = call("run", "toy.yaml")
-    assert outcome.exit_code == ExitCode.USAGE
+    assert outcome.exit_code == ExitCode.COMPLETE
+    assert len(tried) == 3
+    assert outcome.stderr.count("No space left on device") == 1
+    assert Path("runs/latest/result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [(OSError(errno.ENOSPC, "No space left on device"), 1 + writer.RETRIES), (OSError(errno.EROFS, "Read-only"), 1)],
+)
+def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, failing, error, attempts):
+    """The machine is at fault, and not the call; what cannot recover is not tried again."""
+    tried = failing(100, error)
+    outcome = call("run", "toy.yaml")
+    assert outcome.exit_code == ExitCode.CLUSTER
+    assert len(tried) == attempts
     assert "mean return" in outcome.stdout
-    assert "No space left on device" in outcome.stderr
+    assert error.strerror in outcome.stderr
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_result_without_a_log_is_a_usage_error(flaky):
     shutil.copytree("runs", "copy", ignore=lambda *_: ["segments", "manifest.json", "owners"])
     outcome = call("retry", "copy")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "without an evaluation log" in outcome.stderr
+    assert "--log-dir" in outcome.stderr
 
 
 def test_other_code_is_refused_before_anything_is_put_aside(folder):

@@ -178,9 +178,9 @@ def test_the_name_tells_episode_seed_and_return(toys):
     result = evaluate(config())
     record = result.table.record(5)
     (video,) = (video for video in recorded(result, "first:6") if video.index == 5)
-    assert video.path == Path("videos", f"episode_5_seed_{record.seed}_return_{record.episode_return:.6g}.mp4")
+    assert video.path == Path.cwd() / "videos" / f"episode_5_seed_{record.seed}_return_{record.episode_return:.6g}.mp4"
     assert video.path.read_bytes() == video.content
-    assert sorted(Path("videos").iterdir()) == sorted(other.path for other in recorded(result, "first:6"))
+    assert sorted(Path("videos").absolute().iterdir()) == sorted(other.path for other in recorded(result, "first:6"))
 
 
 def test_a_video_of_cartpole(tmp_path):
@@ -304,7 +304,7 @@ def test_the_evaluation_renders_nothing_and_is_the_same(toys):
         again = group.evaluate()
     assert again.fingerprint == plain.fingerprint == evaluate(unchecked).fingerprint
     assert len(videos) == 6
-    assert {video.path.parent for video in videos} == {Path("videos/step_10")}
+    assert {video.path.parent for video in videos} == {Path.cwd() / "videos" / "step_10"}
     assert toys.EVENTS["render", None] == 0
     assert toys.EVENTS["render", "rgb_array"] == sum(video.frames for video in videos)
     assert counters["env_steps"] == steps == plain.timing.env_steps == again.timing.env_steps

@@ -132,9 +132,9 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self._on_error = on_error
         self._final_timeout_s = final_timeout_s
         self._open: deque[_Open] = deque()
-        self._log_path = None if log_path is None else Path(log_path)
-        self._arrays = None if log_path is None else EvaluationArrays(Path(log_path) / "evaluations.npz")
-        self._best = None if best_model_save_path is None else BestModel(Path(best_model_save_path))
+        self._log_path = None if log_path is None else Path(log_path).absolute()
+        self._arrays = None if self._log_path is None else EvaluationArrays(self._log_path / "evaluations.npz")
+        self._best = None if best_model_save_path is None else BestModel(Path(best_model_save_path).absolute())
         self.best_mean_reward = -np.inf
         self.last_mean_reward = -np.inf
         self.results: list[tuple[int, EvalResult]] = []

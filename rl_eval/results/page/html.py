@@ -16,9 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rl_eval.log.storage import absolute_place
 from rl_eval.results.page.columns import data_of_all
 from rl_eval.results.page.relations import overview, pairs
 from rl_eval.results.page.sections import Run, run_section
+from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
@@ -142,15 +144,20 @@ def _breakable(name: str) -> Markup:
 
 def _names(sources: Sequence[Source]) -> list[str]:
     """Return the last parts of paths, as many of each as tell them apart; equal paths get a number."""
-    parts = [
-        [part for part in Path(source.path.partition("?")[0]).parts if part != "result.json"] for source in sources
-    ]
+    parts = [_folder_of(source.path).parts for source in sources]
     longest = max(map(len, parts))
     for depth in range(1, longest + 1):
         names = ["/".join(part[-depth:]) or "result" for part in parts]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({position})" for position, name in enumerate(names, 1)]
+
+
+def _folder_of(path: str) -> Path:
+    """Return the folder of a result, by a path that ends in its name."""
+    text = path.partition("?")[0]
+    folder = Path(text).parent if Path(text).name == RESULT_FILE else Path(text)
+    return folder if folder.name not in ("", "..") else Path(absolute_place(folder))
 
 
 def _heading(runs: Sequence[Run]) -> str:

@@ -1,0 +1,113 @@
+"""Folders as people write them: ``.``, ``..``, with a slash at the end, and a link; in every command that takes one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rl_eval.results.page.site import RunSite
+from tests.unit.cli_world import call
+
+OPTIONS = ("--env", "CartPole-v1", "--policy", "random", "-n", "6", "--envs-per-runner", "2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run, with log and result."""
+    folder = tmp_path_factory.mktemp("made") / "one"
+    outcome = call("run", *OPTIONS, "--log-dir", folder)
+    assert outcome.exit_code == 0, outcome.output
+    return folder
+
+
+@pytest.fixture(params=[".", "..", "one/", "link"])
+def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the folder ``one`` of the run is written in the working directory."""
+    text = str(request.param)
+    shutil.copytree(made, tmp_path / "one")
+    (tmp_path / "link").symlink_to("one")
+    monkeypatch.chdir({".": tmp_path / "one", "..": tmp_path / "one" / "segments"}.get(text, tmp_path))
+    return text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show", "PATH"],
+        ["list", "PATH"],
+        ["export", "PATH", "--format", "csv"],
+        ["compare", "PATH", "PATH"],
+        ["replay", "PATH", "--episodes", "1", "--trust"],
+        ["retry", "PATH", "--trust"],
+        ["run", *OPTIONS, "--log-dir", "PATH"],
+        ["run", *OPTIONS, "-o", "PATH", "--force"],
+    ],
+    ids=lambda command: f"{command[0]}{len(command)}",
+)
+def test_the_folder_is_that_of_the_run(given: str, command: Sequence[str]) -> None:
+    """All commands find it."""
+    outcome = call(*(given if word == "PATH" else word for word in command))
+    assert outcome.exit_code == 0, outcome.output
+
+
+def test_a_report_has_the_name_of_the_folder(given: str, tmp_path: Path) -> None:
+    """Of the folder itself, whatever the path; from ``result.json`` as well."""
+    for path in (given, os.path.join(given, "result.json")):  # noqa: PTH118 - As it is typed.
+        outcome = call("report", path, "-o", tmp_path / "page.html", "--force")
+        assert outcome.exit_code == 0, outcome.output
+    assert call("report", given, given, "-o", tmp_path / "page.html").exit_code == 0
+    assert "one (2)" in (tmp_path / "page.html").read_text()
+
+
+def test_result_json_in_its_own_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a folder in the path."""
+    monkeypatch.chdir(made)
+    outcome = call("report", "result.json", "-o", tmp_path / "page.html")
+    assert outcome.exit_code == 0, outcome.output
+
+
+def test_a_file_without_a_name_is_called_like_the_folder(given: str, tmp_path: Path) -> None:
+    """``export`` writes beside the user, under the folder's name or that of the link."""
+    assert call("export", given, "--format", "csv").exit_code == 0
+    assert Path("link.csv" if given == "link" else "one.csv").is_file()
+
+
+def test_a_site_shows_the_run(given: str) -> None:
+    """``rl-eval view``: the index, and the page of a run in the folder itself."""
+    site = RunSite(given)
+    [run] = site._listed
+    assert [site.answer(target).status for target in ("/", f"/report?run={run}")] == [200, 200]
+
+
+@pytest.mark.process
+def test_videos_lie_in_the_run(given: str, tmp_path: Path) -> None:
+    """By default."""
+    outcome = call("video", given, "--episodes", "0", "--trust")
+    assert outcome.exit_code == 0, outcome.output
+    assert len(list((tmp_path / "one" / "videos").glob("*.mp4"))) == 1
+
+
+def test_a_fresh_run_is_beside_the_folder(given: str, tmp_path: Path) -> None:
+    """And never in it."""
+    before = {*(tmp_path / "one").iterdir()}
+    assert call("run", *OPTIONS, "--log-dir", given, "--fresh").exit_code == 0
+    assert {*(tmp_path / "one").iterdir()} == before
+    name = "link-2" if given == "link" else "one-2"
+    assert (tmp_path / name / "result.json").is_file()
+
+
+def test_a_watched_folder(given: str, tmp_path: Path) -> None:
+    """Checkpoints in the folder, and the output in it."""
+    from safetensors.torch import save_file
+
+    from rl_eval.policies.mlp import MLPActor
+
+    save_file(MLPActor(4, 2).state_dict(), tmp_path / "one" / "step_1.safetensors")
+    policy = ("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", "4")
+    outcome = call("watch", *policy, given, "--once", "--poll-s", "0.01", "--held-out", "0")
+    assert outcome.exit_code == 0, outcome.output
+    assert (tmp_path / "one" / "eval" / "curve.csv").is_file()
