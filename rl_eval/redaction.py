@@ -309,7 +309,8 @@ def _gives_secret(name: str, value: str) -> bool:
 
 def _is_told(name: str, value: str) -> bool:
     """Whether prose with a name, a colon and a value tells a secret: ``token: str`` does not."""
-    return bool(_words(name) & _SECRET_NUMBER) or (len(value) >= 4 and not _COMMON.fullmatch(value))
+    words = _words(name)
+    return bool(words & _SECRET_NUMBER) or (words != {"key"} and len(value) >= 4 and not _COMMON.fullmatch(value))
 
 
 def _redact_word(word: str, named: Path) -> str:

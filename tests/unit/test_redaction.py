@@ -143,6 +143,7 @@ def test_a_form_makes_a_secret(number: int) -> None:
         "my.auth:make_policy_v2",
         "secret_env:Env2d",
         "key: pixels_v2",
+        "rl_eval cannot keep your key: /tmp/pytest-of-root/pytest-150/state/rl_eval/key",
         "def __init__(self, token: str, auth: tuple[str, int]) -> None:",
         "KeyError: 'token'",
         "unexpected token: END",
