@@ -65,6 +65,7 @@ class InlineBackend:
             return []
         call = self._calls.popleft()
         try:
+            # The calling loop computes with one thread already, if torch was loaded when it began.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
