@@ -382,7 +382,7 @@ class RayCollector:
         if self.replay_buffer is None:
             raise ArgumentError("start() fills a replay buffer: pass replay_buffer, or iterate over the collector")
         self._check_filling()
-        if self._filling is None or self._filling.done():
+        if self._filling is None:
             self._filling = Future()
             threading.Thread(target=self._fill, args=(self._filling,), name="rl_eval collector", daemon=True).start()
 
