@@ -37,7 +37,7 @@ class Connection:
 
     Raises:
         ConfigError: The process is connected elsewhere, or Ray does not take the ``runtime_env``.
-        RunnerStartError: No cluster answers at the address.
+        RunnerStartError: No cluster answers at the address, or a local one cannot start.
     """
 
     def __init__(self, section: RunnersSection) -> None:
@@ -127,7 +127,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
             raise ConfigError(f"runners.runtime_env: Ray does not take it: {summarize(error)}") from error
         if not address:
-            raise
+            raise RunnerStartError(f"Ray cannot start a cluster on this machine: {summarize(error)}") from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(

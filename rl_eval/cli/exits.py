@@ -65,12 +65,12 @@ Exit codes:
 2    usage error: config, weights, unknown key, output folder; or the run in
      --log-dir is another one, or is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, the address cannot be reached, the local
-     cluster died, the evaluation log or the result cannot be written, or the
-     log was taken over
+4    cluster error: no runner came up, the address cannot be reached, the
+     local cluster died, the evaluation log or the result cannot be written,
+     or the log was taken over
 5    complete, but what --require asks does not hold, or has no value
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
-     is saved
+130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
+     finished is saved
 70   unexpected error, shown with its traceback
 With --max-restarts it is that of the last run.
 """
@@ -86,8 +86,8 @@ Exit codes, over all checkpoints that the output folder knows:
 3    failed: no checkpoint has a result
 4    cluster error: no runner came up, or none is left; the next call
      continues there
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
-     is saved
+130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
+     finished is saved
 70   unexpected error, shown with its traceback
 """
 
@@ -121,10 +121,10 @@ Exit codes:
 2    usage error: no evaluation log, other weights or code, a config of live
      objects, or the run is being written by another process
 3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, or the evaluation log is damaged, or it
-     or the result cannot be written
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
-     is saved
+4    cluster error: no runner came up, or the evaluation log is damaged, or
+     it or the result cannot be written
+130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
+     finished is saved
 """
 
 REPLAY_CODES: Final = """\
@@ -200,11 +200,11 @@ Exit codes:
      seeds that were played under all of their seatings
 2    usage error: config, matchups, policies, weights, output folder
 3    failed: too many games failed, or environment or a policy cannot work
-4    cluster error: no runner came up, the address cannot be reached, the local
-     cluster died, the evaluation log or the result cannot be written, or the
-     log was taken over
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had finished
-     is saved
+4    cluster error: no runner came up, the address cannot be reached, the
+     local cluster died, the evaluation log or the result cannot be written,
+     or the log was taken over
+130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
+     finished is saved
 70   unexpected error, shown with its traceback
 """
 

@@ -145,6 +145,15 @@ def test_a_runner_that_passes_a_deadline_makes_ray_print_nothing(folder):
     assert "(raylet)" not in told
 
 
+def test_a_local_cluster_that_cannot_start_is_a_cluster_error(folder, monkeypatch):
+    """Here it has no room for the names of its sockets."""
+    monkeypatch.setenv("RAY_TMPDIR", f"{folder}/{'x' * 107}")
+    process = start("run", "toy.yaml", "--num-runners", 1, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, told = process.communicate(timeout=180)
+    assert process.returncode == 4, told
+    assert "Traceback" not in told
+
+
 def test_an_error_of_two_runners_is_one_line(folder):
     """Ray prints tracebacks of errors that nobody has read: the second runner's is read as well."""
     Path("shapeless.py").write_text("def act(observations):\n    return 0\n")
