@@ -50,14 +50,17 @@ class Connection:
         else:
             _check_connection(section)
         self._identity = _identity()
-        self.node_id: str = ray.get_runtime_context().get_node_id()
-        """Ray's identifier of this machine."""
         self._raylet = _raylet_of_this_process()
 
     @property
     def lost(self) -> bool:
         """Whether ``ray.shutdown()`` was called: whatever is asked of Ray now would connect anew, to any cluster."""
         return not ray.is_initialized() or _identity() != self._identity
+
+    @property
+    def node_id(self) -> str:
+        """Ray's identifier of this machine."""
+        return str(ray.get_runtime_context().get_node_id())
 
     @property
     def end_of_raylet(self) -> int | None:
