@@ -109,6 +109,16 @@ def test_a_trajectory_ends_after_max_frames() -> None:
     assert batch["collector", "step"].max() == 3
     assert batch["next", "truncated"].sum() == 25
     assert not batch["next", "terminated"].any()
+    assert batch["step_count"].flatten().tolist() == [0, 1, 2, 3] * 25
+    assert batch["next", "step_count"].flatten().tolist() == [1, 2, 3, 4] * 25
+
+
+def test_the_count_of_a_limit_is_0_in_padding() -> None:
+    with collector(lambda: Steps(length=9), constant(), max_frames_per_traj=4, split_trajs=True) as frames:
+        batch = frames.next()
+    counted = batch["next", "step_count"].squeeze(-1)
+    assert torch.equal(counted > 0, batch["collector", "mask"])
+    assert batch["step_count"].dtype == counted.dtype == torch.int64
 
 
 def test_weights_act_from_the_next_episode_on() -> None:

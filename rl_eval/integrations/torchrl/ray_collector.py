@@ -177,6 +177,7 @@ class RayCollector:
         remotes = dict(_same("remote_configs", remote_configs) or {})
         resources = runner_settings(count, remotes.pop("num_gpus", 0), None, remotes, "remote_configs")
         limit = max_frames_per_traj if max_frames_per_traj and max_frames_per_traj > 0 else None
+        self._counts_steps = limit is not None
         mode = UNIFORM if self._random else self._mode
         policy_factory = _same("policy_factory", policy_factory)
         maker = PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(where["policy_device"]))
@@ -272,6 +273,8 @@ class RayCollector:
         self._frames += int(batch["collector", "mask"].sum()) if self.split_trajs else batch.numel()
         self._batches += 1
         batch["next", "reward"] = batch["next", "reward"].float()
+        if self._counts_steps:
+            _add_step_count(batch)
         batch.names = [*[None] * (batch.ndim - 1), "time"]
         batch = batch.to(self._storing_device)
         batch = batch if self.postproc is None else self.postproc(batch)
@@ -472,6 +475,18 @@ def _same(name: str, given: Any) -> Any:
             "worker sees its own GPU as cuda:0)"
         )
     return values[0]
+
+
+def _add_step_count(batch: Any) -> None:
+    """Write the keys of TorchRL's ``StepCounter``, 0 in padding, unless the environment has one."""
+    keys = set(batch.keys(include_nested=True))
+    if "step_count" in keys:
+        return
+    steps = batch["collector", "step"].unsqueeze(-1)
+    after = steps + 1
+    if ("collector", "mask") in keys:
+        after = after * batch["collector", "mask"].unsqueeze(-1)
+    batch["step_count"], batch["next", "step_count"] = steps, after
 
 
 def _devices(**given: Any) -> dict[str, torch.device]:
