@@ -133,7 +133,7 @@ def correctness(runners: int, episodes: int, evaluations: int) -> list[Cell]:
     contenders = [
         (f"rl_eval, {runners} runners", "rl_eval_", False),
         (f"RLlib Algorithm.evaluate, {runners} runners, duration in episodes", "rllib", True),
-        ("TorchRL Evaluator, default (`first_done`)", "torchrl_evaluator", True),
+        ("TorchRL Evaluator, default (first_done)", "torchrl_evaluator", True),
         ("SB3 evaluate_policy, default", "sb3", True),
     ]
     work = {"scenario": "correctness", "runners": runners, "episodes": episodes, "evaluations": evaluations}

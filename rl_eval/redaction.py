@@ -234,10 +234,10 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
 
 def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
     """Yield the key, the path and the value of each entry; in ``{"name": "token", "value": "abc"}`` a token is."""
-    names = [name for key in ("name", "key") if isinstance(name := values.get(key), str)]
+    names = [name for key, name in values.items() if str(key).lower() in {"name", "key"} and isinstance(name, str)]
     named = next((name for name in names if _is_named(name) or _is_key(name, "")), None)
     for key, item in values.items():
-        yield key, (*path, named if named and key == "value" else str(key)), item
+        yield key, (*path, named if named and str(key).lower() == "value" else str(key)), item
 
 
 def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:

@@ -87,11 +87,11 @@ def build_env(
 ) -> Any:
     """Build one environment, whatever it is, without wrappers.
 
-    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. An
-    environment class is called with the kwargs, and so is any other callable without a parameter for an
-    :class:`EnvContext`. That parameter is annotated with it, or comes first and is named ``config``, ``context`` or
-    ``env_config``, or comes first, has no default and is not one of the kwargs. A context in the first place comes
-    with the kwargs that are keyword-only parameters.
+    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. A callable
+    without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
+    comes first and is named ``config``, ``context`` or ``env_config``, or comes first, has no default and is not one of
+    the kwargs. In a class of environments, it comes first, has such a name and no default. A context in the first
+    place comes with the kwargs that are keyword-only parameters.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -191,7 +191,7 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     except (TypeError, ValueError):  # Some callables hide their signature.
         return factory(**kwargs) if _is_env_class(factory) else factory(context)
     parameters = signature.parameters
-    receiver = None if _is_env_class(factory) else _context_parameter(parameters.values(), kwargs)
+    receiver = _context_parameter(parameters.values(), kwargs, is_class=_is_env_class(factory))
     if receiver is None:
         _check_arguments(factory, signature, kwargs)
         return factory(**kwargs)
@@ -201,14 +201,19 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     return factory(context, **named)
 
 
-def _context_parameter(parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any]) -> inspect.Parameter | None:
-    """Return the parameter of a function for its context, or None. A default of any other parameter is kept."""
+def _context_parameter(
+    parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any], *, is_class: bool
+) -> inspect.Parameter | None:
+    """Return the parameter for the context, or None. A default of any other parameter is kept.
+
+    A class of environments has arguments of its own, so both its name and the lack of a default must show it.
+    """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)
     if annotated or first is None or first.kind in _KEYWORDS:
         return next(iter(annotated), None)
-    wanted = first.name in _CONTEXTS or (first.default is first.empty and first.name not in kwargs)
-    return first if wanted else None
+    named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
+    return first if (named and required if is_class else named or required) else None
 
 
 def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:

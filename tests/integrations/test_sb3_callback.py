@@ -339,7 +339,7 @@ def test_callbacks_of_sb3_stop_the_training():
     callback = EvalCallback(make_config(), callback_on_new_best=stop, every_steps=20, verbose=0)
     model.learn(100_000, callback=callback)
     assert model.num_timesteps < 100_000
-    assert callback.results[-1][0] == model.num_timesteps
+    assert model.num_timesteps - callback.results[-1][0] < 20  # The last due step, wherever the training stopped.
     patience = StopTrainingOnNoModelImprovement(max_no_improvement_evals=1)
     model = make_ppo()
     callback = EvalCallback(make_config(), callback_after_eval=patience, every_steps=20, verbose=0)

@@ -294,6 +294,28 @@ def test_a_context_goes_to_a_parameter_without_a_default_or_of_its_name_or_type(
     assert received == call(make, kwargs)
 
 
+class Configured(gym.Env[Any, Any]):
+    """An environment as RLlib's users write it."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+class Optional(Configured):
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+
+
+def test_a_class_of_environments_gets_a_context_only_as_a_required_config() -> None:
+    """By annotation, too; any other argument of a class is one of env_kwargs."""
+    assert call(Configured, {"a": 1}).config == {"a": 1}
+    assert isinstance(call(Configured, {}).config, EnvContext)
+    assert call(Configured, {"config": 3}).config == 3
+    assert call(Optional, {}).config is None
+
+
 def test_kwargs_that_a_factory_does_not_take_are_refused() -> None:
     """The message names them, the factory's parameters and how it gets a context."""
     with pytest.raises(ConfigError, match=r"has size, but .* takes bonus.*unexpected keyword.*EnvContext"):

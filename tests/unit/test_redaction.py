@@ -111,6 +111,7 @@ FORMS: list[tuple[Any, Any]] = [
     (f"sim --user me --password {V} --fast", "sim --user me --password *** --fast"),
     (f"sim --auth-token '{V} 2' x", "sim --auth-token *** x"),
     ({"name": "password", "value": V}, {"name": "password", "value": "***"}),
+    ({"Name": "PASSWORD", "Value": V}, {"Name": "PASSWORD", "Value": "***"}),
     ([{"key": "API_TOKEN", "value": V, "n": 1}], [{"key": "API_TOKEN", "value": "***", "n": 1}]),
     (f"sk-{V}", "***"),
     (f"use sk-proj-{V}_x-2, please", "use ***, please"),
