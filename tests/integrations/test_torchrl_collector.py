@@ -336,6 +336,7 @@ def test_the_buffer_is_filled_in_the_background() -> None:
             frames.update_policy_weights_(weights_of(4.0))
         assert eventually(lambda: bool((buffer[:]["action"][held:] == 4.0).any()))
     assert (buffer[:]["action"][:held] == 1.0).all()
+    assert not any(one.name == "rl_eval collector" for one in threading.enumerate())
     with collector() as frames, pytest.raises(ConfigError, match="replay_buffer"):
         frames.start()
 

@@ -445,6 +445,7 @@ def test_what_rounding_does_not_explain_is_a_difference(changed: Any, size: floa
     """A size that rounding does not have, another policy, or floats that nothing recorded makes differ."""
     found = rounded(changed, size, **identity)
     assert not found.difference.rounding
+    assert found.difference.episodes_saved is None
     assert found.regressed
 
 

@@ -36,6 +36,7 @@ from rl_eval.integrations.torchrl.uniform import UNIFORM
 
 __all__ = ["RayCollector"]
 
+_JOIN_S: Final = 10.0
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
 _NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
@@ -212,6 +213,7 @@ class RayCollector:
         """Thread that collects, sends weights or pauses; 0 for none."""
         self._filling: Future[None] | None = None
         """Outcome of the thread that :meth:`start` has started."""
+        self._filler: threading.Thread | None = None
 
     @staticmethod
     def _start_ray(config: Mapping[str, Any] | None, count: int) -> None:
@@ -387,7 +389,10 @@ class RayCollector:
         self._check_filling()
         if self._filling is None:
             self._filling = Future()
-            threading.Thread(target=self._fill, args=(self._filling,), name="rl_eval collector", daemon=True).start()
+            self._filler = threading.Thread(
+                target=self._fill, args=(self._filling,), name="rl_eval collector", daemon=True
+            )
+            self._filler.start()
 
     def _fill(self, filling: Future[None]) -> None:
         try:
@@ -427,6 +432,8 @@ class RayCollector:
         refuse("call ray.shutdown() yourself", shutdown_ray=shutdown_ray or None)
         interrupted = self._filling is not None and not self._filling.done()
         self._group.stop()
+        if self._filler is not None and self._filler is not threading.current_thread():
+            self._filler.join(_JOIN_S)  # A thread that still computes as the process ends can crash it.
         forget_scope(self._token)
         if not interrupted:
             self._check_filling()

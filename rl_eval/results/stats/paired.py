@@ -56,7 +56,8 @@ class PairedDifference:
     episodes_saved: float | None
     """How many times more unpaired episodes would be as precise: ``(var a + var b) / var(b - a)``.
 
-    Below 1 pairing cost precision. None where the difference does not vary, and for one policy.
+    Below 1 pairing cost precision. None where the difference does not vary, for one policy, and where all differences
+    are as small as those of rounding.
     """
     rounding: bool
     """Whether the sides are one policy, and all their differences are as small as those of rounding."""
@@ -95,7 +96,7 @@ def paired_difference(
         differences = second - first
     numbers = aggregate(differences)
     p_value, test = sign_flip_test(differences)
-    rounding = one_policy and _is_rounding(first, second, differences)
+    as_rounding = _is_rounding(first, second, differences)
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
@@ -103,8 +104,8 @@ def paired_difference(
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
-        episodes_saved=None if one_policy else _episodes_saved(first, second, numbers.std),
-        rounding=rounding,
+        episodes_saved=None if one_policy or as_rounding else _episodes_saved(first, second, numbers.std),
+        rounding=one_policy and as_rounding,
     )
 
 
@@ -166,7 +167,7 @@ def _count_sampled(magnitudes: npt.NDArray[np.float64], threshold: float) -> int
 
 
 def _is_rounding(*sides_and_differences: npt.NDArray[np.float64]) -> bool:
-    largest_a, largest_b, largest = (float(np.abs(values).max()) for values in sides_and_differences)
+    largest_a, largest_b, largest = (float(np.abs(values).max(initial=0.0)) for values in sides_and_differences)
     return 0 < largest <= _ROUNDING * max(largest_a, largest_b) < math.inf
 
 
