@@ -67,6 +67,8 @@ def new_log_folder(name: str) -> Iterator[str]:
     folder = new_folder(RUNS.absolute() / f"{now:%Y-%m-%d-%H%M%S}-{name}")
     link = folder.with_name(LATEST)
     former = _link(link, folder.name)
+    if link.is_symlink() and not _OUR_TARGET.fullmatch(target := str(link.readlink())):
+        print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not make: it is not changed")
     try:
         yield str(folder)
     finally:

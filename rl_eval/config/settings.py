@@ -85,8 +85,8 @@ class EnvironmentSection(_Section):
     """The environment, and how long each instance of it is used."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable, which gets an ``EnvContext`` for a parameter of that type, or for
-    a first one called ``config`` or without a default. For several agents also PettingZoo's ids, such as
+    """A gymnasium id, ``"module:attr"``, or a callable, which gets an ``EnvContext`` for a parameter of that type, or
+    for a first one called ``config`` or without a default. For several agents also PettingZoo's ids, such as
     ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""

@@ -63,8 +63,8 @@ class EvalRunnerGroup(WorkerCalls):
         policy: A live policy, used instead of the configured one and its weights.
         threaded: Whether the group works in a thread of its own, so that ``submit`` returns at once. Without one every
             method does the work before it returns, in the thread that calls it, which must always be the same; only
-            for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) need
-            this, or :func:`evaluate`.
+            for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) or
+            change the working directory need this, or :func:`evaluate`.
         callbacks: Called when an evaluation has a result and when a runner is replaced.
 
     Raises:

@@ -283,7 +283,9 @@ def test_a_link_of_another_program_is_left_alone(folder, target):
     """Ours leads to a folder beside it that has the name of a run."""
     Path("runs").mkdir()
     Path("runs/latest").symlink_to(target)
-    assert call("run", "toy.yaml").exit_code == 0
+    done = call("run", "toy.yaml")
+    assert done.exit_code == 0
+    assert target in done.stderr
     assert str(Path("runs/latest").readlink()) == target
     assert len(list(Path("runs").iterdir())) == 2
 

@@ -102,8 +102,8 @@ def runner_settings(
         raise ArgumentError(f"{argument} has 'num_gpus': give it as the argument num_gpus, once")
     if unknown := sorted(set(given) - set(_RAY_KWARGS)):
         raise ArgumentError(
-            f"{argument} has {unknown}: {nearest(unknown[0], _RAY_KWARGS)}. A runner that dies is replaced and its "
-            "episodes run again, so Ray's restarts and retries are not needed"
+            f"{argument} has {unknown}: {nearest(unknown[0], _RAY_KWARGS)}. Runners are spread over the nodes, "
+            "and one that dies is replaced and its episodes run again, so Ray's restarts and retries are not needed"
         )
     if "memory" in given:
         given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
