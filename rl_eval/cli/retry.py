@@ -112,8 +112,8 @@ def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code
 
     if read_manifest(open_storage(path)) is None:
         raise UsageError(
-            f"{redact_text(shown(path))} has a result and no evaluation log, which retry needs: run saves no log with "
-            "--output alone. Evaluate again with --log-dir DIR (and --output, if the result goes elsewhere)"
+            f"{redact_text(shown(path))} has a result but no evaluation log. rl-eval retry needs one, and run "
+            "--output alone saves none. Evaluate again with --log-dir DIR (and --output, if the result goes elsewhere)"
         )
     if not failed:
         return

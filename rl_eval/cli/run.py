@@ -138,7 +138,7 @@ def run(
 
 def _retry_advice(log_dir: str | None) -> str:
     if log_dir is None:
-        return "rl-eval retry needs a log to run what failed again, and none was kept: add --log-dir DIR to --output"
+        return "no log was kept, so rl-eval retry cannot run the failed episodes again: add --log-dir DIR to --output"
     return f"rl-eval retry {shown(log_dir)} runs what failed again"
 
 

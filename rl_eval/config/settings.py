@@ -85,8 +85,9 @@ class EnvironmentSection(_Section):
     """The environment, and how long each instance of it is used."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable, which gets an ``EnvContext`` for a parameter of that type, or
-    for a first one called ``config`` or without a default. For several agents also PettingZoo's ids, such as
+    """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives one. Without an
+    annotation, the first parameter does, if it is named ``config``, ``context`` or ``env_config``, or if it has no
+    default and is not in ``env_kwargs``; of a class, if both hold. For several agents also PettingZoo's ids, such as
     ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
@@ -258,8 +259,8 @@ class EvaluationSection(_Section):
     """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that what a seat is worth
     cancels. Needs ``evaluation.matchups``."""
     max_episode_steps: PositiveInt | None = None
-    """Cut episodes after this many steps and mark them truncated by us. The environment's own limit stays; a result has
-    a note if it is lower."""
+    """Cut episodes after this many steps and mark them as truncated by rl_eval. The environment's own limit still
+    applies. If it is lower, the result has a note."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount of ``discounted_return``."""
     info_keys: tuple[str, ...] = ()

@@ -83,8 +83,8 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
         raise ConfigError(
-            f"the policy: {found[0].name} beside {model.name} is another model's, by its name: give that of this model "
-            "with policy.policy_kwargs.vecnormalize, or false if it was trained without one"
+            f"the policy: {found[0].name} beside {model.name} is another model's, by its name. Set "
+            "policy.policy_kwargs.vecnormalize to the file of this model, or to false if it was trained without one"
         )
     remedy = "choose it, with policy.policy_kwargs.vecnormalize"
     return trained, _only(folder, possible, "one normalizer", remedy) if possible else None

@@ -431,4 +431,4 @@ def _unpinned() -> str:
     """Return the usual cause of other last bits, if it applies: a process without an MKL mode."""
     if os.environ.get("MKL_CBWR"):
         return ""
-    return " (perhaps in its last bits alone: MKL_CBWR is not set here, as it is on the command line)"
+    return " (perhaps only in the last bits: MKL_CBWR is not set in this process; the command line sets it)"

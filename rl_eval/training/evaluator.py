@@ -116,7 +116,7 @@ class Evaluator:
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
         settings, backend = with_backend(config, "ray" if name is not None else backend)
         if name is not None and after is not None:
-            raise ConfigError("after is given, but a service is not this evaluator's alone: leave it out")
+            raise ConfigError("after is set, but other evaluators may share the service: leave out after")
         self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings

@@ -195,7 +195,7 @@ def test_a_row_that_depends_on_its_batch_is_noted(monkeypatch: pytest.MonkeyPatc
     assert "exact but slow" in note
     monkeypatch.delenv("MKL_CBWR")
     (note,) = of_kind("normalizes_across_rows").notes
-    assert "MKL_CBWR is not set here" in note
+    assert "MKL_CBWR is not set" in note
 
 
 def test_a_policy_that_cannot_be_probed_is_noted() -> None:
