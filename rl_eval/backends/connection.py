@@ -59,8 +59,8 @@ class Connection:
 
     @property
     def node_id(self) -> str:
-        """Ray's identifier of this machine."""
-        return str(ray.get_runtime_context().get_node_id())
+        """Ray's identifier of this machine; asking Ray for it later could start a cluster."""
+        return self._identity[-1]
 
     @property
     def end_of_raylet(self) -> int | None:
@@ -92,10 +92,10 @@ class Connection:
                 ray.shutdown()
 
 
-def _identity() -> tuple[str, str]:
-    """Return what no other connection of this process has had: a job is one driver of a cluster."""
+def _identity() -> tuple[str, ...]:
+    """Return cluster, job and node, which no other connection of this process has had: a job is one driver."""
     context = ray.get_runtime_context()
-    return context.gcs_address, context.get_job_id()
+    return context.gcs_address, context.get_job_id(), context.get_node_id()
 
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
