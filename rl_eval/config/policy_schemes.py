@@ -23,6 +23,7 @@ __all__ = [
     "anchored",
     "forms",
     "named_source",
+    "path_in",
     "schemes",
     "with_named_policies",
 ]
@@ -123,6 +124,21 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
 def absolute(path: Path) -> str:
     """Return the absolute path of a file under its own name, which may be a link to a file in a cache."""
     return str(path.parent.resolve() / path.name)
+
+
+def path_in(example: str, path: Path | None) -> Path:
+    """Return the path of a policy that is a file or a folder.
+
+    Args:
+        example: A whole text of its scheme, such as ``sb3:model.zip``.
+        path: The path, if there is one.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if path is None:
+        raise ConfigError(f"the policy '{example.partition(':')[0]}:' lacks a path, as in {example}")
+    return path
 
 
 def anchored(text: str, folder: Path) -> str:

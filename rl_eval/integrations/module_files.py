@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
 __all__ = ["SCHEMES"]
@@ -42,8 +42,7 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
 
 def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     """Return a module that was saved with its class."""
-    if path is None:
-        raise ConfigError("the policy 'torch_module:' lacks a path, as in torch_module:policy.pt")
+    path = path_in("torch_module:policy.pt", path)
     return PolicySource(
         "rl_eval.integrations.torch_module:load_module",
         f"the module that torch.save wrote to {path}",

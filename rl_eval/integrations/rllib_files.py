@@ -6,15 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource
-from rl_eval.errors import ConfigError
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, path_in
 
 __all__ = ["SCHEMES"]
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    if path is None:
-        raise ConfigError("the policy 'rllib:' lacks a path, as in rllib:checkpoint_000010")
+    path = path_in("rllib:checkpoint_000010", path)
     return PolicySource(
         "rl_eval.integrations.rllib:load_policy",
         f"a checkpoint of RLlib, {path}",

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute
+from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
 
@@ -28,8 +28,7 @@ _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     """Return a model, with the normalizer that lies beside it, if it was trained with one."""
-    if path is None:
-        raise ConfigError("the policy 'sb3:' lacks a path, as in sb3:model.zip")
+    path = path_in("sb3:model.zip", path)
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "one model", "name the file")
     kwargs = {"path": absolute(path)}

@@ -102,7 +102,7 @@ def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "torch", ModuleType("torch"))
         with one_thread():
-            pass
+            assert torch.get_num_threads() == TRAINERS
 
 
 def test_samples_come_back_to_a_caller_with_its_threads() -> None:
