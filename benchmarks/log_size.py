@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rl_eval.log import Batch, EvaluationLog, Manifest, read_log
-from rl_eval.records.episode import ROW, EpisodeTable, Outcome
+from rl_eval.log import EvaluationLog, Manifest, read_log
+from rl_eval.records.episode import ROW, Batch, EpisodeTable, Outcome
 from rl_eval.results.stats import aggregate
 from rl_eval.scheduling.plan import EpisodePlan
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final, final
 
 from rl_eval.backends.requests import Run
 from rl_eval.execution.determinism_reruns import Reruns
 from rl_eval.execution.determinism_sample import DeterminismSample
-from rl_eval.execution.jobs import Job
-from rl_eval.execution.outcome import UNFINISHED, EvalOutcome
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.determinism import Determinism
+from rl_eval.records.determinism import UNFINISHED, Determinism
 from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["DeterminismCheck"]
@@ -48,13 +47,13 @@ class DeterminismCheck(Phase):
         self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark, keys)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
-        outcome.checking = True
+        outcome.activity = "checking determinism"
         self._pump_all(now)
 
     def joined(self, member: Member, now: float) -> None:
         """See :class:`Job`."""
         if not self._over:
-            self._outcome.joined(now)
+            self._outcome.joined(self.pool, now)
             self._pump_all(now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
@@ -64,9 +63,9 @@ class DeterminismCheck(Phase):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Take a report; see :meth:`EvalOutcome.check_origin` for what it raises."""
+        """Take a report; see :meth:`EvalOutcome.check_report` for what it raises."""
         if self._reruns is not None and not self._over:
-            self._outcome.check_origin(member, value)
+            self._outcome.check_report(member, value)
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
 
@@ -86,11 +85,11 @@ class DeterminismCheck(Phase):
     def _complete(self) -> bool:
         return self._reruns is None or self._reruns.done
 
-    def _ended(self, now: float) -> Callable[[], list[Job]]:
+    def _ended(self) -> None:
         if self._reruns is not None:
             self._reruns.stop(self._reason)
             self._finding = self._reruns.result
-        return self._conclude(self._finding, now)
+        self._outcome.store.determinism = self._finding
 
     def _pump_all(self, now: float) -> None:
         members = self.pool.ready()
@@ -101,10 +100,10 @@ class DeterminismCheck(Phase):
     def _pump(self, member: Member, positions: Collection[int], now: float) -> None:
         """Keep two calls in flight; new episodes go with the next one."""
         reruns, runner = self._reruns, member.incarnation
-        if reruns is None or member.calls[self.tag] >= CALLS_IN_FLIGHT:
+        if reruns is None or member.in_flight(self.tag) >= CALLS_IN_FLIGHT:
             return
         taken = reruns.take(runner, member.index, self._outcome.settings.runners.lanes, positions)
         leases = tuple(lease._replace(seating=self._outcome.plan.seating(lease.index)) for lease in taken)
-        while member.calls[self.tag] < CALLS_IN_FLIGHT and reruns.holds(runner):
+        while member.in_flight(self.tag) < CALLS_IN_FLIGHT and reruns.holds(runner):
             self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
             leases = ()

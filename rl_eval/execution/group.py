@@ -6,11 +6,10 @@ import atexit
 import contextlib
 import copy
 import logging
-import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,16 +21,17 @@ from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, UsageError
+from rl_eval.execution.aspects import default_aspects
+from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
-from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.recorded import Recorded
-from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
+from rl_eval.execution.runner_pool import RunnerPool
 from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
-from rl_eval.log.storage import absolute_place
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
@@ -115,15 +115,12 @@ class EvalRunnerGroup(WorkerCalls):
             self._backend = _make_backend(settings, None, threaded=threaded)
         else:
             self._backend = _make_backend(without_live(settings), live, threaded=threaded)
-        self._pool = RunnerPool(self._backend, settings)
+        initial = None if weights is None else PublishedWeights(*self._backend.publish(weights))
+        self._weights = GroupWeights(initial)
+        self._pool = RunnerPool(self._backend, settings, self._weights)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
-        self._last_version = 0
-        if weights is not None:
-            self._pool.weights = PublishedWeights(*self._backend.publish(weights))
-        self._posted = self._pool.weights
-        """The weights that were posted last."""
         if not settings.runners.num_runners:
             with contextlib.suppress(EvalError), working_in(None):  # An evaluation says it.
                 # It may build an environment, which must not be while the loop's thread builds others.
@@ -263,7 +260,7 @@ class EvalRunnerGroup(WorkerCalls):
         settings = with_values(self.settings, evaluation=changes)
         info_keys = settings.evaluation.info_keys
         recorder = partial(make_recorder, info_keys=info_keys, compress_images=compress_images)
-        outcome = EvalOutcome(settings, settings.plan())
+        outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
         with self._post_lock:
             self._loop.post(Recorded(Opening(outcome), recorder))
         return outcome.handle
@@ -291,7 +288,7 @@ class EvalRunnerGroup(WorkerCalls):
             job = self._weights_job(weights, version)
             self._loop.post(job)
         job.future.result()
-        return job.version
+        return job.weights.snapshot.version
 
     def publish_weights(self, weights: Any, version: int | None = None) -> PublishedWeights:
         """Store weights where all runners can fetch them, without sending them; for a later ``submit(weights=...)``.
@@ -299,26 +296,25 @@ class EvalRunnerGroup(WorkerCalls):
         Raises:
             WeightsError: The weights are none.
         """
-        version = self._last_version + 1 if version is None else operator.index(version)
-        snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, version)
+        snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
         if self._filters and not filters_of(snapshot):
-            snapshot = with_filters(snapshot, self._filters, version)
-        snapshot = replace(snapshot, version=version)
+            snapshot = with_filters(snapshot, self._filters, 0)
+        snapshot = replace(snapshot, version=self._weights.number(version))
         if self.settings.policy.policies:
             # A runner that starts later gets these alone, so those of the other policies must be among them.
-            former = None if self._posted is None else self._posted.snapshot
+            former = self._weights.posted and self._weights.posted.snapshot
             snapshot = add_missing(snapshot, former, self.settings.policy.policies)
         return PublishedWeights(*self._backend.publish(snapshot))
 
     @property
     def published_weights(self) -> PublishedWeights | None:
         """The weights that the next evaluation uses; None if each runner has those that its policy was built with."""
-        return self._pool.weights
+        return self._weights.sent
 
     @property
     def weights_version(self) -> int:
         """Version of the weights that the next evaluation uses; 0 before any ``sync_weights``."""
-        return 0 if self._pool.weights is None else self._pool.weights.snapshot.version
+        return 0 if self._weights.sent is None else self._weights.sent.snapshot.version
 
     # ------------------------------------------------------------------ runners
 
@@ -366,9 +362,13 @@ class EvalRunnerGroup(WorkerCalls):
             ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
         """
         self._check_resizable("remove_runners", count)
-        if count >= self._pool.expected():
-            raise ConfigError(f"remove_runners({count}): the group has {self._pool.expected()}, and keeps at least one")
-        self._do(lambda pool, _: self._loop.forget(pool.shrink(count)))
+
+        def remove(pool: RunnerPool, now: float) -> None:
+            if count >= pool.expected():
+                raise ConfigError(f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one")
+            self._loop.forget(pool.shrink(count))
+
+        self._do(remove)
 
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group, and the sums of its runners', lost ones included.
@@ -387,7 +387,7 @@ class EvalRunnerGroup(WorkerCalls):
         """End everything that this group started, within about ten seconds; may be called again."""
         with self._lock:
             self._loop.stop()
-            self._pool.weights = self._posted = None  # Cycles keep the group until the garbage collector runs.
+            self._weights.drop()
         atexit.unregister(self.stop)
 
     def __enter__(self) -> EvalRunnerGroup:
@@ -414,29 +414,33 @@ class EvalRunnerGroup(WorkerCalls):
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
-            former = self._posted
+            former = self._weights.posted
             sync = None if weights is None else self._weights_job(weights, version)
             if not warm_up and self._lacks_statistics:
-                self._posted = former
+                self._weights.posted = former
                 raise UsageError(NO_STATISTICS)
-            outcome = EvalOutcome(settings, plan, log, None if follow_up is None else follow_up.jobs)
-            if log is None:
-                outcome.store.code = self._code
+            jobs = None if follow_up is None else follow_up.jobs
+            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
             handle = outcome.handle
-            handle.weights_version = self._last_version
+            handle.weights_version = self._weights.posted_version
             if self._callbacks is not None and not warm_up:
                 handle.add_done_callback(partial(tell_result, self._callbacks))
             if on_submitted is not None:
                 on_submitted(handle)
             if sync is not None:
-                sync.evaluation = handle
+                sync.superseded = lambda: outcome.done
                 self._loop.post(sync)
             self._loop.post(Opening(outcome, sync, held))
         return handle
 
     @cached_property
+    def _aspects(self) -> Sequence[Callable[[EvalOutcome], Aspect]]:
+        """Aspects of every evaluation."""
+        return default_aspects(lambda: self._code)
+
+    @cached_property
     def _code(self) -> dict[str, Any]:
-        """What results say of the code of environment and policy, as of the first evaluation; empty if that fails."""
+        """Digests of the code of environment and policy, as of the first evaluation; empty if that fails."""
         with contextlib.suppress(Exception):  # Live objects can be anything, and this describes them only.
             return {"code": code_of(self.settings)}
         return {}
@@ -447,15 +451,8 @@ class EvalRunnerGroup(WorkerCalls):
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
-        self._last_version, self._posted = published.snapshot.version, published
-        job = WeightsSync(published)
-        job.future.add_done_callback(self._forget_refused)
-        return job
-
-    def _forget_refused(self, future: Future[Any]) -> None:
-        """Know again what runners have, where they have refused weights."""
-        if future.cancelled() or future.exception() is not None:
-            self._posted = self._pool.weights
+        self._weights.post(published)
+        return WeightsSync(published)
 
     def _located(self, place: str | os.PathLike[str]) -> str:
         """Return the absolute path of a place that the caller names; a URI stays as it is.
@@ -463,6 +460,8 @@ class EvalRunnerGroup(WorkerCalls):
         In a thread, an environment may have changed the working directory of the caller too: the path counts from where
         the group was made.
         """
+        from rl_eval.log.storage import absolute_place
+
         in_thread = self._threaded and not self.settings.runners.num_runners
         return absolute_place(place, self._folder if in_thread else None)
 

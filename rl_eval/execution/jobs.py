@@ -1,4 +1,4 @@
-"""Jobs of the control loop, and those besides evaluating: weights, functions for runners, changes of the pool."""
+"""Jobs of the control loop, and those beside evaluations: weights, functions for runners, changes of the pool."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
-from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
+from rl_eval.execution.group_weights import PublishedWeights
+from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.supervision.flight_recorder import CrashReport
 
 if TYPE_CHECKING:
-    from rl_eval.execution.handle import EvalHandle
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
@@ -80,16 +80,23 @@ class _Awaited(Job, Generic[Result]):
 
     def __init__(self) -> None:
         self.future: Future[Result] = Future()
+        self._over = False
 
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
-        if not self.future.done():
+        """Set the error, unless it is done."""
+        if not self._over:
+            self._over = True
             self.future.set_exception(error)
 
     @property
     def done(self) -> bool:
-        """See :class:`Job`."""
-        return self.future.done()
+        """Whether it has a result or an error."""
+        return self._over
+
+    def _succeed(self, result: Result) -> None:
+        if not self._over:
+            self._over = True
+            self.future.set_result(result)
 
 
 @final
@@ -109,7 +116,7 @@ class Do(_Awaited[None]):
         except Exception as error:
             self.fail(error)
         else:
-            self.future.set_result(None)
+            self._succeed(None)
 
 
 class _Broadcast(_Awaited[list[Any]]):
@@ -118,44 +125,45 @@ class _Broadcast(_Awaited[list[Any]]):
     def __init__(self, request: RunnerRequest) -> None:
         super().__init__()
         self._request = request
-        self._waiting: dict[int, int] = {}
         self._values: dict[int, Any] = {}
+        """Answers, by position in the group."""
         self._sent = False
 
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
+        """Call all members that are up."""
         for member in self.pool.ready():
             self._send(member, now)
 
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
+        """Call the first member that comes up; those after it did not exist at the time of the call."""
         if not self._sent:
             self._send(member, now)
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
-        self._waiting.pop(member.incarnation, None)
-        self._settle()
+        """Go on without a member."""
+        self._settle(without=member)
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
-        self._values[self._waiting.pop(member.incarnation)] = value
+        """Keep an answer."""
+        self._values[member.index] = value
         self._settle()
 
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
+        """Fail if no runner is left."""
         if self.started and self.pool.hopeless:
             self.fail(ClusterError(f"no runner is left: {self.pool.last_loss}"))
 
     def _send(self, member: Member, now: float) -> None:
         self._sent = True
-        self._waiting[member.incarnation] = member.index
         self.pool.call(member, self._request, tag=self.tag, now=now)
 
-    def _settle(self) -> None:
-        if self._values and not self._waiting and not self.done:
-            self.future.set_result([self._values[index] for index in sorted(self._values)])
+    def _unanswered(self, without: Member | None = None) -> list[Member]:
+        return [one for one in self.pool.members.values() if one is not without and one.in_flight(self.tag)]
+
+    def _settle(self, without: Member | None = None) -> None:
+        if self._values and not self._unanswered(without):
+            self._succeed([self._values[index] for index in sorted(self._values)])
 
 
 @final
@@ -166,39 +174,29 @@ class WeightsSync(_Broadcast):
 
     def __init__(self, weights: PublishedWeights) -> None:
         super().__init__(requests.SetWeights(weights.handle))
-        self._weights = weights
+        self.weights = weights
         self._former: PublishedWeights | None = None
-        self.evaluation: EvalHandle | None = None
-        """What it is sent for, if that is an evaluation."""
-
-    @property
-    def superseded(self) -> bool:
+        self.superseded: Callable[[], bool] = lambda: False
         """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
-        return self.evaluation is not None and self.evaluation.done()
-
-    @property
-    def version(self) -> int:
-        """Of the weights that are sent."""
-        return self._weights.snapshot.version
 
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
-        self._former, self.pool.weights = self.pool.weights, self._weights
+        """Send the weights."""
+        self._former = self.pool.weights.send(self.weights)
         super().start(now)
 
     def joined(self, member: Member, now: float) -> None:
-        """A member that comes up has been sent the weights already; have it say so."""
+        """Ask a member that comes up, and has been sent the weights already, for its version."""
         if not self._values:
-            self._waiting[member.incarnation] = member.index
             self.pool.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
         """Fall back to the former weights, also where the new ones have arrived."""
-        if self.started and not self.done:
-            former = self.pool.weights = self._former
-            for member in self.pool.ready():
-                if former is not None:
-                    self.pool.call(member, requests.SetWeights(former.handle), tag=0, now=time.monotonic())
+        if not self.done:
+            group = self.pool.weights
+            group.withdraw(self.weights, self._former if self.started else group.sent)
+            if self.started and group.sent is not None:
+                for member in self.pool.ready():
+                    self.pool.call(member, requests.SetWeights(group.sent.handle), tag=0, now=time.monotonic())
         super().fail(error)
 
 
@@ -212,8 +210,8 @@ class Apply(_Broadcast):
         super().__init__(requests.Apply(function))
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Not sent again: what a call did before its runner was lost, nobody knows."""
-        if list(self._waiting) == [member.incarnation] and not self._values:
+        """Fail if no other runner answers. A call is not retried, since it may have had effects already."""
+        if member.in_flight(self.tag) and not self._values and not self._unanswered(member):
             self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
         return super().lost(member, crash_report, now)
 
@@ -253,8 +251,7 @@ class Ask(_Awaited[Result]):
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
-        if not self.done:
-            self.future.set_result(value)
+        self._succeed(value)
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""

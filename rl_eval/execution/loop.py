@@ -63,7 +63,7 @@ class ControlLoop:
         self._active: dict[int, Job] = {}
         self._fatal: BaseException | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="rl_eval driver", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="rl_eval control loop", daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -328,7 +328,7 @@ class ControlLoop:
 
 def _needless(job: Job, after: Job | None) -> bool:
     """Whether weights are overwritten before anybody uses them."""
-    return isinstance(job, WeightsSync) and job.superseded and isinstance(after, WeightsSync)
+    return isinstance(job, WeightsSync) and job.superseded() and isinstance(after, WeightsSync)
 
 
 def forked(what: str) -> UsageError:

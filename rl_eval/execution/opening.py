@@ -53,7 +53,7 @@ class Opening(Job):
         if self._sync is not None and (error := self._sync.future.exception()) is not None:
             self._outcome.fail(error)  # Nothing is being read yet that could be waited for.
             return
-        self._outcome.begin(self.pool)
+        self._outcome.take_weights(self.pool)
         if self._held is not None:
             self._held.snapshot = self._outcome.weights
         if self._outcome.store.durable:

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import EvalError, NumericsMismatch
+from rl_eval.errors import EvalError
 from rl_eval.execution.event_ring import EventRing
 from rl_eval.execution.handle import EvalHandle, EvalProgress
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.records.determinism import Determinism
-from rl_eval.records.episode import EpisodeTable, RunReport
-from rl_eval.redaction import redact_text
-from rl_eval.results.provenance import provenance
+from rl_eval.records.determinism import UNFINISHED
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport
 from rl_eval.results.result import EvalResult, Timing, decide_status
-from rl_eval.scheduling.numerics_agreement import NumericsAgreement
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot
@@ -31,18 +28,69 @@ from rl_eval.weights import WeightsSnapshot
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
 
-__all__ = ["UNFINISHED", "EvalOutcome"]
+__all__ = ["Aspect", "EvalOutcome"]
 
 _LAST_FLUSH_S: Final = 5.0
 """For a last flush of an evaluation that has failed: its group may have to stop in ten."""
-_LOSSES_TOLD: Final = 100
-"""In the provenance, in words."""
-UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
+
+
+class Aspect:
+    """Something that happens beside an evaluation, to derive from; every hook does nothing by default.
+
+    Hooks are called in the control loop's thread, :meth:`describe` in any. See :mod:`rl_eval.execution.aspects`.
+    """
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        self.outcome = outcome
+
+    def continued(self, ours: Manifest, found: LogContents) -> None:
+        """Take the contents of a log that is continued."""
+
+    def begin(self, pool: RunnerPool) -> None:
+        """Begin: the weights are chosen, a log is read, and no episode has run in this session."""
+
+    def joined(self, pool: RunnerPool) -> None:
+        """Take note of a runner that takes part."""
+
+    def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """Return the leases to send instead of these."""
+        return leases
+
+    def reported(self, member: Member, report: RunReport) -> None:
+        """Check a report before its rows count.
+
+        Raises:
+            EvalError: The runner must not take part.
+        """
+
+    def counted(self, report: RunReport, indices: set[int]) -> None:
+        """Take a report of which the rows with these indices count."""
+
+    def lost(self, member: Member, crash_report: CrashReport | None) -> None:
+        """Take note of a runner that is gone."""
+
+    def follow_up(self) -> Job | None:
+        """Return a job that needs the runners when all episodes have run."""
+        return None
+
+    def finish(self) -> None:
+        """Add the last notes: no runner works any more, and the records are about to be committed."""
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add to the fields of the result."""
 
 
 @final
 class EvalOutcome:
-    """What an evaluation has come to."""
+    """State and result of one evaluation.
+
+    Args:
+        settings: What is evaluated.
+        plan: Its episodes.
+        log: Open evaluation log; None without.
+        follow_up: Given the result, returns the jobs that follow it.
+        aspects: What else happens beside it.
+    """
 
     def __init__(
         self,
@@ -50,6 +98,7 @@ class EvalOutcome:
         plan: EpisodePlan,
         log: EvaluationLog | None = None,
         follow_up: Callable[[EvalResult], list[Job]] | None = None,
+        aspects: Sequence[Callable[[EvalOutcome], Aspect]] = (),
     ) -> None:
         self.settings, self.plan = settings, plan
         self.store = RecordStore(len(plan), settings.runners.runner_class.columns(settings), log)
@@ -58,30 +107,31 @@ class EvalOutcome:
         self.artifacts: dict[int, dict[str, Any]] = {}
         """What observers returned, by index."""
         self.exclusions: list[str] = []
-        self.excluded: set[int] = set()
-        """Positions on which nothing has completed since a runner there was excluded."""
+        """Runners that were excluded, and why."""
+        self.refusals: list[str] = []
+        """Runners that were refused, and why."""
         self.asked = 1
         """Most runners that were expected at one time."""
         self.started = 0.0
         """When the first runner took part."""
-        self.checking = False
-        """Whether episodes run again for the determinism check."""
+        self.activity = ""
+        """Work after the last episode, in a few words."""
         self.failure = ""
         """Why it ends although nobody cancelled it."""
         self.cancelled = ""
         """Why it ends although it has begun."""
+        self.done = False
+        """Whether it has a result, or an error."""
         self._taken = threading.Lock()
         """Held from when it begins, or is ended before."""
         self._follow_up = follow_up
-        self._agreement = NumericsAgreement()
-        self._determinism = UNFINISHED
         self._pool: RunnerPool | None = None
         self._ended = 0.0
         self._earlier = (0, 0)
         """Episodes and steps of former sessions."""
-        self._most_runners = 0
-        self._losses_before = 0
-        self._losses: list[str] = []
+        self._aspects = [aspect(self) for aspect in aspects]
+        self._undone = list(self._aspects)
+        """Aspects that have not been asked for a job."""
         self.handle = EvalHandle(
             self.progress, self._request_cancel, self.store.flush, snapshot=self._snapshot, moves=self.ring.moves
         )
@@ -92,35 +142,47 @@ class EvalOutcome:
         """Claim the right to begin it, or to end it before; return whether nobody, in any thread, had it yet."""
         return self._taken.acquire(blocking=False)
 
-    def begin(self, pool: RunnerPool) -> None:
+    def take_weights(self, pool: RunnerPool) -> None:
         """Its turn has come: from now on it has the weights that the runners have."""
-        self._pool, self._losses_before = pool, pool.losses
+        self._pool = pool
         self.asked = max(1, pool.expected())
-        self.weights = pool.weights and pool.weights.snapshot
+        self.weights = pool.weights.sent and pool.weights.sent.snapshot
         self.handle.weights_version = self.weights_version
 
     def take_log(self, ours: Manifest, found: LogContents) -> None:
-        """Go on with what former sessions have recorded."""
-        self.store.begin(ours, found)
+        """Go on with the records of former sessions."""
+        self.store.begin(found)
         self._earlier = int(self.store.table.filled.sum()), int(self.store.totals["env_steps"])
+        for aspect in self._aspects:
+            aspect.continued(ours, found)
 
-    def joined(self, now: float) -> None:
-        """A runner takes part."""
-        assert self._pool is not None
+    def begin(self, pool: RunnerPool) -> None:
+        """Begin with the episodes that have no record."""
+        for aspect in self._aspects:
+            aspect.begin(pool)
+
+    def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """Return the leases to send instead of these."""
+        for aspect in self._aspects:
+            leases = aspect.granted(leases)
+        return leases
+
+    def joined(self, pool: RunnerPool, now: float) -> None:
+        """Take note of a runner that takes part."""
         self.started = self.started or now
         self.store.start_clock(now)
-        self._most_runners = max(self._most_runners, len(self._pool.ready()))
         if self.settings.runners.num_runners:
-            self.store.num_runners = max(self.store.num_runners, self._most_runners)
+            self.store.num_runners = max(self.store.num_runners, len(pool.ready()))
+        for aspect in self._aspects:
+            aspect.joined(pool)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
-        """A runner is gone."""
-        if crash_report is not None and len(self._losses) < _LOSSES_TOLD:
-            self._losses.append(f"runner {member.index}: {crash_report}")
-        self._agreement.forget(member.incarnation)
+        """Take note of a runner that is gone."""
+        for aspect in self._aspects:
+            aspect.lost(member, crash_report)
 
-    def check_origin(self, member: Member, report: RunReport) -> None:
-        """See that a report is of this evaluation, and that its floats may stand beside the others.
+    def check_report(self, member: Member, report: RunReport) -> None:
+        """Check that a report is of this evaluation, and that its rows may stand beside the others.
 
         Raises:
             NumericsMismatch: The runner computes floats in another way than the others.
@@ -129,8 +191,16 @@ class EvalOutcome:
         version = self.weights_version
         if report.weights_version != version:
             raise EvalError(f"runner {member.index} used weights version {report.weights_version} instead of {version}")
-        if report.numerics:
-            self._agree_on_numerics(member, report)
+        for aspect in self._aspects:
+            aspect.reported(member, report)
+
+    def counted(self, report: RunReport, indices: set[int]) -> None:
+        """Take the artifacts of the rows that count."""
+        for name, kept in report.artifacts:
+            for index in indices & kept.keys():
+                self.artifacts.setdefault(index, {})[name] = kept[index]
+        for aspect in self._aspects:
+            aspect.counted(report, indices)
 
     @property
     def weights_version(self) -> int:
@@ -139,24 +209,25 @@ class EvalOutcome:
 
     # ------------------------------------------------------------------ the end
 
-    @property
-    def done(self) -> bool:
-        """Whether there is a result, or an error."""
-        return self.handle.done()
+    def next_job(self) -> Job | None:
+        """Return the next job of an aspect after the episodes; None if there is no further one."""
+        while self._undone:
+            if (job := self._undone.pop(0).follow_up()) is not None:
+                return job
+        return None
 
-    def finish(self, reason: str, determinism: Determinism, now: float) -> None:
-        """Nothing runs any more; what has been recorded is yet to be committed."""
-        self._ended, self._determinism = now, determinism
-        for position in self.excluded:  # What took its place has failed too, if not yet often enough.
-            self.store.uncharge_all(position)
-        self._note_absence()
+    def finish(self, reason: str, now: float) -> None:
+        """Add the last notes: nothing runs any more, and the records are yet to be committed."""
+        self._ended = now
+        for aspect in self._aspects:
+            aspect.finish()
         if not reason:
-            self.store.add_determinism(determinism)
+            self.store.add_end()
 
     def conclude(self, reason: str) -> list[Job]:
         """Set the result; return what follows it."""
         try:
-            result = self._result(reason, self._determinism, self.store.table)
+            result = self._result(reason, self.store.table)
         except Exception as error:
             self._close()
             self.handle.set_error(error)
@@ -184,14 +255,8 @@ class EvalOutcome:
             seconds=(self._ended or time.monotonic()) - self.started if self.started else 0.0,
             num_runners=len(self._pool.ready()) if self._pool else 0,
             num_earlier=self._earlier[0],
-            phase=self._phase,
+            phase=self.activity or ("waiting to start" if self._pool is None else self._pool.phase),
         )
-
-    @property
-    def _phase(self) -> str:
-        if self._pool is None:
-            return "waiting to start"
-        return "checking determinism" if self.checking else self._pool.phase
 
     # ------------------------------------------------------------------ inside
 
@@ -210,7 +275,8 @@ class EvalOutcome:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))
         except BaseException as error:  # Ctrl-C, too: nobody else can end it any more.
-            if not self.done:
+            if not self.handle.done():
+                self.done = True
                 self.handle.set_error(EvalError(f"{reason}, and that was interrupted by {type(error).__name__}"))
             raise
 
@@ -219,56 +285,31 @@ class EvalOutcome:
         self.store.close()
         self.handle.release(self.progress())
         self.weights = None
-
-    def _agree_on_numerics(self, member: Member, report: RunReport) -> None:
-        store = self.store
-        self._agreement.cast(member.incarnation, report.numerics, report.built_weights)
-        if not store.numerics:
-            if not len(report.rows):
-                return
-            store.numerics = self._agreement.most_frequent()
-        sent = self.weights is not None
-        try:
-            self._agreement.check(
-                member.incarnation, member.index, store.numerics, weights_sent=sent, durable=store.durable
-            )
-        except NumericsMismatch as error:
-            store.note(f"{error}; it took no part")
-            raise
+        self.done = True
 
     def _snapshot(self, reason: str) -> EvalResult:
         """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
-        return self._result(reason, UNFINISHED, self.store.snapshot())
+        return self._result(reason, self.store.snapshot())
 
-    def _result(self, reason: str, determinism: Determinism, table: EpisodeTable) -> EvalResult:
+    def _result(self, reason: str, table: EpisodeTable) -> EvalResult:
         store = self.store
         status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, reason)
-        # What ended it at once is said first.
-        reason = self.failure if reason and reason == self.failure else text
+        fields: dict[str, Any] = {
+            # What ended it at once is said first.
+            "reason": self.failure if reason and reason == self.failure else text,
+            "provenance": {"runners_refused": self.refusals, "runners_excluded": self.exclusions},
+            "determinism": UNFINISHED,
+        }
+        for aspect in self._aspects:
+            aspect.describe(fields)
+        fields["provenance"]["notes"] = [*store.notes]
         return EvalResult(
             table=table,
             plan=self.plan,
             status=status,
-            reason=redact_text(reason),
             timing=Timing.of_totals(store.totals, store.num_runners),
-            provenance=provenance(self.settings, self.weights, store.numerics or self._agreement.most_frequent())
-            | store.code
-            | {
-                "runners_lost": self._pool.losses - self._losses_before if self._pool else 0,
-                "losses": [redact_text(loss) for loss in self._losses],
-                "runners_refused": [redact_text(refusal) for refusal in self._agreement.refused],
-                "runners_excluded": [redact_text(text) for text in self.exclusions],
-                "notes": [*store.notes],
-            },
             return_bounds=self.settings.evaluation.return_bounds,
             audit_mismatches=store.mismatches(),
-            determinism=determinism,
             artifacts=dict(self.artifacts),
+            **fields,
         )
-
-    def _note_absence(self) -> None:
-        """Note why fewer runners took part than were asked for."""
-        pool, refused = self._pool, self._agreement.refused
-        if pool is None or pool.hopeless or refused or not 0 < self._most_runners < self.asked:
-            return
-        self.store.note(f"{self._most_runners} of {self.asked} runners took part: {pool.absence()}")

@@ -1,11 +1,9 @@
-"""Phase of an evaluation: a job in which runners play episodes. It is over early or late, and then committed."""
+"""Phase of an evaluation: a job in which runners play episodes, and whose records are committed at its end."""
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Final, final
 
 from rl_eval.backends.requests import Run
@@ -14,15 +12,12 @@ from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.determinism import Determinism
 from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["CALLS_IN_FLIGHT", "Phase"]
 
 CALLS_IN_FLIGHT: Final = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the control loop."""
-
-Then = Callable[[], list[Job]]
 
 
 class Phase(Job):
@@ -34,9 +29,10 @@ class Phase(Job):
         self._outcome = outcome
         self._reason = ""
         """Why it was ended early."""
-        self._then: Then | None = None
-        """What follows as soon as everything is committed."""
+        self._next: Job | None = None
+        """Job that follows as soon as everything is committed."""
         self._commit_ends = 0.0
+        """When the last commit must be over; 0 before it has begun."""
         self._successors: list[Job] | None = None
 
     @abc.abstractmethod
@@ -49,11 +45,11 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _watch(self, now: float) -> None:
-        """See what time brings about."""
+        """Check timeouts, and the size of the pool."""
 
     @abc.abstractmethod
     def _abandon(self, now: float) -> None:
-        """Have everything dropped: episodes that live on would report into the next evaluation."""
+        """Abort all live episodes, so that they cannot report into the next evaluation."""
 
     @property
     @abc.abstractmethod
@@ -61,8 +57,8 @@ class Phase(Job):
         """Whether nothing is left to run."""
 
     @abc.abstractmethod
-    def _ended(self, now: float) -> Then:
-        """Record what came of it; return what follows."""
+    def _ended(self) -> None:
+        """Record what came of it."""
 
     @final
     def start(self, now: float) -> None:
@@ -122,7 +118,7 @@ class Phase(Job):
 
     @final
     def _look(self, now: float) -> None:
-        """See whether it has to end early."""
+        """End early if there is a reason to."""
         if reason := self._outcome.cancelled or self._outcome.failure:
             self._abandon(now)
             self._reason = reason
@@ -133,23 +129,21 @@ class Phase(Job):
 
     @final
     def _commit(self, now: float) -> None:
-        store = self._outcome.store
-        if self._then is None:
-            self._then, self._commit_ends, self.waits_for_disk = self._ended(now), now + FLUSH_TIMEOUT_S, True
+        outcome, store = self._outcome, self._outcome.store
+        if not self._commit_ends:
+            self._commit_ends, self.waits_for_disk = now + FLUSH_TIMEOUT_S, True
+            self._ended()
+            self._next = None if self._reason else outcome.next_job()
+            if self._next is None:
+                outcome.finish(self._reason, now)
             store.hurry()
         if store.is_settled():
-            self._successors = self._then()
+            self._successors = [self._next] if self._next is not None else outcome.conclude(self._reason)
         elif now > self._commit_ends:
             store.flush(0.0)  # Raises, and says why.
 
     @final
     def _abort(self, runner: int, now: float) -> None:
-        """Tell a runner to drop everything."""
+        """Send a runner the request to drop everything."""
         if member := self.pool.members.get(runner):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
-
-    @final
-    def _conclude(self, determinism: Determinism, now: float) -> Then:
-        """End the evaluation."""
-        self._outcome.finish(self._reason, determinism, now)
-        return partial(self._outcome.conclude, self._reason)

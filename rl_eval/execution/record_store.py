@@ -10,15 +10,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.log import Batch, version_notes
-from rl_eval.records.determinism import Determinism
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport, without_place
+from rl_eval.records.determinism import UNFINISHED
+from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, RunReport, without_place
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ class RecordStore:
         """The key that all records share; empty before the first."""
         self.notes: dict[str, None] = {}
         """Notes of the result, each once."""
-        self.code: dict[str, Any] = {}
-        """What the provenance says of the code: without a log that of this session, else that of all."""
+        self.determinism = UNFINISHED
+        """Finding of the determinism check."""
         self.num_runners = 0
         """Most runner processes that took part at one time, in any session."""
         self._log = log
@@ -75,15 +74,12 @@ class RecordStore:
         ours = manifest()
         return ours, self._log.begin(ours)
 
-    def begin(self, ours: Manifest, found: LogContents) -> None:
+    def begin(self, found: LogContents) -> None:
         """Take what :meth:`read` has found."""
         self._commit(found)
-        self.code = {"code": found.manifest.code, "code_changes": [asdict(change) for change in found.amendments]}
         self.numerics = dict(found.numerics)
         self.notes = dict.fromkeys(found.notes)
         self.num_runners = found.num_runners or 0
-        for text in version_notes(found.manifest, ours):
-            self.note(text)
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
@@ -97,16 +93,19 @@ class RecordStore:
         """From now on the evaluation takes time."""
         self._clock = now if self._clock is None else self._clock
 
-    def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Take the rows of a report that count, all its faults, and its times."""
-        whole = len(positions) == len(report.rows)
-        chosen = slice(None) if whole else list(positions)
+    def add_times(self, report: RunReport) -> None:
+        """Take the times and notes of a report."""
         for note in report.notes:
             self.note(note)
         for name in _TIMES:
             self._unwritten[name] += getattr(report, name)
-        self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in report.faults if fault.charged}
-        self._enter(report.rows[chosen], report.infos[chosen], report.faults)
+        if self._log is None:  # A log gets them with the next row.
+            self.add_faults(())
+
+    def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
+        """Take the rows of a report that count."""
+        chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
+        self._enter(report.rows[chosen], report.infos[chosen], ())
 
     def fault_of(self, runner: int, attempt: tuple[int, int]) -> Fault | None:
         """Return the charged fault of an attempt, (index, attempt), that failed on a runner, given by its position."""
@@ -118,7 +117,8 @@ class RecordStore:
         self.add_faults(tuple(replace(fault, charged=False) for fault in found if fault is not None))
 
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
-        """Take faults that no runner was left to report."""
+        """Take faults, in the order in which they happened."""
+        self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in faults if fault.charged}
         keys = len(self.table.info_keys)
         self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
 
@@ -126,12 +126,13 @@ class RecordStore:
         """Take a row, shape (1,), that no runner was left to report."""
         self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
 
-    def add_determinism(self, found: Determinism) -> None:
-        """Take what the determinism check found: nothing follows it."""
+    def add_end(self) -> None:
+        """Write the finding of the determinism check, and the notes that no row has taken along: nothing follows."""
         if self._log is not None:
             nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
             notes, self._unwritten_notes = tuple(self._unwritten_notes), []
-            self._log.append(Batch(*nothing, notes=notes, determinism=found.to_dict(), num_runners=self.num_runners))
+            found = self.determinism.to_dict()
+            self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
         """Take rows that do not count, to compare them with those that do."""

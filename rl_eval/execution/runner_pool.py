@@ -14,31 +14,23 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.execution.group_weights import GroupWeights
 from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.failures import silence_limit
-from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Member", "PublishedWeights", "RunnerPool"]
+__all__ = ["Member", "RunnerPool"]
 
 _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 _LONG_START_S: Final = 15.0
 """After which waiting for the first runner is told, once: longer than imports take."""
-
-
-class PublishedWeights(NamedTuple):
-    """Weights that every runner can fetch."""
-
-    handle: Any
-    """What a :class:`SetWeights` has of them."""
-    snapshot: WeightsSnapshot
 
 
 @dataclass(slots=True)
@@ -55,22 +47,26 @@ class Member:
     """Whether it could not start, a call raised, or all its episodes failed while others' did not."""
     heard: float = 0.0
     """When it last answered, or was called while idle."""
-    pending: deque[RunnerRequest] = field(default_factory=deque)
-    """Unanswered requests, the one that it works on first."""
+    pending: deque[tuple[int, RunnerRequest]] = field(default_factory=deque)
+    """Unanswered requests, each behind the tag of its job; the one that it works on is first."""
     probed: bool = False
     """Whether it has answered a :class:`Run` with the weights that it has: the first one also probes the policy."""
-    calls: Counter[int] = field(default_factory=Counter)
-    """Unanswered calls by tag."""
     reported: Counter[str] = field(default_factory=Counter)
     """Sums of its reports, by the names that the runner's own counters have."""
+
+    def in_flight(self, tag: int) -> int:
+        """Number of unanswered requests of a job."""
+        return sum(other == tag for other, _ in self.pending)
 
 
 class RunnerPool:
     """Spawns, watches and replaces runners."""
 
-    def __init__(self, backend: Backend, settings: EvalSettings) -> None:
+    def __init__(self, backend: Backend, settings: EvalSettings, weights: GroupWeights | None = None) -> None:
         self._backend = backend
         self._settings = settings
+        self.weights = GroupWeights() if weights is None else weights
+        """Weights of the group, which runners get when they start, before anything else."""
         self.members: dict[int, Member] = {}
         self.restarts = 0
         """Replacements over the pool's lifetime."""
@@ -80,8 +76,6 @@ class RunnerPool:
         """Sums of the reports of members that are gone."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
-        self.weights: PublishedWeights | None = None
-        """What runners get when they start, before anything else."""
         self.on_restart: Callable[[int], object] = lambda _: None
         """Called with the position of a runner that is replaced."""
         self._next_incarnation = 0
@@ -158,10 +152,9 @@ class RunnerPool:
 
     def call(self, member: Member, request: RunnerRequest, *, tag: int, now: float) -> None:
         """Send a request to a runner."""
-        if not member.calls:
+        if not member.pending:
             member.heard = now
-        member.calls[tag] += 1
-        member.pending.append(request)
+        member.pending.append((tag, request))
         member.probed = member.probed and not isinstance(request, SetWeights)
         self._backend.call(member.incarnation, request, tag=tag)
 
@@ -172,9 +165,8 @@ class RunnerPool:
             return None
         member.heard = now
         if not isinstance(reply.call.request, Start) and not reply.lost:
-            member.calls[reply.call.tag] -= 1
-            member.calls += Counter()
-            member.probed = isinstance(member.pending.popleft(), Run) or member.probed
+            _, request = member.pending.popleft()
+            member.probed = isinstance(request, Run) or member.probed
             if reply.error is None:
                 self._failing.discard(member.index)
             if isinstance(report := reply.value, RunReport):
@@ -184,12 +176,12 @@ class RunnerPool:
     def start_answered(self, member: Member, now: float) -> None:
         """A runner is up: send it the weights, behind which all other calls queue."""
         member.ready = self.ever_ready = True
-        if self.weights is not None:
-            self.call(member, SetWeights(self.weights.handle), tag=0, now=now)
+        if self.weights.sent is not None:
+            self.call(member, SetWeights(self.weights.sent.handle), tag=0, now=now)
 
     def uses(self, request: SetWeights) -> bool:
         """Whether a request has the weights of the group, and not some that were withdrawn or replaced since."""
-        return self.weights is not None and request.weights is self.weights.handle
+        return self.weights.sent is not None and request.weights is self.weights.sent.handle
 
     # ------------------------------------------------------------------ losses
 
@@ -285,7 +277,7 @@ class RunnerPool:
         # Agents on the nodes see to single steps and resets.
         limit_s = faults.runner_timeout_s or faults.episode_timeout_s
         # What a caller applies to the runners may take its time.
-        working = bool(member.pending) and not isinstance(member.pending[0], Apply)
+        working = bool(member.pending) and not isinstance(member.pending[0][1], Apply)
         if limit_s is None or not working or self._settings.runners.num_runners == 0:
             return None
         silence = now - member.heard
@@ -303,7 +295,7 @@ class RunnerPool:
         incarnation = self._next_incarnation
         self._next_incarnation += 1
         self.members[incarnation] = Member(incarnation, index, now)
-        self._backend.spawn(incarnation, index, None if self.weights is None else self.weights.handle)
+        self._backend.spawn(incarnation, index, self.weights.sent and self.weights.sent.handle)
 
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
@@ -312,4 +304,4 @@ class RunnerPool:
 
 
 def _gets_weights(member: Member) -> bool:
-    return any(isinstance(request, SetWeights) for request in member.pending)
+    return any(isinstance(request, SetWeights) for _, request in member.pending)

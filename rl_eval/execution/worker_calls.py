@@ -16,8 +16,8 @@ from rl_eval.policies.saved_state import unpack_state
 from rl_eval.runners.worker import FILTER_ARTIFACT
 
 if TYPE_CHECKING:
+    from rl_eval.execution.group_weights import GroupWeights
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
@@ -55,7 +55,7 @@ class WorkerCalls(abc.ABC):
     """Methods of a group over its runners' environments, policies, filters and state."""
 
     settings: EvalSettings
-    _posted: PublishedWeights | None
+    _weights: GroupWeights
 
     # ------------------------------------------------------------------ environments and policies
 
@@ -96,7 +96,7 @@ class WorkerCalls(abc.ABC):
                 f"sync_filters: policy {unknown[0]!r} has no filter; set policy.observation_filter to MeanStdFilter "
                 f"to give {DEFAULT_POLICY!r} one"
             )
-        snapshot = None if self._posted is None else self._posted.snapshot
+        snapshot = None if self._weights.posted is None else self._weights.posted.snapshot
         return self.sync_weights(with_filters(snapshot, {**self._filters, **filters}, 0), version)
 
     def warm_up_filters(
@@ -141,9 +141,9 @@ class WorkerCalls(abc.ABC):
     @property
     def _filters(self) -> dict[str, Filter]:
         """Filters that were sent last, by the names of their policies; empty for policies without one."""
-        if self.settings.policy.observation_filter == "NoFilter" or self._posted is None:
+        if self.settings.policy.observation_filter == "NoFilter" or self._weights.posted is None:
             return {}
-        return filters_of(self._posted.snapshot)
+        return filters_of(self._weights.posted.snapshot)
 
     @property
     def _lacks_statistics(self) -> bool:

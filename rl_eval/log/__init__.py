@@ -6,10 +6,8 @@ drivers, ``amendments/`` the accepted changes of the code, ``retries/`` which fa
 See ``docs/log.md``.
 """
 
-from rl_eval.log.code_changes import version_notes
 from rl_eval.log.contents import LogContents, read_log
 from rl_eval.log.manifest import Manifest
-from rl_eval.log.segments import Batch
 from rl_eval.log.writer import EvaluationLog
 
-__all__ = ["Batch", "EvaluationLog", "LogContents", "Manifest", "read_log", "version_notes"]
+__all__ = ["EvaluationLog", "LogContents", "Manifest", "read_log"]

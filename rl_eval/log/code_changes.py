@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from rl_eval.log.manifest import Manifest
 from rl_eval.log.numbered import read_numbered, write_numbered
 from rl_eval.log.storage import Storage
 
-__all__ = ["Amendment", "amend", "code_differences", "newest_code", "read_amendments", "version_notes"]
+__all__ = ["Amendment", "amend", "code_differences", "newest_code", "read_amendments"]
 
 _FOLDER: Final = "amendments"
 _SHOWN: Final = 12
@@ -58,15 +58,6 @@ def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             if packages.get(name, version) != version
         ),
     ]
-
-
-def version_notes(begun: Manifest, now: Manifest) -> Iterator[str]:
-    """Yield a note for every other package, and Python, whose version is not that of the first session."""
-    there, here = ({"python": m.provenance.get("python"), **m.provenance.get("packages", {})} for m in (begun, now))
-    checked = now.code.get("packages", {})
-    for name, version in here.items():
-        if name not in checked and name.replace("-", "_") not in checked and there.get(name, version) != version:
-            yield f"the run was begun with {name} {there[name]} and continued with {version}"
 
 
 def newest_code(manifest: Manifest, amendments: Sequence[Amendment]) -> dict[str, Any]:

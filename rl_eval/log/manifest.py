@@ -9,7 +9,7 @@ may differ, since neither more runners nor another machine change the result. Ot
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -74,6 +74,16 @@ class Manifest:
         if unknown := sorted(body.keys() - {field.name for field in fields(cls)}):
             raise LogError(f"the log says {', '.join(unknown)}, which this version of rl_eval does not know")
         return typed(cls, body)
+
+    def version_notes(self, now: Manifest) -> Iterator[str]:
+        """Yield a note for Python, and each package that digests of code leave out, with another version now."""
+        there, here = (
+            {"python": one.provenance.get("python"), **one.provenance.get("packages", {})} for one in (self, now)
+        )
+        checked = now.code.get("packages", {})
+        for name, version in here.items():
+            if name not in checked and name.replace("-", "_") not in checked and there.get(name, version) != version:
+                yield f"the run was begun with {name} {there[name]} and continued with {version}"
 
     def differences(self, other: Manifest) -> list[str]:
         """Return one line per value of another run that keeps it from continuing this log."""

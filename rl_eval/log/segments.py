@@ -28,14 +28,14 @@ from rl_eval.records.columns import (
     read_episodes,
     read_faults,
 )
-from rl_eval.records.episode import ROW, Fault
+from rl_eval.records.episode import ROW, Batch, Fault
 from rl_eval.records.foreign import damage, parse_json, typed
 from rl_eval.records.parquet import ParquetColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Header", "Kind", "Segment", "SegmentName", "decode", "encode", "name_of", "sum_totals"]
+__all__ = ["Header", "Kind", "Segment", "SegmentName", "decode", "encode", "name_of", "sum_totals"]
 
 Kind = Literal["episodes", "faults"]
 
@@ -61,27 +61,6 @@ class SegmentName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.epoch:06d}-{self.number:08d}-{self.kind}-{self.digest}.parquet"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows, faults and totals that are committed together. The log keeps the arrays: they must not change any more."""
-
-    rows: npt.NDArray[np.void]
-    """Array of :data:`~rl_eval.records.episode.ROW`, shape (n,)."""
-    infos: npt.NDArray[np.float64]
-    """Their info scalars, shape (n, k)."""
-    faults: tuple[Fault, ...] = ()
-    totals: dict[str, float] = field(default_factory=dict)
-    """What was spent since the batch before, by name."""
-    numerics: dict[str, Any] = field(default_factory=dict)
-    """Numerics key; empty while unknown."""
-    notes: tuple[str, ...] = ()
-    """Notes of the result that the batches before do not have."""
-    determinism: dict[str, Any] = field(default_factory=dict)
-    """What the determinism check found, in the last batch of an evaluation."""
-    num_runners: int = 0
-    """Most runner processes that have taken part at one time so far; 0 in the caller's process."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, s
 from rl_eval.log.manifest import MANIFEST_FILE, Manifest
 from rl_eval.log.ownership import Ownership, take_ownership
 from rl_eval.log.retries import ask_again, read_retries
-from rl_eval.log.segments import Batch, Kind, encode, name_of
+from rl_eval.log.segments import Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage
+from rl_eval.records.episode import Batch
 
 __all__ = ["EvaluationLog", "retry_pause"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-__all__ = ["Determinism", "FirstDifference"]
+__all__ = ["UNFINISHED", "Determinism", "FirstDifference"]
 
 Cause = Literal["environment", "policy", ""]
 
@@ -114,3 +114,6 @@ class Determinism:
         if self.env_reuse_helps is False:
             return "a new environment for each episode (environment.env_reuse=episode) would not cure it"
         return ""
+
+
+UNFINISHED: Final = Determinism(remark="the evaluation was not finished")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -26,6 +27,7 @@ from rl_eval.redaction import redact_text, redacted_traceback
 __all__ = [
     "COLUMNS",
     "ROW",
+    "Batch",
     "Column",
     "EpisodeRecord",
     "EpisodeSpec",
@@ -34,6 +36,7 @@ __all__ = [
     "Lease",
     "Outcome",
     "Progress",
+    "Row",
     "RunReport",
     "Truncation",
     "charged_attempts",
@@ -41,7 +44,6 @@ __all__ = [
     "failed_row",
     "first_seen",
     "record_of",
-    "row_of",
     "without_place",
 ]
 
@@ -224,12 +226,10 @@ _MEANINGS: Final = {
     if column.codes is not None
 }
 _OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
-_FAILED: Final = {name: column.failed for name, column in COLUMNS.items()}
 
 
-def row_of(**values: float) -> tuple[float, ...]:
-    """Return a :data:`ROW` by the names of its columns; one that is not given has the value of a failed episode."""
-    return tuple({**_FAILED, **values}.values())
+Row: Final[Any] = namedtuple("Row", COLUMNS, defaults=[column.failed for column in COLUMNS.values()])  # type: ignore[misc]
+"""One episode as a tuple of its columns, by name; a column that is not given has the value of a failed episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,27 @@ class RunReport:
     stand more than once."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows, faults and totals that are committed together. The arrays must not change any more."""
+
+    rows: npt.NDArray[np.void]
+    """Array of :data:`ROW`, shape (n,)."""
+    infos: npt.NDArray[np.float64]
+    """Their info scalars, shape (n, k)."""
+    faults: tuple[Fault, ...] = ()
+    totals: dict[str, float] = field(default_factory=dict)
+    """Steps and seconds spent since the batch before, by name."""
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """Numerics key; empty while unknown."""
+    notes: tuple[str, ...] = ()
+    """Notes of the result that the batches before do not have."""
+    determinism: dict[str, Any] = field(default_factory=dict)
+    """Finding of the determinism check, in the last batch of an evaluation."""
+    num_runners: int = 0
+    """Most runner processes that have taken part at one time so far; 0 in the caller's process."""
 
 
 _FIRST_SEEN: Final = "; first seen in "
@@ -455,7 +476,7 @@ def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
     """Return the row, shape (1,), of an episode whose runner did not live to report that it failed."""
-    return np.array([row_of(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
+    return np.array([Row(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
 
 
 def charged_attempts(table: EpisodeTable) -> dict[int, int]:

@@ -327,7 +327,7 @@ class EvalRunner(WorkerInterface):
                 lane.attach(self._construct(lane.index))
             if lane.lease.traced:
                 lane.start_trace(self._inference.observations.content)
-            phase = "reset"
+            phase, reset_started = "reset", perf_counter()
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
@@ -336,7 +336,7 @@ class EvalRunner(WorkerInterface):
         except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
-        lane.reset_seconds = perf_counter() - lane.started
+        lane.reset_seconds = perf_counter() - reset_started
         self._pending.reset_seconds += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
         if lane.observed is not None and not lane.lease.fresh:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,16 @@ def test_runners_are_added_and_removed_while_an_evaluation_runs(warm: EvalRunner
     tail = min(100, len(returns))
     expected = evaluate(config(0, 8, tail).evaluation(first_index=len(returns) - tail, determinism_check=0))
     assert returns[-tail:] == [record.episode_return for record in expected.episodes]
+
+
+def test_two_callers_cannot_remove_all_runners(warm: EvalRunnerGroup) -> None:
+    """Each may remove one of the two; together they would leave none."""
+    with ThreadPoolExecutor(2) as callers:
+        removals = [callers.submit(warm.remove_runners, 1) for _ in range(2)]
+    assert {type(removal.exception()) for removal in removals} == {type(None), ConfigError}
+    assert len(warm.healthy_runner_ids) == 1
+    warm.add_runners(1)
+    assert eventually(lambda: len(warm.healthy_runner_ids) == 2)
 
 
 def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None:

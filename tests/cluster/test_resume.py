@@ -17,8 +17,8 @@ import pytest
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.log import Batch, EvaluationLog, read_log
-from rl_eval.records.episode import ROW, Fault
+from rl_eval.log import EvaluationLog, read_log
+from rl_eval.records.episode import ROW, Batch, Fault
 from rl_eval.testing import faulty
 
 pytestmark = pytest.mark.process

@@ -331,7 +331,7 @@ def test_replaced_requests_keep_no_weights() -> None:
         first.cancel()
         assert eventually(lambda: last.progress().num_runners == 1)
         assert last.weights_version == 29
-        (weight,) = group_of(ev)._pool.weights.snapshot.buffer[:4].view("float32")
+        (weight,) = group_of(ev).published_weights.snapshot.buffer[:4].view("float32")
         assert weight == 29.0
         last.cancel()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_eval.log import Batch, Manifest
-from rl_eval.records.episode import ROW, Fault, Outcome
+from rl_eval.log import Manifest
+from rl_eval.records.episode import ROW, Batch, Fault, Outcome
 
 ROOT = Path(__file__).parents[2]
 NUM_EPISODES = 1000

@@ -14,7 +14,8 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.run_dir import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
-from rl_eval.log import Batch, EvaluationLog, read_log
+from rl_eval.log import EvaluationLog, read_log
+from rl_eval.records.episode import Batch
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import call, environment, make_folder

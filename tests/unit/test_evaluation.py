@@ -14,6 +14,7 @@ from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
+from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
@@ -31,13 +32,15 @@ PLAN = EpisodePlan(4, 0)
 class World:
     """Two runners of two lanes, and an evaluation of four episodes that has begun."""
 
-    def __init__(self, *, up: int = 2, log: EvaluationLog | None = None, **evaluation: Any) -> None:
+    def __init__(
+        self, *, up: int = 2, log: EvaluationLog | None = None, aspects: Any = default_aspects(dict), **evaluation: Any
+    ) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
         self.backend, self.now = FakeBackend(), 1.0
         self.pool = RunnerPool(self.backend, settings)
         self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
-        self.outcome = EvalOutcome(settings, PLAN, log)
+        self.outcome = EvalOutcome(settings, PLAN, log, aspects=aspects)
         self.handle = self.outcome.handle
         self.pool.grow(2, self.now)
         self.come_up(up)
@@ -302,3 +305,17 @@ def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
     told = replace(report([], 0), faults=(fault,) * 30)
     world.turn(Reply(world.runs(0)[0], told))
     assert world.handle.done() == charged
+
+
+@pytest.mark.parametrize("left_out", [None, *range(len(default_aspects(dict)))])
+def test_an_evaluation_has_the_same_records_without_any_of_its_aspects(left_out: int | None) -> None:
+    """Each aspect stands beside the story, and can be taken out alone."""
+    whole = World(determinism_check=0.5)
+    whole.finish_all()
+    aspects = [] if left_out is None else [*default_aspects(dict)]
+    if left_out is not None:
+        del aspects[left_out]
+    world = World(determinism_check=0.5, aspects=aspects)
+    world.finish_all()
+    assert world.handle.result().fingerprint == whole.handle.result().fingerprint
+    assert world.handle.result().status == "complete"

@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_queued_evaluation_is_cancelled_ends_it(
         assert _Hangs.entered.wait(30)
         second, third = group.submit(), group.submit()
         with monkeypatch.context() as patch:
-            patch.setattr("rl_eval.execution.outcome.provenance", interrupted)
+            patch.setattr("rl_eval.execution.aspects.provenance", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 second.cancel("not needed")
         with pytest.raises(EvalError, match="not needed, and that was interrupted by KeyboardInterrupt"):
@@ -132,7 +132,7 @@ def test_stop_does_not_wait_for_ever_nor_close_under_a_step(
     assert _Hangs.closed_by == []
     _Hangs.go.set()
     eventually(lambda: _Hangs.closed_by)
-    assert _Hangs.closed_by == ["rl_eval driver"]
+    assert _Hangs.closed_by == ["rl_eval control loop"]
 
 
 def test_a_live_module_has_a_digest() -> None:

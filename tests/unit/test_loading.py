@@ -11,7 +11,8 @@ import pytest
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import LogError, UsageError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
-from rl_eval.log import Batch, EvaluationLog, read_log
+from rl_eval.log import EvaluationLog, read_log
+from rl_eval.records.episode import Batch
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from rl_eval.atomic_write import temporary_name
 from rl_eval.errors import ConfigError, LogError, LogMismatch
-from rl_eval.log import Batch, EvaluationLog, ownership, read_log, writer
+from rl_eval.log import EvaluationLog, ownership, read_log, writer
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
 from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
+from rl_eval.records.episode import Batch
 from tests.unit.log_world import make_batch, make_fault, make_infos, make_manifest, make_rows
 
 

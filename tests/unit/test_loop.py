@@ -11,11 +11,13 @@ from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import ConfigError, EnvError, RunnerLost, WeightsError
+from rl_eval.execution.aspects import default_aspects
+from rl_eval.execution.group_weights import PublishedWeights
 from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
+from rl_eval.execution.runner_pool import RunnerPool
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
@@ -152,7 +154,7 @@ def test_weights_that_one_runner_refuses_are_taken_from_those_that_have_them() -
     """What one cannot evaluate, none does."""
     world = World(runners=2)
     world.start(0, 1)
-    world.pool.weights = PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0))
+    world.pool.weights.send(PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0)))
     sync = world.post(WeightsSync(PublishedWeights("bad", snapshot_weights({"v": torch.zeros(1)}, 1))))
     world.turn(Reply(Call(0, SetWeights("bad"), sync.tag), 1))
     world.turn(Reply(Call(1, SetWeights("bad"), sync.tag), error=WeightsError("weights lack 'w'")))
@@ -166,7 +168,7 @@ def test_a_late_refusal_of_weights_that_were_withdrawn_fails_nothing_else(joins_
     world = World(runners=2)
     world.start(0, *(() if joins_late else (1,)))
     former = PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0))
-    world.pool.weights = former
+    world.pool.weights.send(former)
     sync = world.post(WeightsSync(PublishedWeights("bad", snapshot_weights({"v": torch.zeros(1)}, 1))))
     if joins_late:
         world.start(1)
@@ -240,7 +242,9 @@ def checked_world() -> tuple[World, EvalOutcome]:
         update={"evaluation": world.settings.evaluation.model_copy(update={"determinism_check": 0.1})}
     )
     world.start(0, 1)
-    return world, EvalOutcome(world.settings, EpisodePlan(200), follow_up=lambda result: [Do(lambda *_: None)])
+    return world, EvalOutcome(
+        world.settings, EpisodePlan(200), follow_up=lambda result: [Do(lambda *_: None)], aspects=default_aspects(dict)
+    )
 
 
 def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
@@ -263,7 +267,7 @@ def test_a_group_that_stops_in_the_check_fails_the_evaluation() -> None:
     """And what a follow-up was to do is nobody's."""
     world, outcome = checked_world()
     world.post(Opening(outcome))
-    while not outcome.checking:
+    while not outcome.activity:
         world.answer()
     world.loop._fail_all(NO_LICENCE)
     assert outcome.handle.exception() is NO_LICENCE

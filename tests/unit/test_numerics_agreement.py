@@ -16,7 +16,7 @@ OLD, NEW = {"cpu_capability": "AVX2"}, {"cpu_capability": "AVX512"}
 def tell(world: World, index: int, key: dict[str, str], *episodes: int) -> None:
     """Have a runner report its key, and episodes that it finished."""
     member = world.member(index)
-    member.calls.clear()
+    member.pending.clear()
     told = report(list(episodes), index)
     session_of(world).replied(member, replace(told, numerics=key), 1.0)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.records.episode import COLUMNS, ROW, EpisodeRecord, EpisodeTable, Outcome, failed_row, row_of
+from rl_eval.records.episode import COLUMNS, ROW, EpisodeRecord, EpisodeTable, Outcome, Row, failed_row
 from rl_eval.records.plain import ABSENT, Difference, convert, differences, leaves, plain
 
 TREES = st.recursive(
@@ -75,7 +75,7 @@ def test_a_row_is_made_by_name_and_read_as_a_record() -> None:
     """What is not given has the value of a failed episode; codes become words."""
     table = EpisodeTable(2)
     values = {"index": 1, "seed": 7, "episode_return": 2.5, "length": 4, "truncated_by": 2, "success_once": 0}
-    table.fill(np.array([row_of(**values, outcome=Outcome.COMPLETED)], ROW))
+    table.fill(np.array([Row(**values, outcome=Outcome.COMPLETED)], ROW))
     table.fill(failed_row(0, 5, 3, 9))
     record, failed = table.record(1), table.record(0)
     assert (record.truncated_by, record.success_once, record.success_at_end) == ("max_episode_steps", False, None)
@@ -88,5 +88,5 @@ def test_a_row_is_made_by_name_and_read_as_a_record() -> None:
 
 def test_a_name_that_is_no_column_is_no_row() -> None:
     """A misspelt column cannot get lost."""
-    with pytest.raises(ValueError, match="assign"):
-        np.array([row_of(index=1, lenght=3)], ROW)
+    with pytest.raises(TypeError, match="lenght"):
+        Row(index=1, lenght=3)

@@ -884,6 +884,10 @@ def test_seconds_and_steps_are_counted(kind: str, lanes: int, clock: list[float]
     """Reset, step and inference seconds add up to what the environment and the policy took."""
 
     class Slow(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            clock[0] += 4.0  # A constructor is no part of a reset.
+
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             clock[0] += 0.5
             return super().reset(seed=seed)

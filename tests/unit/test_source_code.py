@@ -19,7 +19,7 @@ from torch import nn
 
 from rl_eval import EvalConfig
 from rl_eval.errors import LogError, LogMismatch
-from rl_eval.log import EvaluationLog, Manifest, read_log, version_notes
+from rl_eval.log import EvaluationLog, Manifest, read_log
 from rl_eval.log.manifest import checksum
 from rl_eval.results.source_code import code_of
 from tests.unit.log_world import make_batch, make_manifest
@@ -281,7 +281,7 @@ def test_other_packages_are_a_note() -> None:
     """They can matter, but are not what is evaluated."""
     begun = described(python="3.11.2", packages={"numpy": "2.0", "ale-py": "1.0", "torch": "2.5"})
     now = described(python="3.11.2", packages={"numpy": "2.1", "ale-py": "1.1", "mujoco": "3.3"})
-    assert list(version_notes(begun, now)) == ["the run was begun with numpy 2.0 and continued with 2.1"]
+    assert list(begun.version_notes(now)) == ["the run was begun with numpy 2.0 and continued with 2.1"]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"checksum": "0", "differences": []}', "[]"])

@@ -29,8 +29,8 @@ from rl_eval.training.service.videos import VideoWriter
 
 if TYPE_CHECKING:
     from rl_eval.execution.group import EvalRunnerGroup
+    from rl_eval.execution.group_weights import PublishedWeights
     from rl_eval.execution.handle import EvalHandle, EvalProgress
-    from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["EvalService"]

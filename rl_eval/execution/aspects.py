@@ -1,0 +1,193 @@
+"""Aspects of an evaluation: everything that happens beside it by default, in one list.
+
+The story of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) calls the hooks of
+:class:`~rl_eval.execution.outcome.Aspect` and knows no aspect by name. Without one of them the records are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+from rl_eval.errors import NumericsMismatch
+from rl_eval.execution.determinism_check import DeterminismCheck
+from rl_eval.execution.determinism_sample import DeterminismSample
+from rl_eval.execution.outcome import Aspect, EvalOutcome
+from rl_eval.redaction import redact_text
+from rl_eval.results.provenance import provenance
+from rl_eval.scheduling.numerics_agreement import NumericsAgreement
+
+if TYPE_CHECKING:
+    from rl_eval.execution.jobs import Job
+    from rl_eval.execution.runner_pool import Member, RunnerPool
+    from rl_eval.log import LogContents, Manifest
+    from rl_eval.records.episode import Lease, RunReport
+    from rl_eval.supervision.flight_recorder import CrashReport
+
+__all__ = ["default_aspects"]
+
+_MOST_LOSSES: Final = 100
+"""Lost runners that the provenance describes."""
+
+
+def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[EvalOutcome], Aspect]]:
+    """Return all aspects, in the order in which their hooks are called.
+
+    Args:
+        code: Returns the digests of the code of this process, for an evaluation without a log.
+    """
+    return Provenance, Numerics, partial(Code, digests=code), Attendance, Repetition, Redaction
+
+
+@final
+class Provenance(Aspect):
+    """Settings, weights, versions and machine in the provenance of the result."""
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add everything that is needed to evaluate again."""
+        fields["provenance"] |= provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
+
+
+@final
+class Numerics(Aspect):
+    """Agreement of all runners on one numerics key: the floats of one table have one origin."""
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._agreement = NumericsAgreement()
+
+    def reported(self, member: Member, report: RunReport) -> None:
+        """Compare the key of a runner with that of the others.
+
+        Raises:
+            NumericsMismatch: The runner computes floats in another way than the others.
+        """
+        if not report.numerics:
+            return
+        store, runner = self.outcome.store, member.incarnation
+        self._agreement.cast(runner, report.numerics, report.built_weights)
+        if not store.numerics:
+            if not len(report.rows):
+                return
+            store.numerics = self._agreement.most_frequent()
+        sent = self.outcome.weights is not None
+        try:
+            self._agreement.check(runner, member.index, store.numerics, weights_sent=sent, durable=store.durable)
+        except NumericsMismatch as error:
+            self.outcome.refusals.append(str(error))
+            store.note(f"{error}; it took no part")
+            raise
+
+    def lost(self, member: Member, crash_report: CrashReport | None) -> None:
+        """Forget the key of a runner that is gone."""
+        self._agreement.forget(member.incarnation)
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the key; before the first record, the most frequent one."""
+        fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._agreement.most_frequent())
+
+
+@final
+class Code(Aspect):
+    """Digests of the code of environment and policy, of all sessions of a log.
+
+    Args:
+        outcome: The evaluation.
+        digests: Returns the digests of this process.
+    """
+
+    def __init__(self, outcome: EvalOutcome, digests: Callable[[], dict[str, Any]]) -> None:
+        super().__init__(outcome)
+        self._described = {} if outcome.store.durable else digests()
+
+    def continued(self, ours: Manifest, found: LogContents) -> None:
+        """Take the digests of a log, and note the packages that had another version."""
+        self._described = {"code": found.manifest.code, "code_changes": [asdict(one) for one in found.amendments]}
+        for text in found.manifest.version_notes(ours):
+            self.outcome.store.note(text)
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the digests."""
+        fields["provenance"] |= self._described
+
+
+@final
+class Attendance(Aspect):
+    """Crash reports of lost runners, and a note where fewer runners took part than were asked for."""
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._pool: RunnerPool | None = None
+        self._losses_before = self._most_ready = 0
+        self._losses: list[str] = []
+
+    def begin(self, pool: RunnerPool) -> None:
+        """Count losses from here on."""
+        self._pool, self._losses_before = pool, pool.losses
+
+    def joined(self, pool: RunnerPool) -> None:
+        """Count the runners that are up."""
+        self._most_ready = max(self._most_ready, len(pool.ready()))
+
+    def lost(self, member: Member, crash_report: CrashReport | None) -> None:
+        """Keep the crash report of a runner."""
+        if crash_report is not None and len(self._losses) < _MOST_LOSSES:
+            self._losses.append(f"runner {member.index}: {crash_report}")
+
+    def finish(self) -> None:
+        """Note why runners are missing, unless a refusal has said so."""
+        pool, asked = self._pool, self.outcome.asked
+        if pool is None or pool.hopeless or self.outcome.refusals or not 0 < self._most_ready < asked:
+            return
+        self.outcome.store.note(f"{self._most_ready} of {asked} runners took part: {pool.absence()}")
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the losses."""
+        lost = 0 if self._pool is None else self._pool.losses - self._losses_before
+        fields["provenance"] |= {"runners_lost": lost, "losses": self._losses}
+
+
+@final
+class Repetition(Aspect):
+    """Determinism check: a few episodes that are chosen beforehand run again when all have run."""
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._sample: DeterminismSample | None = None
+
+    def begin(self, pool: RunnerPool) -> None:
+        """Choose the candidates."""
+        self._sample = DeterminismSample(self.outcome.settings, self.outcome.store.table.filled)
+
+    def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """Ask for traces of the candidates."""
+        return leases if self._sample is None else self._sample.mark(leases)
+
+    def counted(self, report: RunReport, indices: set[int]) -> None:
+        """Keep the traces of the candidates."""
+        if self._sample is not None:
+            self._sample.recorded(report.construct_seconds)
+            self._sample.traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
+
+    def follow_up(self) -> Job | None:
+        """Return the job that runs the sample again."""
+        if self._sample is None:
+            return None
+        return DeterminismCheck(self.outcome, self._sample)
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the finding."""
+        fields["determinism"] = self.outcome.store.determinism
+
+
+@final
+class Redaction(Aspect):
+    """Removal of secrets from the texts of a result that other processes or users' code have written."""
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Redact what the aspects before have added."""
+        fields["reason"] = redact_text(fields["reason"])
+        texts = fields["provenance"].keys() & {"losses", "runners_refused", "runners_excluded"}
+        fields["provenance"] |= {name: [redact_text(text) for text in fields["provenance"][name]] for name in texts}
