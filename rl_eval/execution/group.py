@@ -28,9 +28,7 @@ from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
-from rl_eval.execution.recorded import Recorded
 from rl_eval.execution.runner_pool import RunnerPool
-from rl_eval.execution.sampling import Sampler, SampleRequest
 from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
 from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
@@ -39,10 +37,10 @@ from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.working_folder import current_folder, working_in
-from rl_eval.trajectories.team_recorder import make_recorder
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
 if TYPE_CHECKING:
+    from rl_eval.execution.sampling import Sampler, SampleRequest
     from rl_eval.log import EvaluationLog
 
 __all__ = ["EvalRunnerGroup", "evaluate", "portable_policy"]
@@ -238,12 +236,16 @@ class EvalRunnerGroup(WorkerCalls):
         return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
 
     def _request(self, episodes: int | None, env_steps: int | None, options: Mapping[str, Any]) -> SampleRequest:
+        from rl_eval.execution.sampling import SampleRequest
+
         request = SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
         return request if request.storage is None else replace(request, storage=self._located(request.storage))
 
     @cached_property
     def sampler(self) -> Sampler:
         """Where :meth:`sample` is in the plan, and the way to send it elsewhere: ``restart``, ``load_state_dict``."""
+        from rl_eval.execution.sampling import Sampler
+
         evaluation = self.settings.evaluation
         return Sampler(
             self._record,
@@ -256,6 +258,9 @@ class EvalRunnerGroup(WorkerCalls):
 
     def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
         """Start to run episodes that leave trajectories."""
+        from rl_eval.execution.recorded import Recorded
+        from rl_eval.trajectories.team_recorder import make_recorder
+
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         settings = with_values(self.settings, evaluation=changes)
         info_keys = settings.evaluation.info_keys

@@ -228,7 +228,12 @@ _MEANINGS: Final = {
 _OUTCOME_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.outcome)
 
 
-Row: Final[Any] = namedtuple("Row", COLUMNS, defaults=[column.failed for column in COLUMNS.values()])  # type: ignore[misc]
+def _row_type() -> Any:
+    defaults = [column.failed for column in COLUMNS.values()]
+    return namedtuple("Row", COLUMNS, defaults=defaults)  # noqa: PYI024 - The table has the types.
+
+
+Row: Final = _row_type()
 """One episode as a tuple of its columns, by name; a column that is not given has the value of a failed episode."""
 
 

@@ -8,16 +8,18 @@ import platform
 import socket
 import subprocess
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.model_files import library_of
 from rl_eval.config.settings import EvalSettings
-from rl_eval.log import Manifest
 from rl_eval.redaction import redact_command
 from rl_eval.results.source_code import code_of, package_version
 from rl_eval.results.trust import sign, working_folder
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import WeightsSnapshot
+
+if TYPE_CHECKING:
+    from rl_eval.log import Manifest
 
 __all__ = ["manifest_of", "provenance"]
 
@@ -55,6 +57,8 @@ def _described_weights(weights: WeightsSnapshot | None, files: dict[str, str]) -
 
 def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:
     """Describe one evaluation for its log."""
+    from rl_eval.log import Manifest
+
     described = provenance(settings, weights, {})
     return Manifest(
         **plan.to_dict(),

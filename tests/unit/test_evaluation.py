@@ -27,13 +27,14 @@ from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
 from tests.unit.pool_world import FakeBackend
 
 PLAN = EpisodePlan(4, 0)
+DEFAULT_ASPECTS = default_aspects(dict)
 
 
 class World:
     """Two runners of two lanes, and an evaluation of four episodes that has begun."""
 
     def __init__(
-        self, *, up: int = 2, log: EvaluationLog | None = None, aspects: Any = default_aspects(dict), **evaluation: Any
+        self, *, up: int = 2, log: EvaluationLog | None = None, aspects: Any = DEFAULT_ASPECTS, **evaluation: Any
     ) -> None:
         config = EvalConfig().environment("CartPole-v1").runners(num_runners=2, num_envs_per_runner=2)
         settings = config.evaluation(num_episodes=len(PLAN), **evaluation).build()
@@ -307,12 +308,12 @@ def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
     assert world.handle.done() == charged
 
 
-@pytest.mark.parametrize("left_out", [None, *range(len(default_aspects(dict)))])
+@pytest.mark.parametrize("left_out", [None, *range(len(DEFAULT_ASPECTS))])
 def test_an_evaluation_has_the_same_records_without_any_of_its_aspects(left_out: int | None) -> None:
     """Each aspect stands beside the story, and can be taken out alone."""
     whole = World(determinism_check=0.5)
     whole.finish_all()
-    aspects = [] if left_out is None else [*default_aspects(dict)]
+    aspects = [] if left_out is None else [*DEFAULT_ASPECTS]
     if left_out is not None:
         del aspects[left_out]
     world = World(determinism_check=0.5, aspects=aspects)
