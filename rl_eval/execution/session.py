@@ -12,8 +12,7 @@ from typing_extensions import assert_never
 
 from rl_eval.backends.requests import Run
 from rl_eval.errors import RunnerLost
-from rl_eval.execution.determinism_check import DeterminismCheck
-from rl_eval.execution.determinism_sample import DeterminismSample
+from rl_eval.execution.determinism_check import DeterminismCheck, DeterminismSample
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import UNFINISHED, EvalOutcome
 from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase

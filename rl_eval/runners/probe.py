@@ -173,7 +173,10 @@ class Probe:
         except Exception:
             repeats = "whether it repeats itself was not seen"
         brief = summary_of(error).partition("\n")[0][:200]
-        note = f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed alone, which is exact but slow; {repeats}"
+        note = (
+            f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed "
+            f"alone, which is exact but slow; {repeats}"
+        )
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str) -> Finding:
