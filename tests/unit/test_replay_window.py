@@ -122,7 +122,7 @@ def test_without_a_display_it_is_said_and_nothing_runs(toys, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     outcome = call(*REPLAY, "0")
     assert outcome.exit_code == ExitCode.USAGE
-    assert outcome.stderr.startswith("error: there is no display to open a window on: none of DISPLAY, ")
+    assert "no display" in outcome.stderr
     assert "rl-eval video makes videos of episodes without one" in outcome.stderr
     assert toys.SEEN == []
 
@@ -160,7 +160,7 @@ def test_an_environment_that_opens_no_window_is_refused(toys, env):
     evaluated(env)
     outcome = call(*REPLAY, "0")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "cannot be shown in a window, as it does not render human" in outcome.stderr
+    assert "does not render human" in outcome.stderr
     assert "its render_mode is None, of ['human']" in outcome.stderr
 
 

@@ -376,7 +376,7 @@ def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
     """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
         result = group.evaluate()
-        with pytest.raises(ConfigError, match=r"cannot be recorded, as it does not render rgb_array: .* has to pass"):
+        with pytest.raises(ConfigError, match="does not render rgb_array"):
             record_with_group(group, result, VideoSettings("first:3", "videos"), 1)
         errors: list[Exception] = []
         assert record_with_group(group, result, VideoSettings("first:3", "videos"), 1, errors.append) == []
@@ -390,7 +390,7 @@ def test_gymnasium_environments_without_pictures(toys):
     gym.register("Unseen-v0", "video_toys:Blind")
     try:
         result = evaluate(config("Unseen-v0"))
-        with pytest.raises(ConfigError, match="cannot be recorded"):
+        with pytest.raises(ConfigError, match="does not render rgb_array"):
             recorded(result)
     finally:
         del gym.registry["Unseen-v0"]
