@@ -39,7 +39,7 @@ from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.working_folder import current_folder, working_in
-from rl_eval.trajectories.team_recorder import make_recorder
+from rl_eval.trajectories.recorder import TrajectoryRecorder
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class EvalRunnerGroup(WorkerCalls):
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         settings = with_values(self.settings, evaluation=changes)
         info_keys = settings.evaluation.info_keys
-        recorder = partial(make_recorder, info_keys=info_keys, compress_images=compress_images)
+        recorder = partial(TrajectoryRecorder, info_keys=info_keys, compress_images=compress_images)
         outcome = EvalOutcome(settings, settings.plan())
         with self._post_lock:
             self._loop.post(Recorded(Opening(outcome), recorder))
