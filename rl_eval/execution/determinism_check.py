@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
@@ -41,7 +40,7 @@ _PATIENCE: Final = 20.0
 """Longest check, as a multiple of what the same episodes took the first time."""
 _LEAST_PATIENCE_S: Final = 60.0
 _TRACED: Final = 6
-"""Episodes that are traced at most: enough for four that are no longer than four average ones, nearly always."""
+"""Episodes that are traced at most: a few may fail, or take too long."""
 
 _EPISODES: Final = 4
 """Episodes that ``auto`` runs again."""
@@ -99,25 +98,29 @@ class DeterminismSample:
             runners: Number of runners that are up, at least 1.
             alone: Whether the policy acts on each row alone, and not on those of all lanes at once.
         """
-        build_seconds = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
+        completed = [index for index in self._candidates if table.completed[index]]
+        if not completed:
+            off = "switched off by evaluation.determinism_check=0"
+            return Choice({}, "no episode completed" if self._candidates else off, 0.0)
         lanes = 1 if alone else min(self._settings.runners.lanes, math.ceil(len(table.rows) / runners))
-        chosen, remark = self._affordable(table, run_seconds, build_seconds, runners, lanes)
-        if not chosen and self._settings.environment.env_reuse == "lane" and build_seconds:
-            chosen, _ = self._affordable(table, run_seconds, 0.0, runners, lanes)
-            if chosen:
-                remark = f"in used environments, since a new one takes {build_seconds:.1f} s"
-        seconds = float(episode_seconds(table.rows)[chosen].sum()) + len(chosen) * build_seconds
-        return Choice({index: self._origin(table, index) for index in chosen}, remark, seconds)
-
-    def _affordable(
-        self, table: EpisodeTable, run_seconds: float, build_seconds: float, runners: int, lanes: int
-    ) -> tuple[list[int], str]:
-        if not self._candidates:
-            return [], "switched off by evaluation.determinism_check=0"
-        if self._share == "auto":
-            return affordable(table, self._candidates, run_seconds, build_seconds, runners, lanes)
-        chosen = [index for index in self._candidates if table.completed[index]]
-        return chosen, "" if chosen else "no episode completed"
+        # An episode that runs again has each forward pass for itself.
+        seconds = episode_seconds(table.rows) + (lanes - 1) * table.rows["inference_seconds"].astype(np.float64)
+        build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
+        if self._share != "auto":
+            chosen, remark = completed, ""
+        else:
+            budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
+            chosen, remark = _fitting(completed, seconds + build, budget, runners), ""
+            if not chosen and self._settings.environment.env_reuse == "lane":
+                chosen = _fitting(completed, seconds, budget, runners)
+                remark = f"in used environments, since a new one takes {build:.1f} s"
+            if not chosen:
+                remark = (
+                    f"one more episode would take {min(seconds[completed]) + build:.1f} s, longer than "
+                    f"{budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
+                )
+        origins = {index: self._origin(table, index) for index in chosen}
+        return Choice(origins, remark, float((seconds + build)[chosen].sum()))
 
     def _origin(self, table: EpisodeTable, index: int) -> Origin:
         row, outcome = table.rows[index : index + 1], table.outcomes(slice(index, index + 1))
@@ -148,49 +151,14 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
     return [first + int(index) for index in chosen]
 
 
-def affordable(
-    table: EpisodeTable, chosen: Sequence[int], run_seconds: float, construct_seconds: float, runners: int, lanes: int
-) -> tuple[list[int], str]:
-    """Return which episodes ``auto`` runs again, or why none.
-
-    As many as fit, at most four, and of those sets the longest: together they take no longer than allowed, and have no
-    more steps than four average episodes, so that the check of 200 episodes takes at most 2 % of their steps.
-
-    Args:
-        table: Records of the whole plan.
-        chosen: Candidates.
-        run_seconds: Duration of the run.
-        construct_seconds: Time that an environment takes to build.
-        runners: Number of runners.
-        lanes: Number of episodes that shared a forward pass; one that runs again has it for itself.
-    """
-    shared = table.rows["inference_seconds"].astype(np.float64)
-    policy = lanes * shared
-    own = episode_seconds(table.rows) - shared + construct_seconds
-    seconds = own + policy
-    completed = np.flatnonzero(table.completed)
-    if not len(completed):
-        return [], "no episode completed"
-    budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
-    cheapest = int(completed[np.argmin(seconds[completed])])
-    if seconds[cheapest] > budget:
-        return [], (
-            f"one more episode would take {seconds[cheapest]:.1f} s, longer than {_FREE_SECONDS:g} s and "
-            f"{100 * _FREE_SHARE:g} % of the run; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
-        )
-    lengths = table.rows["length"]
-    most_steps = _EPISODES * lengths[completed].mean()
-
-    def fits(some: list[int]) -> bool:
-        passes = math.ceil(len(some) / (runners * lanes)) * policy[some].max()
-        longest = max(seconds[some].max(), own[some].sum() / runners + passes)
-        return bool(longest <= budget and lengths[some].sum() <= most_steps)
-
-    eligible = [index for index in chosen if table.completed[index]]
-    for count in range(min(_EPISODES, len(eligible)), 0, -1):
-        if fitting := [some for some in map(list, combinations(eligible, count)) if fits(some)]:
-            return max(fitting, key=lambda some: int(lengths[some].sum())), ""
-    return [cheapest], ""
+def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
+    """Return the first few episodes that take no longer than a budget, side by side on the runners."""
+    fitting: list[int] = []
+    for index in indices:
+        total = float(seconds[[*fitting, index]].sum())
+        if len(fitting) < _EPISODES and seconds[index] <= budget and total <= budget * runners:
+            fitting.append(index)
+    return fitting
 
 
 class Origin(NamedTuple):

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.errors import ComparisonError
-from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, affordable, candidates
+from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.runners.spaces import ObservationBatch
@@ -93,88 +93,47 @@ def test_a_share_is_of_the_plan_and_at_least_one(share: float, count: int) -> No
     assert len(set(chosen)) == len(chosen) == count
 
 
+def choice_of(records: EpisodeTable, build: float = 0.0, run: float = 10.0, runners: int = 1, **sections) -> Choice:
+    made = EvalConfig().environment("CartPole-v1", **sections).policy(MLP).runners(num_envs_per_runner=32)
+    sample = DeterminismSample(made.build(), np.zeros(len(records.rows), bool))
+    sample.recorded(build)
+    return sample.choose(records, run, runners)
+
+
 @given(
     st.lists(st.floats(1e-4, 100.0), min_size=5, max_size=40),
     st.floats(0, 10_000.0),
     st.floats(0, 5.0),
     st.integers(1, 8),
-    st.integers(1, 64),
-    st.floats(0.0, 1.0),
 )
-def test_auto_takes_no_longer_than_two_seconds_or_two_percent(
-    seconds, run_seconds, construct, runners, lanes, share
-) -> None:
-    """Four if they fit, fewer if not, none if not even the shortest does; the policy is fast only for many at once."""
+def test_auto_takes_no_longer_than_two_seconds_or_two_percent(seconds, run, build, runners) -> None:
+    """Four episodes if they fit, fewer if not, none if not even the shortest does."""
     records = table(len(seconds))
     records.rows["step_seconds"] = seconds
-    records.rows["inference_seconds"] = share * np.array(seconds) / lanes
-    chosen, why = affordable(records, candidates(len(seconds), "auto", 0), run_seconds, construct, runners, lanes)
-    own = records.rows["step_seconds"].astype(float) + construct
-    passes = records.rows["inference_seconds"].astype(float) * lanes
-    budget = max(2.0, 0.02 * run_seconds)
-    assert bool(chosen) == ((own + passes).min() <= budget)
-    assert bool(why) != bool(chosen)
-    assert len(chosen) <= 4
-    # The lanes of a runner share its forward passes; with one lane, each episode has its own.
-    assert sum(own[chosen]) / runners + max(passes[chosen], default=0.0) <= budget * (1 + 1e-9)
-    if lanes == 1:
-        assert sum((own + passes)[chosen]) <= budget * runners * (1 + 1e-9)
-    if max(own + passes) * 4 <= budget:
-        assert len(chosen) == 4
-
-
-@given(st.lists(st.integers(1, 1000), min_size=200, max_size=200), st.integers(0, 2**32), st.sets(st.integers(0, 199)))
-def test_auto_takes_no_more_than_two_percent_of_the_steps_of_200_episodes(lengths, seed, failed) -> None:
-    """The longest four that fit, so that long episodes are looked at as well; fewer only where no four do."""
-    records = table(200, failed=tuple(failed))
-    records.rows["length"] = lengths
-    sample = candidates(200, "auto", seed)
-    chosen, _ = affordable(records, sample, 10.0, 0.0, 1, 1)
-    steps, done = np.array(lengths), records.completed
-    most, among = 4 * steps[done].mean(), sorted(steps[index] for index in sample if done[index])
-    if among and among[0] <= most:
-        assert set(chosen) <= set(sample)
-        assert steps[chosen].sum() <= most
-    counts = range(1, min(4, len(among)) + 1)
-    assert len(chosen) == max([count for count in counts if sum(among[:count]) <= most], default=1)
-
-
-@pytest.mark.parametrize(
-    ("mean", "lengths", "second", "chosen"),
-    [
-        (12, (5, 10, 5, 10, 10, 10), 0.0, [101, 103, 104, 105]),
-        (120, (30, 40, 50, 60, 100, 110), 0.01, [100, 101, 102, 103]),
-    ],
-)
-def test_auto_prefers_many_and_of_those_the_long_ones(mean, lengths, second, chosen) -> None:
-    """A late error is not seen in a short one; where the long ones take too long together, the short ones run."""
-    records = table(200)
-    records.rows["length"] = mean
-    records.rows["length"][100:106] = lengths
-    records.rows["step_seconds"][100:106] = [second * length for length in lengths]
-    assert sorted(affordable(records, range(100, 106), 10.0, 0.0, 1, 1)[0]) == chosen
+    choice = choice_of(records, build, run, runners, env_reuse="episode")
+    costs = {index: records.rows["step_seconds"].astype(float)[index] + build for index in choice.origins}
+    budget = max(2.0, 0.02 * run)
+    assert len(costs) <= 4
+    assert sum(costs.values()) <= budget * runners * (1 + 1e-9)
+    assert all(cost <= budget for cost in costs.values())
+    assert bool(choice.remark) != bool(costs)
+    if max(seconds) + build <= budget / 4:
+        assert len(costs) == 4
 
 
 def test_a_network_that_is_slow_for_one_is_not_run_again() -> None:
     """32 episodes share a forward pass of 5 ms: 0.16 s of 1000 passes is a share, and 5 s the price of another run."""
     records = table(episodes=64, seconds=0.3)
     records.rows["inference_seconds"] = 5.0 / 32
-    assert affordable(records, [40, 50], 10.0, 0.0, 2, 32)[1].startswith("one more episode would take 5.3 s")
-    assert affordable(records, [40, 50], 10.0, 0.0, 2, 1) == ([40, 50], "")
-
-
-def choice_of(records: EpisodeTable, build_seconds: float, **environment: str) -> Choice:
-    settings = EvalConfig().environment("CartPole-v1", **environment).policy(MLP).build()
-    sample = DeterminismSample(settings, np.zeros(len(records.rows), bool))
-    sample.recorded(build_seconds)
-    return sample.choose(records, 10.0, 1)
+    assert choice_of(records).origins == {}
+    assert len(choice_of(records, run=1500.0).origins) == 4
 
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_where_building_takes_too_long_used_environments_serve(differs: bool) -> None:
     """They have another history than the first time, so a leak shows; there is no third run then."""
     records = table(runners=1)
-    choice = choice_of(records, build_seconds=3.0)
+    choice = choice_of(records, build=3.0)
     reruns = Reruns(choice.origins, True, 1, choice.remark)
     leases = reruns.take(1, 0, 8, [0])
     assert len(leases) == 4
@@ -204,9 +163,8 @@ def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
 
 def test_failed_episodes_have_nothing_to_compare() -> None:
     """Where no episode completed, that is why nothing is checked."""
-    assert affordable(table(failed=tuple(range(100))), [1, 2], 10.0, 0.0, 1, 1) == ([], "no episode completed")
-    chosen, _ = affordable(table(failed=tuple(range(50, 99))), [51, 99], 10.0, 0.0, 1, 1)
-    assert chosen == [99]
+    assert choice_of(table(failed=tuple(range(100)))).remark == "no episode completed"
+    assert len(choice_of(table(failed=tuple(range(50, 98)))).origins) < 4
 
 
 # ------------------------------------------------------------------------------ where, and how often
