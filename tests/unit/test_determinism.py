@@ -161,12 +161,6 @@ def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
     assert (found.checked, found.elsewhere, found.passed) == (3, 3, True)
 
 
-def test_failed_episodes_have_nothing_to_compare() -> None:
-    """Where no episode completed, that is why nothing is checked."""
-    assert choice_of(table(failed=tuple(range(100)))).remark == "no episode completed"
-    assert len(choice_of(table(failed=tuple(range(50, 98)))).origins) < 4
-
-
 # ------------------------------------------------------------------------------ where, and how often
 
 
@@ -220,21 +214,6 @@ def test_a_re_run_that_fails_is_tried_again_and_then_a_finding() -> None:
     assert check.result.checked == 1
     assert check.result.failed == (6,)
     assert check.result.failure == "RuntimeError: port in use"
-
-
-def test_late_rows_do_not_count() -> None:
-    """Only what was handed out to a runner, and once."""
-    records = table()
-    check = check_of(records, 10, 12)
-    leases = check.take(5, 1, 100, [1])
-    check.reported(6, 0, report(records.rows[:50]))
-    rows = records.rows[[lease.index for lease in leases]].copy()
-    rows["episode_return"][1] += 1e-12
-    check.reported(5, 1, report(rows))
-    check.reported(5, 1, report(rows))
-    assert check.done
-    assert check.result.checked == 2
-    assert check.result.mismatched == (int(rows["index"][1]),)
 
 
 def test_a_check_that_is_cut_short_is_no_verdict() -> None:
@@ -402,15 +381,10 @@ def test_an_environment_that_leaks_is_found_and_the_cure_named() -> None:
     assert result.metrics["num_determinism_mismatched"] >= 1
     cured = evaluate(cartpole().environment("rl_eval.testing:impure", env_reuse="episode"))
     assert cured.determinism.passed
-    with pytest.raises(ComparisonError, match=r"result b is NOT a function of its seed.*--force"):
-        compare(_alike(cured, result), result)
-    forced = compare(_alike(cured, result), result, force=True)
-    assert "b is not a function of its seeds" in "\n".join(forced.notes)
-
-
-def _alike(result: EvalResult, other: EvalResult) -> EvalResult:
-    result.provenance["identity"] = other.provenance["identity"]
-    return result
+    cured.provenance["identity"] = result.provenance["identity"]
+    with pytest.raises(ComparisonError, match="--force"):
+        compare(cured, result)
+    assert compare(cured, result, force=True).notes
 
 
 def counting():
@@ -484,18 +458,6 @@ class _FirstAttemptsFail(gym.Wrapper):
 
 def _first_attempts_fail(context) -> gym.Env:
     return _FirstAttemptsFail(gym.make("CartPole-v1"))
-
-
-def test_a_group_keeps_the_environments_that_it_has() -> None:
-    """One that can be built once serves the next evaluation too."""
-    BuiltOnce.built = 0
-    config = EvalConfig().environment(BuiltOnce).policy(lambda o: np.zeros(len(o), int))
-    with EvalRunnerGroup(config.runners(runner="single_agent").evaluation(num_episodes=5)) as group:
-        for _ in range(3):
-            result = group.evaluate()
-            assert result.status == "complete"
-            assert result.faults == []
-            assert result.determinism.passed is False
 
 
 class Counted(gym.Wrapper):

@@ -96,11 +96,6 @@ def test_folders_without_init_files_are_followed(project: Path) -> None:
     assert sorted(found) == ["plain_project.deep.envs", "plain_project.deep.er.envs"]
 
 
-def test_a_file_that_cannot_be_read_by_python_is_followed_no_further(project: Path) -> None:
-    (project / "policies.py").write_text("from . import (\n")
-    assert files(EvalConfig().environment("plain_project:make")) == written(project)
-
-
 @pytest.mark.parametrize("env", ["plain_project.deep.envs:Known-v0", "Known-v0"])
 def test_a_registered_gymnasium_id_stands_for_its_class_too(
     project: Path, env: str, monkeypatch: pytest.MonkeyPatch
@@ -255,12 +250,6 @@ def test_an_accepted_change_is_an_amendment_and_a_note(tmp_path: Path) -> None:
         "the code was changed after 4",
     ]
     assert found.notes[1].endswith(f"file /home/me/my/envs.py (module my.envs): sha256 {'b' * 12} -> {'c' * 12}")
-
-
-def test_accepting_where_nothing_changed_writes_nothing(tmp_path: Path) -> None:
-    session(tmp_path, described(), 0, accept=True)
-    session(tmp_path, described(), 1, accept=True)
-    assert not list(texts(tmp_path))
 
 
 def test_a_log_without_digests_is_continued(tmp_path: Path) -> None:
