@@ -103,16 +103,18 @@ class DeterminismSample:
             off = "switched off by evaluation.determinism_check=0"
             return Choice({}, "no episode completed" if self._candidates else off, 0.0)
         lanes = 1 if alone else min(self._settings.runners.lanes, math.ceil(len(table.rows) / runners))
-        # An episode that runs again has each forward pass for itself.
-        seconds = episode_seconds(table.rows) + (lanes - 1) * table.rows["inference_seconds"].astype(np.float64)
+        # An episode that runs again has each forward pass for itself, or shares it with the few others.
+        shared = table.rows["inference_seconds"].astype(np.float64)
+        own, policy = episode_seconds(table.rows) - shared, lanes * shared
+        seconds = own + policy
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         if self._share != "auto":
             chosen, remark = completed, ""
         else:
             budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
-            chosen, remark = _fitting(completed, seconds + build, budget, runners), ""
+            chosen, remark = _fitting(completed, own + build, policy, budget, runners, lanes), ""
             if not chosen and self._settings.environment.env_reuse == "lane":
-                chosen = _fitting(completed, seconds, budget, runners)
+                chosen = _fitting(completed, own, policy, budget, runners, lanes)
                 remark = f"in used environments, since a new one takes {build:.1f} s"
             if not chosen:
                 remark = (
@@ -151,13 +153,22 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
     return [first + int(index) for index in chosen]
 
 
-def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
-    """Return the first few episodes that take no longer than a budget, side by side on the runners."""
+def _fitting(
+    indices: Sequence[int],
+    own: npt.NDArray[np.float64],
+    policy: npt.NDArray[np.float64],
+    budget: float,
+    runners: int,
+    lanes: int,
+) -> list[int]:
+    """Return the first few episodes that together take no longer than a budget, in lanes of several runners."""
     fitting: list[int] = []
     for index in indices:
-        total = float(seconds[[*fitting, index]].sum())
-        if len(fitting) < _EPISODES and seconds[index] <= budget and total <= budget * runners:
-            fitting.append(index)
+        some = [*fitting, index]
+        passes = math.ceil(len(some) / (runners * lanes)) * float(policy[some].max())
+        longest = max(float((own + policy)[index]), float(own[some].sum()) / runners + passes)
+        if len(fitting) < _EPISODES and longest <= budget:
+            fitting = some
     return fitting
 
 

@@ -312,7 +312,7 @@ def test_a_failure_of_former_weights_says_nothing_about_the_new_ones() -> None:
             return super().step(action)
 
     def always(action: int) -> nn.Module:
-        net = nn.Linear(2, 3)
+        net = nn.Linear(3, 3)
         net.weight.data.zero_()
         net.bias.data = torch.eye(3)[action]
         return net
