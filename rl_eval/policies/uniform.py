@@ -44,7 +44,7 @@ class UniformPolicy:
         if mask is not None and (choices := _choices(self._space)):
             drawn = np.where(mask > 0, noise.uniform(sum(choices)), -1.0)
             parts = np.split(drawn, np.cumsum(choices)[:-1], axis=1)
-            chosen = np.stack([part.argmax(1) for part in parts], 1).reshape(len(drawn), *self._space.shape)
+            chosen = np.stack([part.argmax(1) for part in parts], 1).reshape(len(drawn), *(self._space.shape or ()))
             return (chosen + getattr(self._space, "start", 0)).astype(self._space.dtype), None
         return _draw(self._space, noise), None
 
