@@ -191,9 +191,8 @@ class _Examination:
         yield from self._check_reports()
         touched = {"reset": changes(before, after_reset), "step": changes(after_reset, after)}
         for phase, names in touched.items():
-            if names:
-                text = f"{phase}() changes {' and '.join(names)}, which other code shares"
-                yield warning(text, "draw from self.np_random instead")
+            for name in names:
+                yield warning(f"{phase}() changes {name}, which other code shares", "draw from self.np_random instead")
         if not any(touched.values()):
             yield ok("global random state is left alone")
 
