@@ -65,27 +65,6 @@ class SeedsNumpy(Good):
         return float(np.random.random())  # noqa: NPY002
 
 
-class SharesGenerator(Good):
-    shared = None
-
-    def reset(self, *, seed=None, options=None):
-        type(self).shared = np.random.default_rng(seed)
-        return super().reset(seed=seed)
-
-    def draw(self):
-        return float(self.shared.random())
-
-
-class Remembers(Good):
-    def __init__(self):
-        super().__init__()
-        self.wear = 0.0
-
-    def draw(self):
-        self.wear += 0.125
-        return self.wear
-
-
 class WastesRandomNumbers(Good):
     def step(self, action):
         random.random()
@@ -274,10 +253,8 @@ DIFFERENT, REMEMBERS, DISTURBS = "equal seeds and actions give different", "reme
     [
         (WanderOff, f"{DIFFERENT} episodes, first in the reward in step 250"),
         (Unseeded, f"{DIFFERENT} episodes, first in the observation after reset"),
-        (Remembers, REMEMBERS),
         (RemembersInOne, REMEMBERS),
         (SeedsNumpy, f"{DISTURBS}: stepped in turn, they differ in the reward in step 1"),
-        (SharesGenerator, DISTURBS),
     ],
 )
 def test_episodes_that_are_not_functions_of_seed_and_actions_are_a_problem(env, found):
@@ -285,10 +262,12 @@ def test_episodes_that_are_not_functions_of_seed_and_actions_are_a_problem(env, 
 
 
 def test_a_setting_takes_the_harm_out_of_memory_and_of_disturbance():
-    findings = list(check_environment(settings_of(Remembers, environment={"env_reuse": "episode"}), elsewhere=False))
+    findings = list(
+        check_environment(settings_of(RemembersInOne, environment={"env_reuse": "episode"}), elsewhere=False)
+    )
     assert REMEMBERS in texts(findings, "note")
     assert not texts(findings, "problem")
-    assert DISTURBS in texts(examine(SharesGenerator, lanes=1), "warning")
+    assert DISTURBS in texts(examine(SeedsNumpy, lanes=1), "warning")
 
 
 @pytest.mark.parametrize("env", [NoInfo, OldStep, OldReset, TextInfo, Infinite, Breaks])

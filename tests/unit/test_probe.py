@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 from benchmarks.policy_kinds import Acting, build
-from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
@@ -404,12 +404,6 @@ def pendulum(name: str) -> EvalConfig:
         .policy("benchmarks.policy_kinds:build", policy_kwargs={"name": name})
         .evaluation(num_episodes=3, max_episode_steps=5)
     )
-
-
-def test_an_evaluation_is_refused_at_its_start() -> None:
-    """No episode runs."""
-    with pytest.raises(ConfigError, match="other results for"):
-        evaluate(pendulum("forced_dropout"))
 
 
 def test_every_result_of_a_group_has_the_note() -> None:
