@@ -87,7 +87,7 @@ def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None
     """Have a runner's environments seen by observers, beside those that are configured."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
-            f"episodes of {type(runner).__name__} leave no trajectories, as it is no rl_eval.EvalRunner: derive it "
+            f"episodes of {type(runner).__name__} leave no trajectories, as it is not an rl_eval.EvalRunner: derive it "
             "from that class"
         )
     runner.observe(factories)

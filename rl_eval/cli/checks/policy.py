@@ -30,7 +30,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
         if not isinstance(runner, EvalRunner):
-            yield warning(f"{type(runner).__name__} is no rl_eval.EvalRunner, so its policy is not checked")
+            yield warning(f"{type(runner).__name__} is not an rl_eval.EvalRunner, so its policy is not checked")
             return
     except Exception as error:
         yield raised("building the policy", error)
