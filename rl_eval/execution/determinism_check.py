@@ -402,7 +402,8 @@ class DeterminismCheck(Phase):
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         assert self._reruns is not None
-        self._asking = self._asking and False
+        if self._asking:
+            self._asking = False
         self._reruns.lost(member.incarnation)
         self._pump_all(now)
         return False
@@ -425,6 +426,7 @@ class DeterminismCheck(Phase):
         elif now > self._ends and self._reruns is not None:
             self._abandon(now)
             self._reruns.stop("it took many times as long as the first run")
+            self._asking = False
 
     def _abandon(self, now: float) -> None:
         if self._reruns is not None:

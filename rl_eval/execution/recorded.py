@@ -11,7 +11,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.episode import RunReport
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -58,7 +57,7 @@ class Recorded(Job):
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
-        if isinstance(value, RunReport):
+        if value is not None:  # The answer to its own call.
             self._job.replied(member, value, now)
 
     def tick(self, now: float) -> None:
