@@ -40,7 +40,7 @@ _ENVIRONMENTS: Final = {
     "dict_observation": "benchmarks.policies:nested_cartpole",
 }
 _SAMPLED: Final = ("sampled_network", "sampled_logits", "declared_recurrent", "declared_noise")
-_LABEL: Final = re.compile(r"NOT a function of|acting changes")
+_LABEL: Final = re.compile(r"NOT a function of")
 """Notes that say that an episode may depend on more than its seed."""
 
 

@@ -1,4 +1,4 @@
-"""``rl-eval doctor``: what to know about a config before hours of episodes depend on it.
+"""``rl-eval doctor``: checks of a config before hours of episodes depend on it.
 
 It goes on after a problem as far as it can, so that one call shows all of them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, final
 
@@ -57,7 +57,7 @@ def doctor(
         from rl_eval.cli.checks.machine import check_machine
 
         find_modules_here()
-        report = _JsonReport(quiet=quiet) if as_json else _Report(quiet=quiet)
+        report = _Report(quiet=quiet, as_json=as_json)
         given = config is not None or assignments or evaluated != Evaluated()
         named = evaluated.policy or any(text.startswith("policy.policy=") for text in assignments or ())
         if evaluated.env and config is None and not named:
@@ -79,75 +79,53 @@ def doctor(
             raise typer.Exit(ExitCode.USAGE)
 
 
+@final
 class _Report:
-    """Prints findings as they are made, only problems if quiet, and counts them."""
+    """Findings, of which only problems count if quiet: printed as they are made, or as JSON at the end."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._console = Console(file=results(), highlight=False)
-        self._quiet = quiet
+        self._quiet, self._as_json = quiet, as_json
+        self._findings: list[dict[str, str]] = []
         self.levels: Counter[str] = Counter()
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
-        """Print a section; return whether anything in it was ok."""
-        before, begun = self.levels["ok"], False
+        """Add a section; return whether anything in it was ok."""
+        before, begun = self.levels["ok"], len(self._findings)
         with working_in(None):  # An environment may change the working directory, and the next section reads files.
             for finding in findings:
                 self.levels[finding.level] += 1
                 if not self._quiet or finding.level == "problem":
-                    self._show(title, finding, first=not begun)
-                    begun = True
-        if begun:
-            self._end()
+                    text, fix = redact_text(finding.text), redact_text(finding.fix)
+                    self._findings.append({"section": title, "level": finding.level, "text": text, "fix": fix})
+                    if not self._as_json:
+                        self._print(finding.level, text, fix, title if len(self._findings) == begun + 1 else "")
+        if len(self._findings) > begun and not self._as_json:
+            self._console.print()
         return self.levels["ok"] > before
 
     def conclude(self) -> None:
         """Print how many problems and warnings there were."""
-        if self._quiet:
-            return
         problems, warnings = self.levels["problem"], self.levels["warning"]
-        style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
-        self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
+        if self._as_json:
+            print_json({"problems": problems, "warnings": warnings, "findings": self._findings})
+        elif not self._quiet:
+            style = _STYLES["problem" if problems else "warning" if warnings else "ok"]
+            self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
 
-    def _show(self, section: str, finding: Finding, *, first: bool) -> None:
-        if first:
-            self._console.print(Text(section, style="bold"))
-        self._line(finding.level, _STYLES[finding.level], finding.text)
-        self._line("fix", "dim", finding.fix)
-
-    def _end(self) -> None:
-        self._console.print()
-
-    def _line(self, label: str, style: str, text: str) -> None:
-        """Print labelled text with a hanging indent; without trailing blanks, unlike a table."""
-        for position, line in enumerate(textwrap.wrap(redact_text(text), _WIDTH - _INDENT)):
-            shown = f"  {'' if position else label}".ljust(_INDENT)
-            self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
-
-
-@final
-class _JsonReport(_Report):
-    """Prints all findings at the end."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self._findings: list[dict[str, str]] = []
-
-    def conclude(self) -> None:
-        """Print the findings, and how many problems and warnings there were."""
-        counts = {"problems": self.levels["problem"], "warnings": self.levels["warning"]}
-        print_json({**counts, "findings": self._findings})
-
-    def _show(self, section: str, finding: Finding, *, first: bool) -> None:
-        text, fix = redact_text(finding.text), redact_text(finding.fix)
-        self._findings.append({"section": section, "level": finding.level, "text": text, "fix": fix})
-
-    def _end(self) -> None:
-        """Nothing ends before all does."""
+    def _print(self, level: str, text: str, fix: str, title: str) -> None:
+        """Print a finding with a hanging indent; without trailing blanks, unlike a table."""
+        if title:
+            self._console.print(Text(title, style="bold"))
+        for label, style, words in ((level, _STYLES[level], text), ("fix", "dim", fix)):
+            for position, line in enumerate(textwrap.wrap(words, _WIDTH - _INDENT)):
+                shown = f"  {'' if position else label}".ljust(_INDENT)
+                self._console.print(Text.assemble((shown, style), line), soft_wrap=True)
 
 
 def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
-    from rl_eval.cli.checks.machine import check_address
+    from rl_eval.cli.checks.machine import check_address, check_cluster
     from rl_eval.cli.progress import headline
 
     try:
@@ -158,18 +136,9 @@ def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) ->
     report.section("config", [ok(headline(settings))])
     from rl_eval.cli.checks.environment import check_environment
     from rl_eval.cli.checks.policy import check_policy
-    from rl_eval.cli.checks.processes import check_processes
 
-    def findings() -> Iterator[Finding]:
-        yield from check_environment(settings)
-        if not report.levels["problem"]:
-            yield from check_processes(settings)
-
-    if report.section("environment", findings()):
+    if report.section("environment", check_environment(settings)):
         report.section("policy", check_policy(settings))
     else:
         report.section("policy", [note("not checked, since a policy is built for an environment")])
-    check_ray = check_address
-    if ray:
-        from rl_eval.cli.checks.cluster import check_cluster as check_ray
-    report.section("ray", check_ray(settings))
+    report.section("ray", (check_cluster if ray else check_address)(settings))

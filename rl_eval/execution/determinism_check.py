@@ -1,25 +1,365 @@
-"""Determinism check of an evaluation: the job that has a few of its episodes run again before anything else does."""
+"""Determinism check of an evaluation: some of its episodes run again, and are compared with their first run bit by bit.
+
+An environment that leaks state from one episode into the next, or a policy that draws from a generator of its own,
+makes the result depend on the layout. The sample is chosen before any episode runs, from the second half of the plan,
+where most environments have served other episodes before, and is traced while it runs for the first time. Traces tell
+the first difference: equal observations and another action are the policy's doing, anything else is the environment's.
+Where the environment is the cause, the episodes run a third time, to see whether fresh environments agree with each
+other; where it is the policy, a runner looks for the reason.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any, Final, final
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, final
 
-from rl_eval.backends.requests import Run
-from rl_eval.execution.determinism_reruns import Reruns
-from rl_eval.execution.determinism_sample import DeterminismSample
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.backends.requests import Apply, Run
+from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.determinism import UNFINISHED, Determinism
+from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
+from rl_eval.results.report.metrics import episode_seconds
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["DeterminismCheck"]
+__all__ = ["DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
 
+Share = float | Literal["auto"]
+
+_MAX_TRIES: Final = 3
+"""Times that an episode is tried, before it is a finding that it does not complete again."""
 _PATIENCE: Final = 20.0
 """Longest check, as a multiple of what the same episodes took the first time."""
 _LEAST_PATIENCE_S: Final = 60.0
+_TRACED: Final = 6
+"""Episodes that are traced at most: a few may fail, or take too long."""
+
+_EPISODES: Final = 4
+"""Episodes that ``auto`` runs again."""
+_FREE_SECONDS: Final = 2.0
+_FREE_SHARE: Final = 0.02
+"""``auto`` may take the longer of these two: seconds, and share of the run's."""
+
+
+class Choice(NamedTuple):
+    """Episodes to run again."""
+
+    origins: dict[int, Origin]
+    """What is recorded, by index."""
+    remark: str
+    """Why there are none; with some, why they run in environments that have served others, if they do."""
+    seconds: float
+    """Time that they took the first time, and building their environments."""
+
+
+@final
+class DeterminismSample:
+    """Candidates of one evaluation, and what is known of them.
+
+    Args:
+        settings: What is evaluated.
+        former: Mask of the episodes that a former process finished, shape (num_episodes,).
+    """
+
+    def __init__(self, settings: EvalSettings, former: npt.NDArray[np.bool_]) -> None:
+        self._settings = settings
+        self._share: Share = settings.evaluation.determinism_check
+        self._candidates = candidates(len(former), self._share, settings.evaluation.seed)
+        self._traced = frozenset(self._candidates[:_TRACED])
+        self._former = former
+        self._construct_seconds = math.inf
+        self.traces: dict[int, npt.NDArray[np.void]] = {}
+        """Traces of those that were asked for and whose rows count, by index."""
+
+    def mark(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """Ask for the traces of the first few candidates."""
+        if self._traced.isdisjoint([lease.index for lease in leases]):
+            return leases
+        return tuple(lease._replace(traced=True) if lease.index in self._traced else lease for lease in leases)
+
+    def recorded(self, construct_seconds: float) -> None:
+        """Note how long a runner took to build an environment, in seconds, at its quickest."""
+        self._construct_seconds = min(self._construct_seconds, construct_seconds)
+
+    def choose(self, table: EpisodeTable, run_seconds: float, runners: int, *, alone: bool = False) -> Choice:
+        """Decide what runs again.
+
+        Args:
+            table: Records of the whole plan.
+            run_seconds: Duration of the run.
+            runners: Number of runners that are up, at least 1.
+            alone: Whether the policy acts on each row alone, and not on those of all lanes at once.
+        """
+        completed = [index for index in self._candidates if table.completed[index]]
+        if not completed:
+            off = "switched off by evaluation.determinism_check=0"
+            return Choice({}, "no episode completed" if self._candidates else off, 0.0)
+        lanes = 1 if alone else min(self._settings.runners.lanes, math.ceil(len(table.rows) / runners))
+        # An episode that runs again has each forward pass for itself, or shares it with the few others.
+        shared = table.rows["inference_seconds"].astype(np.float64)
+        own, policy = episode_seconds(table.rows) - shared, lanes * shared
+        seconds = own + policy
+        build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
+        if self._share != "auto":
+            chosen, remark = completed, ""
+        else:
+            budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
+            chosen, remark = _fitting(completed, own + build, policy, budget, runners, lanes), ""
+            if not chosen and self._settings.environment.env_reuse == "lane":
+                chosen = _fitting(completed, own, policy, budget, runners, lanes)
+                remark = f"in used environments, since a new one takes {build:.1f} s"
+            if not chosen:
+                remark = (
+                    f"one more episode would take {min(seconds[completed]) + build:.1f} s, longer than "
+                    f"{budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
+                )
+        origins = {index: self._origin(table, index) for index in chosen}
+        return Choice(origins, remark, float((seconds + build)[chosen].sum()))
+
+    def _origin(self, table: EpisodeTable, index: int) -> Origin:
+        row, outcome = table.rows[index : index + 1], table.outcomes(slice(index, index + 1))
+        return Origin(row, outcome, -1 if self._former[index] else int(row["runner"][0]), self.traces.get(index))
+
+
+def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
+    """Choose the episodes to run again, before any has run.
+
+    Args:
+        num_episodes: Episodes of the plan.
+        share: Share of the plan, at least one episode; ``auto`` is six of the second half, or the last five of a plan
+            that has less, of which four run again.
+        seed: Root seed of the plan.
+
+    Returns:
+        Their indices, in random order; empty for a share of 0.
+    """
+    if not share:
+        return []
+    first, count = 0, 0
+    if share == "auto":
+        first = max(0, min(num_episodes - _EPISODES - 1, num_episodes // 2))
+        count = min(_TRACED, num_episodes - first)
+    else:
+        count = max(1, math.ceil(share * num_episodes))
+    chosen = np.random.default_rng(seed).choice(num_episodes - first, count, replace=False)
+    return [first + int(index) for index in chosen]
+
+
+def _fitting(
+    indices: Sequence[int],
+    own: npt.NDArray[np.float64],
+    policy: npt.NDArray[np.float64],
+    budget: float,
+    runners: int,
+    lanes: int,
+) -> list[int]:
+    """Return the first few episodes that together take no longer than a budget, in lanes of several runners."""
+    fitting: list[int] = []
+    for index in indices:
+        some = [*fitting, index]
+        passes = math.ceil(len(some) / (runners * lanes)) * float(policy[some].max())
+        longest = max(float((own + policy)[index]), float(own[some].sum()) / runners + passes)
+        if len(fitting) < _EPISODES and longest <= budget:
+            fitting = some
+    return fitting
+
+
+class Origin(NamedTuple):
+    """How an episode came to its record."""
+
+    row: npt.NDArray[np.void]
+    """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
+    outcome: npt.NDArray[np.void]
+    """What is compared of it: :func:`rl_eval.records.episode.outcomes_of` it, shape (1,)."""
+    position: int
+    """Position of the runner; -1 for another process than all runners there are."""
+    trace: npt.NDArray[np.void] | None
+    """Array of :data:`rl_eval.records.determinism.TRACE`, if it was traced."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Episodes that run again, and what they are compared with."""
+
+    origins: Mapping[int, Origin]
+    waiting: dict[int, None]
+    held: dict[int, set[int]] = field(default_factory=dict)
+    """Indices by the incarnation that runs them."""
+    tries: Counter[int] = field(default_factory=Counter)
+    again: dict[int, Origin] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting and not any(self.held.values())
+
+    @property
+    def mismatched(self) -> list[int]:
+        return [index for index, again in sorted(self.again.items()) if not _equal(self.origins[index], again)]
+
+    def put_back(self, index: int, why: str) -> None:
+        """Try an episode again, a few times."""
+        if self.tries[index] < _MAX_TRIES:
+            self.waiting[index] = None
+        else:
+            self.failed[index] = why
+
+
+@final
+class Reruns:
+    """Hands out the episodes to be run again, and takes their reports.
+
+    Args:
+        origins: What is recorded, by index, of the episodes to run again.
+        try_env_reuse: Whether to see if a new environment for each episode would help.
+        num_runners: Runners that were asked for.
+        in_used: Why the episodes run again in environments that have served others; empty to build fresh ones. Those
+            have another history than the first time, so a difference shows as well.
+        info_keys: Names of the info scalars of a row.
+    """
+
+    def __init__(
+        self,
+        origins: Mapping[int, Origin],
+        try_env_reuse: bool,
+        num_runners: int,
+        in_used: str = "",
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        self._try_env_reuse = try_env_reuse and not in_used
+        self._num_runners = num_runners
+        self._in_used = in_used
+        self._info_keys = info_keys
+        self._cut = ""
+        self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to run."""
+        return self._current.done
+
+    def holds(self, runner: int) -> bool:
+        """Whether a runner has anything to do."""
+        return bool(self._current.held.get(runner))
+
+    def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
+        """Give a runner as many episodes as it has lanes free.
+
+        Args:
+            runner: Its incarnation.
+            position: Its position in the group.
+            lanes: How many lanes it has.
+            positions: Positions of all runners that are up: where there is another, no runner checks itself.
+        """
+        now, others = self._current, set(positions) - {position}
+        held = now.held.setdefault(runner, set())
+        fit = [index for index in now.waiting if now.origins[index].position != position or not others]
+        taken = fit[: max(0, lanes - len(held))]
+        for index in taken:
+            del now.waiting[index]
+            held.add(index)
+            now.tries[index] += 1
+        return tuple(self._lease(index, runner) for index in taken)
+
+    def _lease(self, index: int, runner: int) -> Lease:
+        origin = self._current.origins[index]
+        row = origin.row[0]
+        # At the attempt of the record: what failed earlier attempts is no part of the episode that counts.
+        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._in_used, origin.trace is not None)
+
+    def reported(self, runner: int, position: int, report: RunReport) -> None:
+        """Take what a runner finished."""
+        now = self._current
+        held = now.held.get(runner, set())
+        for place, index in enumerate(report.rows["index"].tolist()):
+            if index in held:
+                held.remove(index)
+                row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
+                outcome = outcomes_of(row, infos, self._info_keys)
+                now.again[index] = Origin(row, outcome, position, report.traces.get(index))
+        for fault in report.faults:
+            if fault.index in held:
+                held.remove(fault.index)
+                now.put_back(fault.index, f"{fault.error_type}: {fault.message}")
+        self._go_on()
+
+    def lost(self, runner: int) -> None:
+        """A runner is gone: what it held is tried again, a few times."""
+        for index in sorted(self._current.held.pop(runner, ())):
+            self._current.put_back(index, "its runner was lost")
+        self._go_on()
+
+    def stop(self, why: str) -> None:
+        """End the check; what has not finished says nothing."""
+        if not self.done:
+            self._cut = why
+            self._current.waiting, self._current.held = {}, {}
+
+    def _go_on(self) -> None:
+        """After a pass with mismatches, see whether fresh environments agree with each other."""
+        mismatched = self._first.mismatched
+        if self._current is not self._first or not self.done or not mismatched or not self._try_env_reuse:
+            return
+        if self._difference(mismatched[0]).cause != "policy":
+            origins = {index: self._first.again[index] for index in mismatched}
+            self._current = _Pass(origins, dict.fromkeys(mismatched))
+
+    # ------------------------------------------------------------------ the finding
+
+    @property
+    def blames_policy(self) -> bool:
+        """Whether the first difference is the policy's doing."""
+        first = self.result.first
+        return first is not None and first.cause == "policy"
+
+    @property
+    def result(self) -> Determinism:
+        """What has been found so far."""
+        first, second = self._first, self._current if self._current is not self._first else None
+        mismatched, failed = first.mismatched, sorted(first.failed)
+        elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
+        helps = None
+        if second is not None and (second.mismatched or second.failed or not self._cut):
+            helps = not second.mismatched and not second.failed
+        return Determinism(
+            checked=len(first.again),
+            elsewhere=elsewhere,
+            mismatched=tuple(mismatched),
+            failed=tuple(failed),
+            failure=first.failed[failed[0]] if failed else "",
+            first=self._difference(mismatched[0]) if mismatched else None,
+            env_reuse_helps=helps,
+            remark=self._remark(elsewhere),
+        )
+
+    def _remark(self, elsewhere: int) -> str:
+        first = self._first
+        if self._cut and len(first.again) + len(first.failed) < len(first.origins):
+            return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
+        alone = "no second runner was up for it" if self._num_runners > 1 else "only one process took part"
+        return "; ".join(filter(None, ("" if elsewhere else alone, self._in_used)))
+
+    def _difference(self, index: int) -> FirstDifference:
+        one, other = self._first.origins[index], self._first.again[index]
+        traced = one.trace is not None and other.trace is not None
+        if traced and (found := first_difference(index, one.trace, other.trace)):  # type: ignore[arg-type]
+            return found
+        names = different_columns(one.outcome, other.outcome)
+        return FirstDifference(index, -1, names[0] if names else "trace", "environment" if traced else "")
+
+
+def _equal(one: Origin, other: Origin) -> bool:
+    """Compare outcomes, and traces where there are two: equal returns may hide that an episode took another course."""
+    if different_columns(one.outcome, other.outcome):
+        return False
+    return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
 
 
 @final
@@ -30,6 +370,9 @@ class DeterminismCheck(Phase):
         super().__init__(outcome)
         self._sample = sample
         self._reruns: Reruns | None = None
+        self._asking: bool | None = None
+        """Whether a runner looks for the reason; None if none was asked."""
+        self._likely_cause = ""
         self._finding = UNFINISHED
         self._patience_s = self._ends = math.inf
 
@@ -58,16 +401,23 @@ class DeterminismCheck(Phase):
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         assert self._reruns is not None
+        if self._asking:
+            self._asking = False
         self._reruns.lost(member.incarnation)
         self._pump_all(now)
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Take a report; see :meth:`EvalOutcome.check_report` for what it raises."""
-        if self._reruns is not None and not self._over:
+        """Take a report, or the likely cause; the errors are those of :meth:`EvalOutcome.check_report`."""
+        if isinstance(value, str):
+            self._likely_cause, self._asking = value, False
+        elif self._reruns is not None and not self._over:
             self._outcome.check_report(member, value)
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
+            if self._reruns.done and self._reruns.blames_policy and self._asking is None:
+                self._asking = True
+                self.pool.call(member, Apply(_likely_cause_at), tag=self.tag, now=now)
 
     def _watch(self, now: float) -> None:
         if not self.pool.ready():  # Time without any runner that is up does not count.
@@ -75,6 +425,7 @@ class DeterminismCheck(Phase):
         elif now > self._ends and self._reruns is not None:
             self._abandon(now)
             self._reruns.stop("it took many times as long as the first run")
+            self._asking = False
 
     def _abandon(self, now: float) -> None:
         if self._reruns is not None:
@@ -83,12 +434,12 @@ class DeterminismCheck(Phase):
 
     @property
     def _complete(self) -> bool:
-        return self._reruns is None or self._reruns.done
+        return self._reruns is None or (self._reruns.done and not self._asking)
 
     def _ended(self) -> None:
         if self._reruns is not None:
             self._reruns.stop(self._reason)
-            self._finding = self._reruns.result
+            self._finding = replace(self._reruns.result, likely_cause=self._likely_cause)
         self._outcome.store.determinism = self._finding
 
     def _pump_all(self, now: float) -> None:
@@ -107,3 +458,11 @@ class DeterminismCheck(Phase):
         while member.in_flight(self.tag) < CALLS_IN_FLIGHT and reruns.holds(runner):
             self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
             leases = ()
+
+
+def _likely_cause_at(runner: Any) -> str:
+    """Return the likely reason why a runner's policy does not repeat itself; empty if it cannot be searched for."""
+    try:
+        return str(runner.inference.likely_cause())
+    except Exception:
+        return ""

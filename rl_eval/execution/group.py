@@ -259,12 +259,12 @@ class EvalRunnerGroup(WorkerCalls):
     def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
         """Start to run episodes that leave trajectories."""
         from rl_eval.execution.recorded import Recorded
-        from rl_eval.trajectories.team_recorder import make_recorder
+        from rl_eval.trajectories.recorder import TrajectoryRecorder
 
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         settings = with_values(self.settings, evaluation=changes)
         info_keys = settings.evaluation.info_keys
-        recorder = partial(make_recorder, info_keys=info_keys, compress_images=compress_images)
+        recorder = partial(TrajectoryRecorder, info_keys=info_keys, compress_images=compress_images)
         outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
         with self._post_lock:
             self._loop.post(Recorded(Opening(outcome), recorder))

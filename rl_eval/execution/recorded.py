@@ -11,7 +11,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.episode import RunReport
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -58,7 +57,7 @@ class Recorded(Job):
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
-        if isinstance(value, RunReport):
+        if value is not None:  # The answer to its own call.
             self._job.replied(member, value, now)
 
     def tick(self, now: float) -> None:
@@ -87,7 +86,7 @@ def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None
     """Have a runner's environments seen by observers, beside those that are configured."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
-            f"episodes of {type(runner).__name__} leave no trajectories, as it is no rl_eval.EvalRunner: derive it "
+            f"episodes of {type(runner).__name__} leave no trajectories, as it is not an rl_eval.EvalRunner: derive it "
             "from that class"
         )
     runner.observe(factories)

@@ -23,8 +23,7 @@ from rl_eval.execution.recorded import TRAJECTORY
 from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict
-from rl_eval.trajectories.disk import reserve
+from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict, reserve
 from rl_eval.trajectories.trajectory import Trajectory
 
 __all__ = ["SampleRequest", "Sampler"]

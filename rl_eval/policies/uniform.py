@@ -16,9 +16,10 @@ __all__ = ["UniformPolicy"]
 
 @final
 class UniformPolicy:
-    """Policy that draws every action uniformly; of a Discrete space only those that an action mask allows.
+    """Policy that draws every action uniformly, and only actions that an action mask allows.
 
-    The mask is ``observation["action_mask"]``, shape (batch, n), as PettingZoo has it, where there is one.
+    The mask is ``observation["action_mask"]``, as PettingZoo and ``environment.action_masks`` have it, of a
+    Discrete, MultiDiscrete or MultiBinary space: shape (batch, n), (batch, sum(nvec)) or (batch, 2 * bits).
     An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as
     ``Box.sample`` has it.
 
@@ -40,10 +41,21 @@ class UniformPolicy:
         if noise is None:
             raise ConfigError("a uniform policy has no most likely action: set policy.deterministic to false")
         mask = observations.get("action_mask") if isinstance(observations, dict) else None
-        if mask is not None and isinstance(self._space, gym.spaces.Discrete):
-            drawn = np.where(mask > 0, noise.uniform(int(self._space.n)), -1.0)
-            return drawn.argmax(1) + self._space.start, None
+        if mask is not None and (choices := _choices(self._space)):
+            drawn = np.where(mask > 0, noise.uniform(sum(choices)), -1.0)
+            parts = np.split(drawn, np.cumsum(choices)[:-1], axis=1)
+            chosen = np.stack([part.argmax(1) for part in parts], 1).reshape(len(drawn), *(self._space.shape or ()))
+            return (chosen + getattr(self._space, "start", 0)).astype(self._space.dtype), None
         return _draw(self._space, noise), None
+
+
+def _choices(space: gym.Space[Any]) -> list[int]:
+    """Return how many choices each part of a space has; empty for one without masks."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else []
 
 
 def _check(space: gym.Space[Any]) -> None:

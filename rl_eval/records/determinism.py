@@ -1,13 +1,20 @@
-"""Findings of the determinism check: whether episodes that ran a second time came out as they were recorded."""
+"""Determinism check: traces of episodes that run twice, their first difference, and the finding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
+import numpy as np
+import numpy.typing as npt
+import tree
+import xxhash
 from pydantic import Field
 
-__all__ = ["UNFINISHED", "Determinism", "FirstDifference"]
+from rl_eval.errors import EvalError
+
+__all__ = ["TRACE", "UNFINISHED", "Determinism", "FirstDifference", "TraceRecorder", "first_difference"]
 
 Cause = Literal["environment", "policy", ""]
 
@@ -53,6 +60,8 @@ class Determinism:
     """Whether the mismatched episodes agree with themselves in fresh environments; None where that was not tried."""
     remark: str = ""
     """What the check could not see, or why nothing was checked."""
+    likely_cause: str = ""
+    """Likely reason why the policy acted differently, if the check asked for one."""
 
     @property
     def passed(self) -> bool | None:
@@ -105,10 +114,8 @@ class Determinism:
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
-            return (
-                "the policy chose another action for the same observation: state that it keeps between episodes, a "
-                "random generator of its own or neighbours in its batch change what it does"
-            )
+            why = self.likely_cause or "state between episodes, a generator of its own, or neighbours in its batch"
+            return f"the policy chose another action for the same observation: {why}"
         if self.env_reuse_helps:
             return "environment.env_reuse=episode builds a new environment for each, which cured these episodes"
         if self.env_reuse_helps is False:
@@ -117,3 +124,93 @@ class Determinism:
 
 
 UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
+
+TRACE: Final = np.dtype(
+    [("action", "<u8"), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("observation", "<u8")]
+)
+"""One step of an episode, its columns in the order in which they come about. Row 0 is the reset."""
+
+_LONGEST: Final = 100_000
+"""Rows of a trace; steps after them are not traced."""
+
+
+@final
+class TraceRecorder:
+    """Wrapper of an environment's ``reset`` and ``step`` that keeps a trace.
+
+    Args:
+        reset: The environment's.
+        step: The environment's.
+        content: Returns what the policy is given of an observation.
+    """
+
+    def __init__(self, reset: Callable[..., Any], step: Callable[[Any], Any], content: Callable[[Any], bytes]) -> None:
+        self._reset = reset
+        self._step = step
+        self._content = content
+        self._rows: list[tuple[int, float, float, float, int]] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset, and begin the trace."""
+        result = self._reset(**kwargs)
+        self._rows = []
+        if type(result) is tuple and result:
+            self._rows = [(0, 0.0, False, False, self._observed(result[0]))]
+        return result
+
+    def step(self, action: Any) -> Any:
+        """Step, and add a row."""
+        chosen = _digest(action) if len(self._rows) < _LONGEST else 0  # The environment may change it in place.
+        result = self._step(action)
+        # Whether a result keeps the contract is for the runner to say.
+        if len(self._rows) < _LONGEST and type(result) is tuple and len(result) == 5:
+            observation, reward, terminated, truncated, _ = result
+            self._rows.append(
+                (chosen, _number(reward), _number(terminated), _number(truncated), self._observed(observation))
+            )
+        return result
+
+    def _observed(self, observation: Any) -> int:
+        try:
+            return xxhash.xxh3_64_intdigest(self._content(observation))
+        except EvalError:
+            return 0  # What is wrong with it is for the runner to say.
+
+    @property
+    def trace(self) -> npt.NDArray[np.void]:
+        """Array of :data:`TRACE`, shape (steps + 1,)."""
+        return np.array(self._rows, TRACE)
+
+
+def first_difference(episode: int, one: npt.NDArray[np.void], other: npt.NDArray[np.void]) -> FirstDifference | None:
+    """Return the first place where two traces of an episode differ; None if they are equal bit by bit."""
+    common, names = min(len(one), len(other)), TRACE.names or ()
+    different = np.stack([_bits(one[name][:common]) != _bits(other[name][:common]) for name in names])
+    if different.any():
+        step = int(np.argmax(different.any(axis=0)))
+        what = names[int(np.argmax(different[:, step]))]
+        return FirstDifference(episode, step, what, "policy" if what == "action" else "environment")
+    return None if len(one) == len(other) else FirstDifference(episode, common, "length", "environment")
+
+
+def _bits(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(column).view("u8") if column.dtype.itemsize == 8 else column
+
+
+def _number(value: Any) -> float:
+    """Return a number whatever form it has; NaN for what is none."""
+    if type(value) is float or type(value) is bool:
+        return value
+    try:
+        return float(np.asarray(value, np.float64).reshape(-1)[0])
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        return float("nan")
+
+
+def _digest(value: Any) -> int:
+    """Hash an action."""
+    digest = xxhash.xxh3_64()
+    for leaf in tree.flatten(value):
+        array = np.asarray(leaf)
+        digest.update(repr(leaf).encode() if array.dtype.kind == "O" else array.tobytes())
+    return digest.intdigest()

@@ -270,7 +270,7 @@ class RunReport:
     """The runner's numerics key; empty before its first episode."""
     traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
     """Traces of completed episodes whose leases asked for one, by index: arrays of
-    :data:`rl_eval.records.trace.TRACE`."""
+    :data:`rl_eval.records.determinism.TRACE`."""
     construct_seconds: float = math.inf
     """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()

@@ -1,29 +1,41 @@
 """Replay of recorded episodes: they run again as the provenance says, and are compared with their records.
 
-The episode runs in this process, with the seed, the weights and the inference of the record, at the attempt that
-the record is of. Live objects cannot be rebuilt from their names, so whoever passed them passes them again.
+:func:`rebuilt_runner` builds a runner in this process that has what the runners of the evaluation had,
+:func:`run_again` runs episodes with it, and :func:`compared` compares them with their records. Videos, exports of
+trajectories and ``rl-eval doctor`` use the same functions, with observers of their own. Live objects cannot be rebuilt
+from their names: they are passed again.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
-import cloudpickle
 import numpy as np
 
 from rl_eval.backends import pickled
+from rl_eval.backends.policy_pickle import unpickle_with_weights
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.live import live_policies, weights_of_each, with_live
 from rl_eval.config.model_files import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.policies.filters import configured_weights
-from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Lease, RunReport, different_columns, failed_row
+from rl_eval.records.episode import (
+    EpisodeRecord,
+    Lease,
+    RunReport,
+    different_columns,
+    failed_row,
+    outcomes_of,
+    record_of,
+)
 from rl_eval.records.plain import leaves, plain
 from rl_eval.redaction import MASK
 from rl_eval.results.loading import load
@@ -37,12 +49,13 @@ from rl_eval.weights import WeightsSnapshot
 __all__ = [
     "Replay",
     "check_recorded",
+    "compared",
+    "lease_of",
     "rebuilt_runner",
     "recorded_episode",
     "replay",
     "replay_each",
-    "replay_with",
-    "run_lease",
+    "run_again",
 ]
 
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
@@ -97,30 +110,64 @@ def replay(
         ConfigError: The recorded config cannot be used again.
     """
     result = source if isinstance(source, EvalResult) else load(source)
-    recorded_episode(result, index)
-    with rebuilt_runner(result, config, policy, trust=trust) as runner:
-        return replay_with(runner, result, index)
+    (found,) = replay_each(result, [index], config, policy, trust=trust)
+    return found
 
 
-def replay_each(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
-    """Run episodes again with one runner of this process, in turn; see :func:`replay` for what it raises."""
-    for index in indices:
-        recorded_episode(result, index)
-    with rebuilt_runner(result, trust=trust) as runner:
-        for index in indices:
-            yield replay_with(runner, result, index)
+def replay_each(
+    result: EvalResult,
+    indices: Sequence[int],
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
+) -> Iterator[Replay]:
+    """Run episodes again with one runner of this process, in turn; the errors are those of :func:`replay`."""
+    leases = [lease_of(result, index) for index in indices]
+    with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
+        for report in run_again(runner, leases):
+            yield compared(result, report)
 
 
-def replay_with(runner: Runner, result: EvalResult, index: int) -> Replay:
-    """Run one episode again with an idle runner that has what those of the evaluation had.
+def lease_of(result: EvalResult, index: int) -> Lease:
+    """Return the permission to run an episode again, at the attempt of its record: faults before it may not repeat.
 
     Raises:
         UsageError: The episode has no record.
     """
     recorded = recorded_episode(result, index)
-    lease = Lease(recorded.index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
-    with one_thread():
-        return _compare(result, index, run_lease(runner, lease))
+    return Lease(index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+
+
+def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
+    """Run one attempt of each episode with an idle runner; yield a report of each, in order.
+
+    Args:
+        runner: The runner.
+        leases: Episodes and attempts.
+        at_once: Most episodes that the runner holds at one time.
+
+    Yields:
+        Reports of one episode, with its row and infos, also if the attempt failed, its fault if it did, and everything
+        else that came with it.
+    """
+    waiting, held = iter(leases), deque[Lease]()
+    reports: dict[int, RunReport] = {}
+    while True:
+        new = list(islice(waiting, at_once - len(held)))
+        held += new
+        if not held:
+            return
+        report = runner.run(new, _BUDGET_S)
+        for place, index in enumerate(report.rows["index"].tolist()):
+            part = slice(place, place + 1)
+            reports[index] = replace(report, rows=report.rows[part], infos=report.infos[part], faults=())
+        for fault in report.faults:
+            row = failed_row(fault.index, fault.seed, fault.attempt, report.weights_version)
+            nothing = np.full((1, report.infos.shape[1]), np.nan)
+            reports[fault.index] = replace(report, rows=row, infos=nothing, faults=(fault,))
+        while held and held[0].index in reports:
+            yield reports.pop(held.popleft().index)
 
 
 @contextmanager
@@ -146,7 +193,9 @@ def rebuilt_runner(
     weights = _weights(result.provenance["weights"], settings, live)
     with working_in(None):  # An environment may change the working directory.
         try:
-            copied = cloudpickle.loads(pickled(live, "the policy"))  # The caller's keeps its state.
+            # The caller's keeps its state; the weights come from the snapshot, if there is one.
+            payload = pickled(live, "the policy", None if weights is None else live)
+            copied = unpickle_with_weights(payload, weights)
             runner = runner_class(settings.runners.runner)(settings, 0, copied)
         except ConfigError as error:
             if config is not None:
@@ -169,26 +218,14 @@ def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
     return settings, live_policies(settings.policy)
 
 
-def run_lease(runner: Runner, lease: Lease) -> RunReport:
-    """Run one attempt of an episode with an idle runner; return its last report, with a row also if it failed."""
-    report = runner.run([lease], _BUDGET_S)
-    while not (len(report.rows) or report.faults):
-        report = runner.run((), _BUDGET_S)
-    if len(report.rows):
-        return report
-    row = failed_row(lease.index, lease.seed, lease.attempt, report.weights_version)
-    return replace(report, rows=row, infos=np.full((1, report.infos.shape[1]), np.nan))
-
-
-def _compare(result: EvalResult, index: int, report: RunReport) -> Replay:
-    table = EpisodeTable(len(result.plan), result.table.info_keys)
-    table.fill(report.rows, report.infos, report.faults)
-    recorded, again = result.table.record(index), table.record(index)
+def compared(result: EvalResult, report: RunReport) -> Replay:
+    """Compare an episode that :func:`run_again` ran with its record."""
+    index, keys = int(report.rows["index"][0]), result.table.info_keys
+    was, now = result.table.outcomes(slice(index, index + 1)), outcomes_of(report.rows, report.infos, keys)
     ours, theirs = plain(report.numerics), result.provenance["numerics"]
-    was, now = (found.outcomes(slice(index, index + 1)) for found in (result.table, table))
     return Replay(
-        recorded=recorded,
-        again=again,
+        recorded=result.table.record(index),
+        again=record_of(report.rows[0].item(), dict(zip(keys, report.infos[0].tolist(), strict=True)), report.faults),
         differences={name: (was[name][0].item(), now[name][0].item()) for name in different_columns(was, now)},
         numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import ge, gt, le, lt
 from typing import Final
 
 from rl_eval.errors import ConfigError, nearest
@@ -20,6 +21,7 @@ __all__ = ["Answer", "DifferenceRequirement", "MetricRequirement", "parse_differ
 
 _NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _METRIC: Final = re.compile(rf"\s*([A-Za-z_][\w/.]*)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
+_OPERATORS: Final = {">=": ge, "<=": le, ">": gt, "<": lt}
 _DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({_NUMBER}))?\s*")
 
 
@@ -61,13 +63,7 @@ class MetricRequirement:
         value = metrics[self.metric]
         if math.isnan(value):
             return Answer.OPEN
-        met = {
-            ">=": value >= self.bound,
-            "<=": value <= self.bound,
-            ">": value > self.bound,
-            "<": value < self.bound,
-        }
-        return Answer.HOLDS if met[self.operator] else Answer.FAILS
+        return Answer.HOLDS if _OPERATORS[self.operator](value, self.bound) else Answer.FAILS
 
 
 @dataclass(frozen=True, slots=True)

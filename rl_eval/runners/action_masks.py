@@ -38,7 +38,6 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         self._choices = _num_choices(env.action_space)
         mask = gym.spaces.Box(0, 1, (self._choices,), np.int8)
         self.observation_space = gym.spaces.Dict({"observation": env.observation_space, "action_mask": mask})
-        self._last: npt.NDArray[np.int8] = np.ones(self._choices, np.int8)
         self._ask = env.get_wrapper_attr(_METHOD) if env.has_wrapper_attr(_METHOD) else None
 
     def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -55,20 +54,8 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
             masked = self._masked(observation, info)
         return masked, reward, terminated, truncated, info
 
-    @property
-    def sample_mask(self) -> Any:
-        """What ``action_space.sample`` takes to draw an action that the last observation allows."""
-        space = self.action_space
-        if isinstance(space, gym.spaces.MultiDiscrete):
-            return tuple(np.split(self._last, np.cumsum(space.nvec)[:-1]))
-        if isinstance(space, gym.spaces.MultiBinary):
-            no, yes = self._last.reshape(-1, 2).T
-            return np.where(no & yes, 2, yes).astype(np.int8).reshape(space.shape)
-        return self._last
-
     def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        self._last = self._read(info)
-        return {"observation": observation, "action_mask": self._last}
+        return {"observation": observation, "action_mask": self._read(info)}
 
     def _read(self, info: dict[str, Any]) -> npt.NDArray[np.int8]:
         if self._ask is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from copy import copy
+from functools import partial
 from typing import Any, Final
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ from rl_eval.errors import PolicyUnavailable
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Recurrent
 from rl_eval.runners.nested import assign_rows, copy_batch, no_grad, take_rows
+from rl_eval.runners.policy_memory import likely_cause, module_tensors_kept
 from rl_eval.runners.probe import BLOCK, Probe
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
 from rl_eval.runners.sweep_log import SweepLog
@@ -285,14 +287,7 @@ class Inference:
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
         with no_grad():
-            probe = Probe(
-                self._policy,
-                self.observations,
-                copy(self._reader),  # Actions for made-up observations may be clipped.
-                self._fresh_state,
-                deterministic=self._deterministic,
-                allow_nondeterministic=self._allow_nondeterministic,
-            )
+            probe = self._new_probe()
             if self._batched:
                 probe.check_shapes()
                 self._chunk, self._verdict = 1, (_BATCHED,)
@@ -306,6 +301,22 @@ class Inference:
             "reference": "row" if found.verdict == "row" else f"block of {BLOCK}",
             "outputs": found.outputs,
         } | self._machine()
+
+    def likely_cause(self) -> str:
+        """Return the likely reason why the policy does not repeat itself; empty if nothing that it keeps shows one."""
+        probe = self._new_probe()
+        with no_grad(), module_tensors_kept(self._policy):
+            return likely_cause(self._policy, probe.act_once, partial(probe.act_once, other=True))
+
+    def _new_probe(self) -> Probe:
+        return Probe(
+            self._policy,
+            self.observations,
+            copy(self._reader),  # Actions for made-up observations may be clipped.
+            self._fresh_state,
+            deterministic=self._deterministic,
+            allow_nondeterministic=self._allow_nondeterministic,
+        )
 
     def _machine(self) -> dict[str, Any]:
         """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""

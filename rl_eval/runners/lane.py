@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from rl_eval.records.determinism import TraceRecorder
 from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, Progress, Row, Truncation
-from rl_eval.records.trace import TraceRecorder
 from rl_eval.runners.observers import ObservedSlot
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 

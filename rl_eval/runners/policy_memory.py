@@ -1,8 +1,9 @@
 """Memory of a policy between its calls: random generators, tensors, counters.
 
-A policy whose actions depend on such things is no function of its observations. The probe looks at them before and
-after the policy acts, and names what changed. It goes through attributes, closures, containers and the globals that
-a function uses, nearest first and up to a limit, and calls nothing of the policy's.
+A policy whose actions depend on such things is not a function of its observations. ``rl-eval doctor``, and a
+determinism check that failed, compare them before and after the policy acts, and name the difference. The search goes
+through attributes, closures, containers and the globals that a function uses, nearest first and up to a limit, and
+calls nothing of the policy's.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.weights import module_of
 
-__all__ = ["GLOBAL_GENERATORS", "Memory", "module_tensors_kept", "remembered", "training_layers", "weights_digest"]
+__all__ = ["Memory", "changes", "likely_cause", "module_tensors_kept", "remembered", "weights_digest"]
 
-GLOBAL_GENERATORS: Final = ("Python's global generator", "numpy's global generator", "torch's global generator")
+_GLOBAL_GENERATORS: Final = ("Python's global generator", "numpy's global generator", "torch's global generator")
 
 _MOST_PARTS: Final = 2000
 _MOST_BYTES: Final = 2**20
@@ -40,21 +41,21 @@ _SCALARS: Final = (bool, int, float, complex, str, bytes, np.generic, type(None)
 
 
 class Memory(NamedTuple):
-    """Digests of what a policy keeps, by name, at one moment."""
+    """Digests of the state that a policy keeps, by name, at one moment."""
 
     generators: Mapping[str, str]
     """The process's own generators are always among them."""
     values: Mapping[str, str]
 
-    def changes(self, later: Memory, kind: Literal["generators", "values"]) -> list[str]:
-        """Return the names of what is something else in a later picture; what is new there may be a cache."""
-        before, after = getattr(self, kind), getattr(later, kind)
-        return [name for name, digest in before.items() if name in after and after[name] != digest]
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names whose digest changed; a name that is new may be a cache."""
+    return [name for name, digest in before.items() if name in after and after[name] != digest]
 
 
 def remembered(policy: Any) -> Memory:
-    """Take a picture of what a policy keeps."""
-    generators = dict(zip(GLOBAL_GENERATORS, map(_digest, _global_states()), strict=False))
+    """Return digests of the state that a policy keeps; of None, those of the process's generators."""
+    generators = dict(zip(_GLOBAL_GENERATORS, map(_digest, _global_states()), strict=False))
     values: dict[str, str] = {}
     for name, part in _parts(policy):
         with contextlib.suppress(Exception):  # Whatever this is, it cannot be looked at.
@@ -65,8 +66,41 @@ def remembered(policy: Any) -> Memory:
     return Memory(generators, values)
 
 
-def training_layers(policy: Any) -> list[str]:
-    """Name the layers in training mode that then compute something else: dropout and batch norm."""
+def likely_cause(policy: Any, act: Callable[[], None], act_on_others: Callable[[], None]) -> str:
+    """Return the likely reason why a policy does not repeat itself; empty if nothing that it keeps shows one.
+
+    Args:
+        policy: The policy, also as it comes: a function, a module.
+        act: Asks it for actions, always for the same observations.
+        act_on_others: Asks it for actions for other observations.
+    """
+    act()  # What a first call leaves behind, such as a cache, changes only once.
+    before = remembered(policy)
+    act()
+    after = remembered(policy)
+    act_on_others()
+    causes = []
+    if layers := _training_layers(policy):
+        causes.append(f"{_listed(layers)} in training mode: call eval() on the module that has them")
+    if drawn := changes(before.generators, after.generators):
+        causes.append(
+            f"acting draws from {_listed(drawn)}: implement rl_eval.Policy, and draw from the noise argument of act()"
+        )
+    kept = changes(before.values, after.values) or changes(after.values, remembered(policy).values)
+    if kept and not causes:  # Whatever chance has decided changes as well.
+        causes.append(
+            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it by "
+            "initial_state()"
+        )
+    return "; ".join(causes)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _training_layers(policy: Any) -> list[str]:
+    """Return the layers in training mode that then compute something else: dropout and batch norm."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

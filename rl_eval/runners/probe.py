@@ -2,7 +2,8 @@
 
 Made-up observations are computed in blocks, then at other positions amid garbage. A row whose bits change either
 depends on its batch, or the policy gives other results each time it is asked. The same calls once more tell which:
-a policy that does not repeat is no function of its observations, and nothing can make its episodes repeat.
+a policy that does not repeat is not a function of its observations, and nothing can make its episodes repeat.
+The reason is searched for by ``rl-eval doctor``, not here.
 """
 
 from __future__ import annotations
@@ -10,25 +11,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
-from time import perf_counter, sleep
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
+from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_of
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
 from rl_eval.runners.nested import copy_batch, take_rows
-from rl_eval.runners.policy_memory import (
-    GLOBAL_GENERATORS,
-    Memory,
-    module_tensors_kept,
-    remembered,
-    training_layers,
-)
+from rl_eval.runners.policy_memory import module_tensors_kept
 from rl_eval.runners.spaces import ActionReader, ObservationBatch
 
 __all__ = ["BLOCK", "Finding", "Probe", "Verdict"]
@@ -45,11 +38,6 @@ _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
 """Calls before the first that counts, besides that which checks shapes: compilers and autotuners settle in them."""
-_LOOKS: Final = 8
-"""Times that a global generator must move with a call, and stand still after it, to be one that the policy draws from.
-
-Other threads that draw from it at random moments look like that with a probability of at most 4^-8.
-"""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -115,12 +103,22 @@ class Probe:
         """
         with module_tensors_kept(self._policy):
             self._check_shapes()
-            before = remembered(self._policy)
-            finding = self._judge()
-            if isinstance(finding, _Unrepeatable):
-                return self._unrepeatable(str(finding), before)
-            kept = self._note_of_changes()
-        return finding._replace(notes=finding.notes + kept, overwrites=finding.overwrites or self._overwrites)
+            try:
+                finding = self._compare()
+            except (ConfigError, PolicyUnavailable):
+                raise
+            except _Unrepeatable as seen:
+                finding = self._unrepeatable(str(seen))
+            except Exception as error:
+                # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
+                finding = self._unprobed(error)
+        return finding._replace(overwrites=finding.overwrites or self._overwrites)
+
+    def act_once(self, *, other: bool = False) -> None:
+        """Act on the first block of observations, or on another one; an error of the policy is ignored."""
+        rows = self._block(self._pool // 2 if other else 0)
+        with contextlib.suppress(Exception):
+            self._outputs(self._observations, rows, range(BLOCK))
 
     def check_shapes(self) -> None:
         """Check that the policy's actions fit, and nothing else.
@@ -133,17 +131,6 @@ class Probe:
             self._check_shapes()
 
     # ------------------------------------------------------------------ verdicts
-
-    def _judge(self) -> Finding | _Unrepeatable:
-        try:
-            return self._compare()
-        except (ConfigError, PolicyUnavailable):
-            raise
-        except _Unrepeatable as seen:
-            return seen
-        except Exception as error:
-            # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
-            return self._unprobed(error)
 
     def _compare(self) -> Finding:
         """Compare rows computed in blocks with the same rows elsewhere.
@@ -168,104 +155,40 @@ class Probe:
         except Exception as error:
             raise ConfigError(
                 "the policy's result for an observation depends on the others in its batch, and it cannot act on one "
-                f"alone ({type(error).__name__}: {error}): an episode's actions would depend on which episodes run "
-                f"beside it{_blamed(training_layers(self._policy))}"
+                f"alone ({type(error).__name__}: {error}): call eval() on a module in training mode"
             ) from error
         note = (
             "the policy's result for an observation depends on its place in the batch, or on the others there"
-            f"{_blamed(training_layers(self._policy)) or _unpinned()}: every row is computed alone, which is exact but "
-            "slow (one forward pass per environment and step)"
+            f"{_unpinned()}: every row is computed alone, which is exact but slow (one forward pass per environment "
+            "and step)"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 
-    def _unprobed(self, error: Exception) -> Finding | _Unrepeatable:
+    def _unprobed(self, error: Exception) -> Finding:
         try:
             self._demand_repeats()
             repeats = "a row alone repeats"
         except _Unrepeatable as seen:
-            return seen
+            return self._unrepeatable(str(seen))
         except Exception:
             repeats = "whether it repeats itself was not seen"
+        brief = summary_of(error).partition("\n")[0][:200]
         note = (
-            f"the policy could not be probed, since it failed on made-up observations ({_brief(error)}): every row is "
-            f"computed alone, which is exact but slow; {repeats}"
+            f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed "
+            f"alone, which is exact but slow; {repeats}"
         )
         return Finding("row", "", (note,), overwrites=True)
 
-    def _unrepeatable(self, call: str, before: Memory) -> Finding:
+    def _unrepeatable(self, call: str) -> Finding:
         """Refuse a policy that does not repeat itself, or note it."""
-        found = (
-            f"the policy gives other results for {call}, computed twice from the same state with the same noise. "
-            f"Likely cause: {self._likely_cause(before)}"
-        )
+        found = f"the policy gives other results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             raise ConfigError(
-                f"{found}. To evaluate it all the same, with a note in the result, set "
-                "policy.allow_nondeterministic: true"
+                f"{found}. rl-eval doctor names the likely cause. To evaluate it all the same, with a note in the "
+                "result, set policy.allow_nondeterministic: true"
             )
         note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
-
-    def _likely_cause(self, start: Memory) -> str:
-        since = remembered(self._policy)
-        before, after = self._around_a_repeated_call()
-        causes = []
-        if layers := training_layers(self._policy):
-            causes.append(f"{_listed(layers)} in training mode (call eval() on the module that has them)")
-        if drawn := before.changes(after, "generators"):
-            usual = ", as torch.rand and dropout with training=True do" if GLOBAL_GENERATORS[2] in drawn else ""
-            causes.append(
-                f"acting draws from {_listed(drawn)}{usual} (implement rl_eval.Policy, and draw from the noise "
-                "argument of act() with policy.deterministic: false)"
-            )
-        kept = before.changes(after, "values") or start.changes(since, "values")
-        if kept and not causes:  # Whatever chance has decided changes as well.
-            causes.append(
-                f"acting changes {_listed(kept)}, which the policy keeps between calls (freeze it, or make it part of "
-                "the recurrent state that initial_state() declares)"
-            )
-        return "; ".join(causes) or (
-            "none of its attributes, layers and generators; it may read a clock or the system's randomness, or use a "
-            "kernel of the device that adds in any order"
-        )
-
-    def _note_of_changes(self) -> tuple[str, ...]:
-        """Note what acting changes though the results repeated: a rare draw, or a counter that has not struck yet."""
-        before, after = self._around_a_repeated_call()
-        names = before.changes(after, "generators")
-        if threading.current_thread() is not threading.main_thread():
-            shared = self._moved_by_acting([name for name in names if name in GLOBAL_GENERATORS])
-            names = [name for name in names if name not in GLOBAL_GENERATORS or name in shared]
-        names += before.changes(after, "values")
-        note = (
-            f"acting changes {_listed(names)}, which the policy keeps between calls, so the probe has changed it too: "
-            "where actions depend on it, an episode depends on what was computed before it"
-        )
-        return (note,) if names else ()
-
-    def _moved_by_acting(self, generators: list[str]) -> list[str]:
-        """Return those that every call moves, and that stand still without one: a trainer's threads move them, too."""
-        for _ in range(_LOOKS if generators else 0):
-            began = perf_counter()
-            before, after = self._around_a_repeated_call()
-            sleep(perf_counter() - began)
-            moved = before.changes(after, "generators")
-            restless = after.changes(remembered(self._policy), "generators")
-            generators = [name for name in generators if name in moved and name not in restless]
-        return generators
-
-    def _around_a_repeated_call(self) -> tuple[Memory, Memory]:
-        """Picture what the policy keeps before and after a call that it has just answered.
-
-        What a call leaves behind anyway, such as its last distribution, is then the same in both.
-        """
-        rows = self._block(0) if self._ample else np.array([0])
-        pictures = []
-        for _ in range(2):
-            with contextlib.suppress(Exception):  # It may reject made-up observations, and count them all the same.
-                self._outputs(self._observations, rows, range(len(rows)))
-            pictures.append(remembered(self._policy))
-        return pictures[0], pictures[1]
 
     # ------------------------------------------------------------------ comparisons
 
@@ -275,18 +198,8 @@ class Probe:
         if found is None:
             return False
         if self._reference() != reference or self._mismatch(reference, size) != found:
-            # The row alone is the clearer evidence, where the policy takes one.
-            self._demand_repeats_if_it_can()
             raise _Unrepeatable("the same batch of observations")
         return True
-
-    def _demand_repeats_if_it_can(self) -> None:
-        try:
-            self._demand_repeats()
-        except _Unrepeatable:
-            raise
-        except Exception:
-            return
 
     def _demand_repeats(self) -> None:
         """Compute single rows again, after themselves and after others."""
@@ -411,20 +324,6 @@ def _same_rows(batch: Any, pool: Any, rows: npt.NDArray[np.int64]) -> bool:
 
 def _digest(rows: list[bytes]) -> str:
     return hashlib.sha256(b"".join(rows)).hexdigest()[:16]
-
-
-def _brief(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    return text if len(text) <= 200 else text[:199] + "…"
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def _blamed(layers: list[str]) -> str:
-    return f" ({_listed(layers)} in training mode: call eval() on the module)" if layers else ""
 
 
 def _unpinned() -> str:

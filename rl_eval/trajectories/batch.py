@@ -18,7 +18,9 @@ key                                       value at a frame, one step of an episo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ import numpy.typing as npt
 
 from rl_eval.trajectories.trajectory import Key, Trajectory
 
-__all__ = ["Fragment", "as_arrays", "as_tensordict"]
+__all__ = ["Fragment", "as_arrays", "as_tensordict", "reserve"]
 
 Array = npt.NDArray[Any]
 
@@ -82,6 +84,18 @@ def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arriva
         tensor = torch.from_numpy(array)
         batch.set(key, tensor.unsqueeze(-1) if key in _SCALARS else tensor)
     return batch
+
+
+def reserve(folder: Path) -> None:
+    """Reserve disk space for all memory-mapped files of a folder: a write to a page without room ends the process.
+
+    Raises:
+        OSError: There is not enough left.
+    """
+    for file in folder.rglob("*.memmap"):
+        with file.open("r+b") as opened:
+            if size := file.stat().st_size:
+                os.posix_fallocate(opened.fileno(), 0, size)
 
 
 def _batch(fragments: Sequence[Fragment], padded: bool, arrivals: bool) -> dict[Key, Array]:

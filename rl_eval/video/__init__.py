@@ -5,10 +5,9 @@ Built on a group and its runners. Imported by loggers, training and the command 
 
 from __future__ import annotations
 
-from rl_eval.video.episode import Video, record_episode
-from rl_eval.video.recording import record_videos, record_with_group
+from rl_eval.video.recording import Video, record_episode, record_videos, record_with_group
+from rl_eval.video.rendering import replay_in_window
 from rl_eval.video.selection import VideoSettings, select_episodes
-from rl_eval.video.window import replay_in_window
 
 __all__ = [
     "Video",

@@ -45,7 +45,7 @@ LAYERS = (
 )
 """Parts of the package, bottom to top: a part imports from itself and from those before it."""
 
-PURE = ("scheduling", "execution.determinism_reruns")
+PURE = ("scheduling",)
 """Neither time nor chance nor processes: events in, commands out."""
 
 IMPURE_MODULES = {

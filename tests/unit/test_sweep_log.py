@@ -123,15 +123,6 @@ def test_an_output_that_is_not_told_at_every_step_is_left_out() -> None:
     np.testing.assert_array_equal(found[1]["outputs"]["other"], np.float32([21 / 8, 31 / 8]))
 
 
-def test_nothing_is_wanted_without_an_episode() -> None:
-    log = begun()
-    log.begin(2)
-    assert log.wanted
-    log.end(2)
-    log.end(2)
-    assert not log.wanted
-
-
 def test_what_cannot_be_kept_is_said_and_the_next_attempt_begins_anew() -> None:
     log = begun()
     slot = SlotLog(log, 1)

@@ -1,52 +1,87 @@
-"""Checks of an environment: an episode has to be a function of its seed and the actions."""
+"""Checks of an environment: an episode has to be a function of its seed and the actions.
+
+Runners as an evaluation has them play whole episodes with made-up actions: in a new environment, in a used one, beside
+another one, and in other processes. Traces of the episodes are compared, as in the determinism check.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, final
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.utils.env_checker import check_env
 
-from rl_eval.cli.checks.contract import check_contract
-from rl_eval.cli.checks.episodes import MAX_SECONDS, Player, Trace, first_difference, for_player
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
+from rl_eval.records.determinism import first_difference
 from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
+from rl_eval.results.replay import run_again
+from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.environment import time_limit
 from rl_eval.runners.multi_agent.construction import build_team
-from rl_eval.runners.policy_memory import remembered
+from rl_eval.runners.policy_memory import changes, remembered
 from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["check_environment"]
 
-_FORMER: Final = 3
-"""Episodes that an environment plays between the first and its repetition."""
+MAX_STEPS: Final = 10_000
+MAX_SECONDS: Final = 3.0
+
+_EPISODES: Final = 4
+"""Episodes that one environment plays in turn; the last is the first once more."""
 _ENDLESS_STEPS: Final = 1_000
 """Steps without an end that make an environment endless, rather than slow."""
+_POLICY: Final = "rl_eval.policies.uniform:UniformPolicy"
+_PROCESS_S: Final = 120.0
+_HASH_SEEDS: Final = ("1", "2")
+
+_TRAINING_ADVICE: Final = re.compile(
+    r"different from the unwrapped version|is probably too (low|high)|symmetric and normalized|maximum and minimum"
+    r"|Casting input"
+)
+"""Warnings of gymnasium about wrappers and spaces that are hard to train on: no matter to an evaluation."""
+_PLAYED: Final = re.compile(r"eterministic|not equal although similar|within the observation space|expecting .* dtype")
+"""Findings of gymnasium that whole episodes show as well, bit by bit."""
+_MARKS: Final = re.compile(r"\x1b\[[0-9;]*m|(WARN|ERROR): ")
+
+Trace = npt.NDArray[np.void]
 
 
-def check_environment(settings: EvalSettings) -> Iterator[Finding]:
-    """Build the environment a few times and play whole episodes in it; only build one of several agents."""
+def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iterator[Finding]:
+    """Build the environment a few times and play whole episodes in it; one of several agents is only built.
+
+    Args:
+        settings: What is to be evaluated.
+        elsewhere: Whether two other processes play an episode as well, if there is no problem here.
+    """
     if settings.runners.runner == "multi_agent":
         yield _check_agents(settings)
         return
+    examination = _Examination(settings)
+    problems = False
     try:
-        player = Player(for_player(settings))
-    except Exception as error:
-        yield raised("the constructor", error)
-        return
-    observations, actions = map(_short, player.spaces)
-    yield ok(f"constructs; observations {observations}, actions {actions}")
-    contract = list(check_contract(player.lane.env))
-    yield from contract
-    player.stop()
-    if any(finding.level == "problem" for finding in contract):
-        yield note("no episodes were played, since no evaluation could")
-        return
-    yield from _Examination(settings).findings()
+        for finding in examination.findings():
+            problems = problems or finding.level == "problem"
+            yield finding
+        if elsewhere and not problems:
+            yield examination.compare_processes()
+    finally:
+        examination.stop()
 
 
 def _check_agents(settings: EvalSettings) -> Finding:
@@ -59,122 +94,179 @@ def _check_agents(settings: EvalSettings) -> Finding:
     return ok(f"constructs; agents {', '.join(map(str, team.agents))}")
 
 
+class _Watch:
+    """Observer of the environments of a runner; it has every observation compared with its space."""
+
+    def __init__(self, runner: EvalRunner) -> None:
+        self._look = runner.inference.observations.forget_notes  # Of many observations a runner compares a few.
+        self.info_keys: set[Any] = set()
+        self.env: Any = None
+        self.after_reset = remembered(None)
+
+    def __call__(self, env: Any) -> _Watch:
+        self.env = env
+        return self
+
+    def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
+        self.after_reset = remembered(None)
+
+    def on_step(
+        self, observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, info: Any, outputs: Any
+    ) -> None:
+        self._look()
+        if isinstance(info, dict):  # The runner refuses anything else.
+            self.info_keys.update(info)
+
+    def on_episode_end(self, record: Any) -> None:
+        pass
+
+
 @final
 class _Examination:
-    """Compares episodes of several environments of the same kind."""
+    """Episodes of several environments of one kind, and their comparison."""
 
     def __init__(self, settings: EvalSettings) -> None:
         self._settings = settings
-        self._players: list[Player] = []
-        plan = EpisodePlan(1 + _FORMER, settings.evaluation.seed)
-        self._leases = [Lease(index, plan[index].seed, 1, 0) for index in range(len(plan))]
-        self._faults: list[str] = []
-        self._touched: dict[str, list[str]] = {}
+        self._steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
+        self._limit: int | None = None
+        """The environment's own limit of steps."""
+        self._attempts = settings.fault_tolerance.max_attempts_per_episode
+        self._runners: list[tuple[EvalRunner, _Watch]] = []
+        plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
+        self._leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
+        self._reports: list[RunReport] = []
+
+    def stop(self) -> None:
+        """Close all environments."""
+        for runner, _ in self._runners:
+            runner.stop()
 
     def findings(self) -> Iterator[Finding]:
-        """Examine."""
+        """Yield the findings, as they are made."""
         try:
-            self._first = self._new_player()
-            reference = self._reference()
-            if reference is None:
-                yield problem(
-                    f"every attempt of an episode failed; the last: {self._faults[-1]}",
-                    "repair the environment: an evaluation would record this episode as failed",
-                )
-                return
-            if self._faults:
-                yield warning(
-                    f"attempts that failed before one did not: {len(self._faults)}; the last: {self._faults[-1]}",
-                    "repair it, or let retries hide it: the result says how often it happened",
-                )
-            yield from self._compare(reference)
-            yield from self._judge([player.run() for player in self._players])
+            runner, watch = self._new_runner()
+        except Exception as error:
+            yield raised("the constructor", error)
+            return
+        observations, actions = map(_short, runner.spaces)
+        yield ok(f"constructs; observations {observations}, actions {actions}")
+        yield from _check_contract(watch.env)
+        if (limit := time_limit(watch.env)) is not None:
+            self._limit, self._steps = limit, min(limit, self._steps)
+        try:
+            yield from self._play_and_compare()
         except EnvError as error:
             yield problem(f"an episode failed: {error}", "repair the environment")
         except Exception as error:
             yield raised("an episode", error, "repair the environment")
-        finally:
-            for player in self._players:
-                player.stop()
 
-    def _reference(self) -> Trace | None:
-        """Play the episode that others are compared with, in as many attempts as an evaluation has."""
-        for attempt in range(1, self._settings.fault_tolerance.max_attempts_per_episode + 1):
-            self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
-            try:
-                return self._play_watching_globals()
-            except EnvError as error:
-                self._faults.append(str(error))
-                self._first = self._new_player()
-        return None
-
-    def _play_watching_globals(self) -> Trace:
-        before = remembered(None)
-        episode = self._first.play(self._leases[0])
-        next(episode)
-        between = remembered(None)
-        list(episode)
-        after = remembered(None)
-        self._touched = {"reset": before.changes(between, "generators"), "step": between.changes(after, "generators")}
-        return self._first.trace
-
-    def _compare(self, reference: Trace) -> Iterator[Finding]:
-        """Compare the episode with itself: in a new environment, in a used one, and beside another one."""
-        if difference := first_difference(reference, self._new_player().played(self._leases[0])):
+    def _play_and_compare(self) -> Iterator[Finding]:
+        faults = self._fit_steps()
+        if len(faults) == self._attempts:
             yield problem(
-                f"equal seeds and actions give different episodes, first in {difference}",
+                f"every attempt of an episode failed; the last: {faults[-1]}",
+                "repair the environment: an evaluation would record this episode as failed",
+            )
+            return
+        if faults:
+            yield warning(
+                f"attempts that failed before one did not: {len(faults)}; the last: {faults[-1]}",
+                "repair it, or let retries hide it: the result says how often it happened",
+            )
+        first, watch = self._new_runner()
+        before = remembered(None).generators
+        (reference,) = self._play(first, self._leases[0])
+        after_reset, after = watch.after_reset.generators, remembered(None).generators
+        second = self._new_runner()[0]
+        if text := _difference(reference, *self._play(second, self._leases[0])):
+            yield problem(
+                f"equal seeds and actions give different episodes, first in {text}",
                 "begin reset() with super().reset(seed=seed), and draw every random number from self.np_random, which "
                 "that seeds; until then no two evaluations agree, and what follows from it is not checked",
             )
-            return
-        yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
-        yield self._check_reuse(reference)
-        yield self._check_neighbours(reference)
+        else:
+            yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
+            yield self._check_reuse(reference, first, second)
+            yield self._check_neighbours(reference)
+        yield from self._check_reports()
+        touched = {"reset": changes(before, after_reset), "step": changes(after_reset, after)}
+        for phase, names in touched.items():
+            for name in names:
+                yield warning(f"{phase}() changes {name}, which other code shares", "draw from self.np_random instead")
+        if not any(touched.values()):
+            yield ok("global random state is left alone")
 
-    def _judge(self, reports: list[RunReport]) -> Iterator[Finding]:
-        """Say what all that was played showed beside."""
-        rows = np.concatenate([report.rows for report in reports])
-        longest = max([*rows["length"], *(live.step for report in reports for live in report.progress)])
-        yield self._check_end(rows, longest)
-        yield from _check_contents(reports)
-        yield from self._check_info_keys()
-        yield from self._check_globals()
-        steps, seconds = (sum(getattr(report, name) for report in reports) for name in ("env_steps", "step_seconds"))
-        yield note(f"a step takes about {1e6 * seconds / max(1, steps):,.0f} µs (rough: {steps:,} steps)")
-        yield note(
-            f"seen: {len(self._leases)} episodes, up to step {longest:,}, with made-up actions; what comes later, or "
-            "only with the policy's actions, was not seen"
-        )
+    def _fit_steps(self) -> list[str]:
+        """Find an attempt that does not fail, and the number of steps for which there is time; return the faults."""
+        faults: list[str] = []
+        for attempt in range(1, self._attempts + 1):
+            self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
+            report = self._new_runner()[0].run(self._leases[:1], MAX_SECONDS)
+            if not report.faults:
+                self._steps = min([self._steps, *(max(1, live.step) for live in report.progress)])
+                break
+            faults += [f"{fault.error_type}: {fault.message}" for fault in report.faults]
+        return faults
 
-    def _check_reuse(self, reference: Trace) -> Finding:
+    def _play(self, runner: EvalRunner, *leases: Lease) -> list[Trace]:
+        """Play episodes, side by side if the runner has the lanes, and return their traces.
+
+        Raises:
+            EnvError: An attempt failed.
+        """
+        reports = list(run_again(runner, leases, len(leases)))
+        self._reports += reports
+        for fault in (fault for report in reports for fault in report.faults):
+            raise EnvError(f"{fault.error_type}: {fault.message}")
+        return [report.traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
+
+    def _check_reuse(self, reference: Trace, used: EvalRunner, other: EvalRunner) -> Finding:
         """Play episodes one after the other in one environment, and each in a new one."""
         first, *others = self._leases
-        played = [*((other, self._new_player().played(other)) for other in others), (first, reference)]
-        found = (first_difference(alone, self._first.played(lease)) for lease, alone in played)
-        difference = next(filter(None, found), "")
-        if not difference:
-            return ok(f"an environment that has run episodes is like a new one ({len(played)} compared)")
-        text = f"an environment remembers its former episodes: a new one differs in {difference}"
+        alone = [*(self._play(other, lease._replace(fresh=True))[0] for lease in others), reference]
+        again = [self._play(used, lease)[0] for lease in (*others, first)]
+        text = next(filter(None, map(_difference, alone, again)), "")
+        if not text:
+            return ok(f"an environment that has run episodes is like a new one ({len(alone)} compared)")
+        text = f"an environment remembers its former episodes: a new one differs in {text}"
         if self._settings.environment.env_reuse == "episode":
             return note(f"{text}; environment.env_reuse: episode takes care of it")
         return problem(text, "put everything back in reset(), or set environment.env_reuse: episode")
 
     def _check_neighbours(self, reference: Trace) -> Finding:
-        """Replay the episode while another environment takes turns with it."""
-        player, others = self._new_player(), self._new_player().play(self._leases[1])
-        for _ in player.play(self._leases[0]):
-            next(others, None)
-        difference = first_difference(reference, player.trace)
-        if not difference:
+        """Play the episode while another environment takes turns with it."""
+        text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
+        if not text:
             return ok("environments in one process do not disturb each other")
-        text = f"environments in one process disturb each other: stepped in turn, they differ in {difference}"
+        text = f"environments in one process disturb each other: stepped in turn, they differ in {text}"
         fix = "keep random generators and state in the instance, or set runners.num_envs_per_runner: 1"
-        return problem(text, fix) if self._settings.runners.lanes > 1 else warning(text, fix)
+        return (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
 
-    def _check_end(self, rows: npt.NDArray[np.void], longest: int) -> Finding:
-        """Say what ended the episodes, or would."""
-        ours, theirs = self._settings.evaluation.max_episode_steps, time_limit(self._first.lane.env)
-        limits = {"evaluation.max_episode_steps": ours, "the environment's own limit": theirs}
+    def _check_reports(self) -> Iterator[Finding]:
+        """Yield what the runners reported beside the traces."""
+        rows = np.concatenate([report.rows for report in self._reports])
+        yield self._check_end(rows)
+        notes = {without_place(text): text for report in reversed(self._reports) for text in report.notes}
+        for text in notes.values():
+            yield warning(text, "correct observation_space, or what the environment returns")
+        if not notes:
+            yield ok("observations are inside their space")
+        seen = set().union(*(watch.info_keys for _, watch in self._runners))
+        if missed := [key for key in self._settings.evaluation.info_keys if key not in seen]:
+            had = ", ".join(sorted(map(str, seen))) or "nothing"
+            yield warning(
+                f"no step had {', '.join(map(repr, missed))} of evaluation.info_keys in its info, which had {had}",
+                "correct the name, unless such steps are rare",
+            )
+        yield note(
+            f"seen: {_EPISODES} episodes, up to step {rows['length'].max():,}, with made-up actions; what comes later, "
+            "or only with the policy's actions, was not seen"
+        )
+
+    def _check_end(self, rows: npt.NDArray[np.void]) -> Finding:
+        """Tell what ended the episodes, or would."""
+        limits = {"evaluation.max_episode_steps": self._settings.evaluation.max_episode_steps}
+        limits["the environment's own limit"] = self._limit
         if given := [(limit, whose) for whose, limit in limits.items() if limit is not None]:
             limit, whose = min(given)
             return ok(f"episodes end after {limit:,} steps at the latest ({whose})")
@@ -182,47 +274,117 @@ class _Examination:
             return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s
         stop = f"only fault_tolerance.episode_timeout_s={timeout:g} stops it" if timeout else "nothing stops it"
-        return (problem if longest >= _ENDLESS_STEPS else warning)(
-            f"no episode ended in {longest:,} steps or {MAX_SECONDS:g} s: if none ever does, {stop}",
+        return (problem if self._steps >= _ENDLESS_STEPS else warning)(
+            f"no episode ended in {self._steps:,} steps or {MAX_SECONDS:g} s: if none ever does, {stop}",
             "set evaluation.max_episode_steps",
         )
 
-    def _check_info_keys(self) -> Iterator[Finding]:
-        seen = set().union(*(player.info_keys for player in self._players))
-        if missed := [key for key in self._settings.evaluation.info_keys if key not in seen]:
-            had = ", ".join(sorted(map(str, seen))) or "nothing"
-            yield warning(
-                f"no step had {', '.join(map(repr, missed))} of evaluation.info_keys in its info, which had {had}",
-                "correct the name, unless such steps are rare",
+    def compare_processes(self) -> Finding:
+        """Let two processes with different ``PYTHONHASHSEED`` play the first episode."""
+        try:
+            asked = cloudpickle.dumps((self._made_up(1), self._leases[0]))
+            with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Most of their time goes into imports.
+                ours, theirs = both.map(partial(_play_elsewhere, asked), _HASH_SEEDS)
+        except Exception as error:  # Whatever cannot be sent, imported or finished there.
+            return note(f"not compared between processes: {type(error).__name__}: {error}")
+        if text := _difference(ours, theirs):
+            return problem(
+                f"two processes play different episodes: they differ in {text}",
+                "look for the order of a set or of hash(), an id(), the clock, files; rl-eval and its runners start "
+                "with PYTHONHASHSEED=0, a script that evaluates in its own process may not",
             )
+        return ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
-    def _check_globals(self) -> Iterator[Finding]:
-        for phase, names in self._touched.items():
-            if names:
-                text = f"{phase}() changes {' and '.join(names)}, which other code shares"
-                yield warning(text, "draw from self.np_random instead")
-        if not any(self._touched.values()):
-            yield ok("global random state is left alone")
+    def _new_runner(self, lanes: int = 1) -> tuple[EvalRunner, _Watch]:
+        runner = runner_class("vector")(self._made_up(lanes), 0)
+        assert isinstance(runner, EvalRunner)
+        watch = _Watch(runner)
+        self._runners.append((runner, watch))
+        runner.observe({"doctor": watch})
+        runner.run((), 0.0)  # It probes the policy in its first call.
+        return runner, watch
 
-    def _new_player(self) -> Player:
-        self._players.append(Player(for_player(self._settings)))
-        return self._players[-1]
+    def _made_up(self, lanes: int) -> EvalSettings:
+        """Return settings with made-up actions instead of the policy, which may not pickle."""
+        policy = PolicySection(policy=_POLICY, actions="none", deterministic=False)
+        return with_values(
+            self._settings.model_copy(update={"policy": policy}),
+            environment={"env_reuse": "lane"},
+            runners={"runner": "vector", "num_envs_per_runner": lanes},
+            evaluation={"max_episode_steps": self._steps, "observers": ()},
+            fault_tolerance={"episode_timeout_s": None},
+        )
 
 
-def _check_contents(reports: list[RunReport]) -> Iterator[Finding]:
-    """Say what runners note about what the environment returns."""
-    notes = {without_place(text): text for report in reversed(reports) for text in report.notes}
-    yield from (warning(text, "correct observation_space, or what the environment returns") for text in notes.values())
-    if not notes:
-        yield ok("observations are inside their space")
+def _difference(ours: Trace, theirs: Trace) -> str:
+    """Return the first difference of two episodes as text; empty if there is none."""
+    found = first_difference(0, ours, theirs)
+    if found is None:
+        return ""
+    where = f"in step {found.step}" if found.step else "after reset"
+    return f"the {found.what} {where}"
+
+
+def _check_contract(env: Any) -> Iterator[Finding]:
+    """Call gymnasium's own checker, which resets and steps a few times, and stops at the first broken part."""
+    if not isinstance(env, gym.Env) or isinstance(env, ActionMasks):
+        yield note("gymnasium's check_env takes a gymnasium.Env without action masks: not checked by it")
+        return
+    broken = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True, skip_close_check=True)
+        except (Exception, SystemExit) as error:
+            broken = f"{type(error).__name__}: {error}"
+    texts = [text for one in caught if "WARN: " in (text := str(one.message))] + [broken]
+    texts = [" ".join(_MARKS.sub("", text).split()) for text in texts]
+    found = [text for text in texts if text and not _TRAINING_ADVICE.search(text) and not _PLAYED.search(text)]
+    for text in dict.fromkeys(found):
+        yield warning(f"gymnasium's check_env: {text}", "https://gymnasium.farama.org/api/env has the contract")
+    if not found:
+        yield ok("gymnasium's check_env has no complaint")
 
 
 def _short(space: gym.Space[Any]) -> str:
-    """Name a space without listing its bounds."""
+    """Return the name of a space without its bounds."""
     if isinstance(space, gym.spaces.Dict):
         return "{" + ", ".join(f"{name}: {_short(part)}" for name, part in space.spaces.items()) + "}"
     if isinstance(space, gym.spaces.Tuple):
         return "(" + ", ".join(map(_short, space.spaces)) + ")"
-    if isinstance(space, gym.spaces.Discrete):
-        return str(space)
-    return f"{type(space).__name__}{space.shape} of {space.dtype}"
+    return (
+        str(space)
+        if isinstance(space, gym.spaces.Discrete)
+        else f"{type(space).__name__}{space.shape} of {space.dtype}"
+    )
+
+
+def _play_elsewhere(asked: bytes, hash_seed: str) -> Trace:
+    """Play an episode in another process.
+
+    Raises:
+        RuntimeError: It failed there.
+        TimeoutExpired: It did not end in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="rl-eval-doctor-") as folder, tempfile.TemporaryFile() as errors:
+        played = Path(folder) / "trace.npy"
+        ended = subprocess.run(  # noqa: S603 -- Our own module, in this Python.
+            [sys.executable, "-m", __name__, played],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            input=asked,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,  # No pipe: what an environment starts may hold its end open.
+            timeout=_PROCESS_S,
+            check=False,
+        )
+        if ended.returncode:
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            raise RuntimeError(lines[-1] if lines else f"it ended with exit status {ended.returncode}")
+        return np.asarray(np.load(played))
+
+
+if __name__ == "__main__":
+    asked_settings, asked_lease = cloudpickle.load(sys.stdin.buffer)
+    (asked_report,) = run_again(runner_class("vector")(asked_settings, 0), [asked_lease])
+    np.save(sys.argv[1], asked_report.traces[asked_lease.index])

@@ -1,4 +1,4 @@
-"""Check of the machine: versions of Python and the packages, and the address of Ray; imports nothing."""
+"""Checks of the machine and of Ray: versions, the address, and with ``--ray`` whether runners come up and agree."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
-from rl_eval.cli.checks.finding import Finding, note, ok, problem
-from rl_eval.config.settings import EvalSettings
+from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.results.source_code import package_version
 
-__all__ = ["check_address", "check_machine"]
+__all__ = ["check_address", "check_cluster", "check_machine"]
 
+_SHORT_STEPS: Final = 100
 _TESTED: Final = {
     "Python": "3.11",
     "gymnasium": "1.2 to 1.4",
@@ -59,6 +60,40 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
         )
     else:
         yield ok(f"something listens at the Ray address {address!r}; --ray finds out what")
+
+
+def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
+    """Run a few short episodes on Ray, which starts all that an evaluation would, and the same ones here."""
+    from rl_eval.execution.group import EvalRunnerGroup
+
+    runners = settings.runners
+    if not runners.num_runners:
+        yield note("runners.num_runners is 0: there is nothing to try on Ray")
+        return
+    steps = min(settings.evaluation.max_episode_steps or _SHORT_STEPS, _SHORT_STEPS)
+    short = with_values(settings, evaluation={"num_episodes": 2 * runners.num_runners, "max_episode_steps": steps})
+    try:
+        with EvalRunnerGroup(short) as group:
+            there = group.evaluate()
+            up = len(group.healthy_runner_ids)
+    except Exception as error:
+        yield raised("an evaluation on Ray", error)
+        return
+    text = f"{up} of {runners.num_runners} runners came up before {len(there.plan)} short episodes were done"
+    yield problem(f"{text}: {there.reason}") if there.status == "failed" else ok(text)
+    if settings.policy.device != "cpu":
+        return
+    inline = RunnersSection(num_envs_per_runner=runners.num_envs_per_runner, runner=runners.runner)
+    without_deadline = with_values(short, fault_tolerance={"step_timeout_s": None})
+    with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
+        here = group.evaluate()
+    if there.fingerprint == here.fingerprint:
+        yield ok("they give the same records there as in this process")
+    else:
+        yield problem(
+            f"they give other records there ({there.fingerprint[:16]}) than in this process ({here.fingerprint[:16]})",
+            "look for versions of packages, files, or surroundings that differ between the machines",
+        )
 
 
 def _is_tested(name: str, version: str) -> bool:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.config.live import weights_of_each
 from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.weights import load_weights_file, module_of, snapshot_weights
+from rl_eval.weights import module_of
 
 __all__ = ["check_policy"]
 
 _CALLS: Final = 3
 _CALL_S: Final = 0.3
 _EPISODES: Final = 2
-_TIMED_PASSES: Final = 20
 
 
 def check_policy(settings: EvalSettings) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
         if not isinstance(runner, EvalRunner):
-            yield warning(f"{type(runner).__name__} is no rl_eval.EvalRunner, so its policy is not checked")
+            yield warning(f"{type(runner).__name__} is not an rl_eval.EvalRunner, so its policy is not checked")
             return
     except Exception as error:
         yield raised("building the policy", error)
@@ -38,7 +38,11 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     yield ok(f"builds ({type(runner.policy).__name__})")
     try:
         yield _check_weights(settings, runner)
-        judged = [_judged(fault, settings) for fault in _act(settings, runner)]
+        try:
+            judged = [_judged(fault, settings) for fault in _act(settings, runner)]
+        except ConfigError as error:
+            yield problem(str(error), f"the likely cause: {cause}" if (cause := _likely_cause(runner)) else "")
+            return
         if worst := next((finding for finding in judged if finding.level == "problem"), None):
             yield worst
             return
@@ -47,8 +51,9 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from (warning(text) for text in runner.inference.notes)
         if isinstance(runner.inference, Inference):  # Else there are several, each with a form of its own.
             yield _describe_inference(runner)
+            if cause := _likely_cause(runner):
+                yield warning(f"{cause}; where actions depend on it, an episode is not a function of its seed")
             yield _try_other_mode(settings, runner)
-            yield _time(runner)
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -57,36 +62,22 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
-    if settings.policy.policies:
-        return _check_weights_of_each(settings, runner)
-    snapshot = configured_weights(settings.policy)
+    section = settings.policy
+    snapshot = weights_of_each(section, {}) if section.policies else configured_weights(section)
     if snapshot is not None:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
+    if section.file_digests and loads_models(section.policy):
+        files = ", ".join(f"{name} (digest {digest[:16]})" for name, digest in section.file_digests.items())
+        return ok(f"made from {files}")
     module = module_of(runner.policy)
-    files = settings.policy.file_digests
-    if files and loads_models(settings.policy.policy):
-        return ok(f"made from {', '.join(f'{name} (digest {digest[:16]})' for name, digest in files.items())}")
     if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")
     return warning(
         "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
         "set policy.weights to a file",
     )
-
-
-def _check_weights_of_each(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Set the configured weights of several policies."""
-    files = {
-        name: load_weights_file(one.weights, one.weights_key)
-        for name, one in settings.policy.policies.items()
-        if one.weights is not None
-    }
-    if not files:
-        return note("no policy has a file of weights: each is evaluated with those that its factory gives it")
-    runner.set_weights(snapshot_weights(files, 0))
-    return ok(f"weights fit: those of {', '.join(files)}")
 
 
 def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
@@ -146,11 +137,5 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     return note(f"{setting} would not work: {errors[0]}" if errors else f"{setting} would work too")
 
 
-def _time(runner: EvalRunner) -> Finding:
-    inference, lanes = runner.inference, runner.settings.runners.lanes
-    inference.live[:lanes] = True
-    started = perf_counter()
-    for _ in range(_TIMED_PASSES):
-        inference.act()
-    each = 1e6 * (perf_counter() - started) / _TIMED_PASSES
-    return note(f"choosing {lanes} actions takes about {each:,.0f} µs (rough: {_TIMED_PASSES} passes)")
+def _likely_cause(runner: EvalRunner) -> str:
+    return runner.inference.likely_cause() if isinstance(runner.inference, Inference) else ""

@@ -7,7 +7,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
-from rl_eval.trajectories.rows import CompressedRows
+from rl_eval.trajectories.recorder import CompressedRows
 from rl_eval.trajectories.trajectory import CompressedArray
 
 __all__ = ["FirstEpisodeFrames"]
