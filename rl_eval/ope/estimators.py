@@ -1,4 +1,7 @@
-"""Estimators of a policy's value: each is a sum over steps of ratios of means over episodes.
+"""Importance weights, and estimators of a policy's value: sums over steps of ratios of means over episodes.
+
+Weights are products of probability ratios along an episode, kept as logarithms. After its end an episode keeps its
+weight: without it, sums would go over the episodes that still run.
 
 With ``w`` the product of ratios up to and with step t, ``v`` that before it, ``r`` the reward times the discount to the
 power of t, and ``Q`` and ``V`` the values of a model, discounted alike:
@@ -17,6 +20,7 @@ weighted doubly robust          the same with ``w`` and ``v`` divided by their m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
@@ -24,12 +28,85 @@ from typing import Final, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors import UsageError
 from rl_eval.ope.data import LoggedEpisodes
-from rl_eval.ope.weights import ImportanceWeights
 
-__all__ = ["MODEL_FREE", "WITH_MODEL", "ActionValues", "Inputs", "RatioSum", "make_inputs"]
+__all__ = [
+    "MODEL_FREE",
+    "WHOLE_EPISODES",
+    "WITH_MODEL",
+    "ActionValues",
+    "ImportanceWeights",
+    "Inputs",
+    "RatioSum",
+    "effective_sample_size",
+    "importance_weights",
+    "largest_share",
+    "make_inputs",
+]
 
 Matrix = npt.NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ImportanceWeights:
+    """Cumulative weights of episodes."""
+
+    logarithms: Matrix
+    """Of the products of ratios up to and with each step, shape (episodes, longest)."""
+
+    @property
+    def after(self) -> Matrix:
+        """The weights up to and with each step, shape (episodes, longest); infinite where they leave float64."""
+        with np.errstate(over="ignore"):
+            return np.exp(self.logarithms)
+
+    @property
+    def before(self) -> Matrix:
+        """The weights before each step, shape (episodes, longest); 1 before the first."""
+        return np.column_stack([np.ones(len(self.logarithms)), self.after[:, :-1]])
+
+
+def importance_weights(episodes: LoggedEpisodes, target_log_probs: npt.NDArray[np.float64]) -> ImportanceWeights:
+    """Return the weights of episodes under a target policy.
+
+    Args:
+        episodes: Logged episodes.
+        target_log_probs: Log-probability of each *stored* action under the target policy, shape (steps,); -inf for an
+            action that it never takes.
+
+    Raises:
+        UsageError: A log-probability of the target policy is NaN or +inf.
+    """
+    bad = np.isnan(target_log_probs) | np.isposinf(target_log_probs)
+    if bad.any():
+        row = int(bad.argmax())
+        raise UsageError(
+            f"{episodes.place(row)}: the target policy's log-probability of the action is {target_log_probs[row]}. "
+            "Check its log_prob"
+        )
+    return ImportanceWeights(episodes.padded(target_log_probs - episodes.log_probs).cumsum(1))
+
+
+def effective_sample_size(logarithms: Matrix) -> float:
+    """Return ``sum(w)**2 / sum(w**2)`` (Kish 1965), the least over columns; 0 where all weights of a column are 0."""
+    shares = _shares(logarithms)
+    return 0.0 if shares is None else float((1 / (shares**2).sum(0)).min())
+
+
+def largest_share(logarithms: Matrix) -> float:
+    """Return the greatest weight's share of the sum, the greatest over columns; NaN where a column has no weight."""
+    shares = _shares(logarithms)
+    return math.nan if shares is None else float(shares.max())
+
+
+def _shares(logarithms: Matrix) -> Matrix | None:
+    top = logarithms.max(0)
+    if np.isneginf(top).any():
+        return None
+    scaled = np.exp(logarithms - top)
+    return np.asarray(scaled / scaled.sum(0))
 
 
 class ActionValues(NamedTuple):
@@ -44,44 +121,32 @@ class ActionValues(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class RatioSum:
-    """A sum of ratios of means over episodes."""
+    """Sum of ratios of means over episodes."""
 
     numerators: Matrix
     """Shape (episodes, terms)."""
     denominators: Matrix
-    """Shape (episodes, terms), or (1, 1) of 1 for means that are divided by nothing."""
+    """Shape (episodes, terms), or a 1 of shape (1, 1)."""
 
-    def value(self, shares: npt.NDArray[np.float64] | None = None) -> float:
-        """Return the sum of ``mean(numerators) / mean(denominators)``.
-
-        Args:
-            shares: Weights of the episodes in the means, which sum to 1, shape (episodes,); by default equal ones.
-        """
-        top, bottom = self._means(shares)
-        return float((top / bottom).sum())
+    def value(self) -> float:
+        """Return the sum of ``mean(numerators) / mean(denominators)``."""
+        return float((self.numerators.mean(0) / self.denominators.mean(0)).sum())
 
     def influences(self) -> npt.NDArray[np.float64]:
         """Return the value plus each episode's influence on it, shape (episodes,).
 
         Their mean is the value, and their spread is its spread to first order (the infinitesimal jackknife, Efron
-        1982). For means that are divided by nothing they are the episodes' own contributions.
+        1982). With denominators of 1 they are the contributions of the episodes.
         """
-        top, bottom = self._means(None)
-        return np.asarray(
-            self.value() + ((self.numerators - top / bottom * self.denominators) / bottom).sum(1), np.float64
-        )
-
-    def _means(self, shares: npt.NDArray[np.float64] | None) -> tuple[Matrix, Matrix]:
-        if shares is None:
-            return self.numerators.mean(0), self.denominators.mean(0)
-        whole = self.denominators if len(self.denominators) > 1 else np.broadcast_to(1.0, self.numerators.shape)
-        return shares @ self.numerators, shares @ whole
+        top, bottom = self.numerators.mean(0), self.denominators.mean(0)
+        influences = ((self.numerators - top / bottom * self.denominators) / bottom).sum(1)
+        return np.asarray(self.value() + influences, np.float64)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What estimators compute with: matrices of shape (episodes, longest), 0 after the end of each episode."""
+    """Inputs of the estimators: matrices of shape (episodes, longest), 0 after the end of each episode."""
 
     weights: ImportanceWeights
     rewards: Matrix
@@ -142,7 +207,7 @@ MODEL_FREE: Final[dict[str, Callable[[Inputs], RatioSum]]] = {
     "per_decision_is": _per_decision,
     "weighted_per_decision_is": _weighted_per_decision,
 }
-"""Estimators that need nothing but the data, by the names that they have in results."""
+"""Estimators that need only the data, by their names in results."""
 
 WITH_MODEL: Final[dict[str, Callable[[Inputs], RatioSum]]] = {
     "doubly_robust": _doubly_robust,

@@ -17,9 +17,16 @@ from rl_eval import EvalConfig
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
-from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, make_inputs
+from rl_eval.ope.estimators import (
+    MODEL_FREE,
+    WHOLE_EPISODES,
+    WITH_MODEL,
+    effective_sample_size,
+    importance_weights,
+    largest_share,
+    make_inputs,
+)
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
-from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from rl_eval.policies.filters import FilteredPolicy
 from rl_eval.policies.function import CallablePolicy
 from tests.unit.cli_world import call, make_folder, printed
@@ -43,6 +50,12 @@ def inputs_of(world, episodes, policy=None, values=None, gamma=GAMMA):
     return make_inputs(episodes, importance_weights(episodes, target_log_probs(policy, episodes)), gamma, values)
 
 
+def value_of(ratios, shares):
+    """Return a sum of ratios if episodes count by their shares."""
+    whole = np.broadcast_to(ratios.denominators, ratios.numerators.shape)
+    return ((shares @ ratios.numerators) / (shares @ whole)).sum()
+
+
 # Exact values: the mean over every episode that can happen
 
 
@@ -56,7 +69,7 @@ def test_estimators_have_the_exact_value_as_their_mean_or_limit(name):
         at = (episodes.step_numbers(), episodes.observations)
         values = ActionValues(q[(*at, episodes.actions)], (world.target[at[1]] * q[at]).sum(1))
         ratios = ESTIMATORS[name](inputs_of(world, episodes, values=values))
-        assert ratios.value(shares) == pytest.approx(world.values(GAMMA)[1], abs=1e-10)
+        assert value_of(ratios, shares) == pytest.approx(world.values(GAMMA)[1], abs=1e-10)
         if name in UNBIASED:
             assert shares @ ratios.influences() == pytest.approx(world.values(GAMMA)[1], abs=1e-10)
 
@@ -67,36 +80,6 @@ def test_the_exact_mean_weight_is_1_at_every_step():
         world, episodes, shares = whole(seed)
         weights = inputs_of(world, episodes).weights
         assert shares @ weights.after == pytest.approx(np.ones(3), abs=1e-12)
-
-
-def test_with_exact_values_doubly_robust_varies_no_more_than_per_decision():
-    """Jiang & Li 2016: the exact variances of one episode's contribution, in 200 random worlds."""
-    ratios = []
-    for seed in range(WORLDS):
-        world, episodes, shares = whole(seed)
-        inputs = inputs_of(world, episodes, values=world.action_values(episodes, GAMMA))
-        robust, plain = (
-            shares @ (ESTIMATORS[name](inputs).influences() - world.values(GAMMA)[1]) ** 2
-            for name in ("doubly_robust", "per_decision_is")
-        )
-        assert robust <= plain * (1 + 1e-9)
-        ratios.append(robust / plain)
-    assert np.median(ratios) < 0.5
-
-
-def test_sampled_episodes_give_unbiased_estimates():
-    """The mean of 200 worlds' errors, each in standard errors, is within three of its own; few exceed three."""
-    scores = {name: [] for name in UNBIASED[:2]}
-    for seed in range(WORLDS):
-        world = random_world(seed, closeness=3.0)
-        episodes = world.sample(300, np.random.default_rng(seed))
-        for name, found in scores.items():
-            contributions = ESTIMATORS[name](inputs_of(world, episodes)).influences()
-            error = contributions.mean() - world.values(GAMMA)[1]
-            found.append(error / contributions.std(ddof=1) * np.sqrt(len(contributions)))
-    for found in scores.values():
-        assert abs(np.mean(found)) < 3 / np.sqrt(WORLDS)
-        assert np.mean(np.abs(found) > 3) < 0.03
 
 
 # Special cases
@@ -112,18 +95,10 @@ def test_equal_policies_give_the_mean_return():
         mean = episodes.padded(episodes.rewards) @ GAMMA ** np.arange(episodes.lengths.max())
         for name, estimator in ESTIMATORS.items():
             assert estimator(inputs).value() == pytest.approx(mean.mean(), abs=1e-12), name
-
-
-def test_of_equal_policies_intervals_and_sample_sizes_are_those_of_the_returns():
-    for seed in range(4):
-        world = random_world(seed)
-        episodes = world.sample(40, np.random.default_rng(seed))
-        values = np.random.default_rng(seed).normal(size=len(episodes.rewards))
-        found = estimate(episodes, TabularPolicy(world.behaviour), gamma=GAMMA, values=ActionValues(values, values))
-        for one in found:
-            assert one.weights is None or one.weights.effective_sample_size == pytest.approx(40)
-        for name in ESTIMATORS:
-            assert found[name].interval.low == pytest.approx(found["behaviour"].interval.low, abs=1e-9)
+    found = estimate(episodes, policy, gamma=GAMMA, values=ActionValues(values, values))
+    for name in ESTIMATORS:
+        assert found[name].weights.effective_sample_size == pytest.approx(40)
+        assert found[name].interval.low == pytest.approx(found["behaviour"].interval.low, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["weighted_is", "weighted_per_decision_is", "weighted_doubly_robust"])
@@ -150,7 +125,7 @@ def test_the_influence_of_an_episode_is_what_more_of_it_would_change(name):
     assert ratios.influences().mean() == pytest.approx(ratios.value())
     for index, influence in enumerate(ratios.influences()):
         more = np.full(20, (1 - step) / 20) + step * (np.arange(20) == index)
-        assert (ratios.value(more) - ratios.value()) / step == pytest.approx(
+        assert (value_of(ratios, more) - ratios.value()) / step == pytest.approx(
             influence - ratios.value(), rel=1e-3, abs=1e-4
         )
 
@@ -240,32 +215,31 @@ def test_a_small_effective_sample_size_is_no_estimate():
     for name in MODEL_FREE:
         assert np.isnan(found[name].value)
         assert found[name].weights.effective_sample_size == pytest.approx(9)
-        assert found[name].reason == "the effective sample size is 9.0, below 10"
     json.dumps(found.to_dict(), allow_nan=False)
     assert "not identified" in str(found)
 
 
 def test_missing_support_is_no_estimate():
-    """Where no logged action is the target's; and where the target does what is not in the data half of the time."""
+    """If no logged action is the target's; and if the target does what is not in the data half of the time."""
     steps = two_lengths(400)
     turned = TabularPolicy(np.array([[0.0, 1.0], [1.0, 0.0]]))  # The data never stop after the first step.
-    longer = estimate(
-        LoggedEpisodes.from_steps({n: v[steps["episode"] % 2 == 1] for n, v in steps.items()}), turned, values=None
-    )
-    assert longer["per_decision_is"].reason.startswith("support is missing: from some step on")
+    longer = {name: column[steps["episode"] % 2 == 1] for name, column in steps.items()}
+    found = estimate(load_episodes(longer), turned, values=None)["per_decision_is"]
+    assert found.weights.effective_sample_size == 0
+    assert found.verdict == "not identified"
     steps["action_log_prob"] = np.zeros(len(steps["step"]))
-    half = estimate(LoggedEpisodes.from_steps(steps), TabularPolicy(np.full((2, 2), 0.5)), values=None)
+    half = estimate(load_episodes(steps), TabularPolicy(np.full((2, 2), 0.5)), values=None)
     assert not half.identified
-    assert "below 1: support is missing" in half["trajectory_is"].reason
+    assert half["trajectory_is"].weights.mean_weight_interval.high < 1
 
 
 def test_weights_above_1_are_no_estimate():
-    """The log-probabilities of another policy than the one that acted."""
+    """The log-probabilities are those of another policy than the one that acted."""
     steps = two_lengths(400)
     steps["action_log_prob"] -= 0.5
-    found = estimate(LoggedEpisodes.from_steps(steps), TabularPolicy(np.array([[0.5, 0.5], [0, 1]])), values=None)
+    found = estimate(load_episodes(steps), TabularPolicy(np.array([[0.5, 0.5], [0, 1]])), values=None)
     assert not found.identified
-    assert "above 1: other log-probabilities were stored" in found["weighted_is"].reason
+    assert found["weighted_is"].weights.mean_weight_interval.low > 1
 
 
 def spoiled(**columns):
@@ -297,13 +271,13 @@ BAD = {
     ),
     "scattered": ("episode 0: its steps do not stand together", changed("episode", 8, 0)),
     "unfinished": ("episode 5: it is unfinished: step 1", changed("terminated", 8, 0)),
-    "goes on": ("episode 1: it goes on after step 0", changed("truncated", 1, 1)),
+    "goes on": ("episode 1: it continues after step 0", changed("truncated", 1, 1)),
     "two weights": (
         "episode 3: weights_version 2 acted, but weights_version 1",
         {"weights_version": [1] * 4 + [2] * 5},
     ),
     "two policies": ("episode 3: behaviour 2 acted", {"behaviour": [1] * 4 + [2] * 5}),
-    "one number": ("column reward has 2 numbers per step", {"reward": np.zeros((9, 2))}),
+    "one number": (r"column reward has shape \(9, 2\)", {"reward": np.zeros((9, 2))}),
     "lengths": (r"column reward has shape \(8,\)", {"reward": np.zeros(8)}),
     "words": ("column action has dtype", {"action": np.array(["left"] * 9)}),
     "nothing": ("no steps", {name: v[:0] for name, v in two_lengths(6).items()}),
@@ -385,7 +359,7 @@ def test_steps_without_numbers_have_to_lead_to_one_another():
     order = torch.arange(9)
     order[[longer, longer + 1]] = order[[longer + 1, longer]]
     episode = columns["episode"][longer]
-    with pytest.raises(UsageError, match=f"episode {episode}: its step in place 1 does not begin with"):
+    with pytest.raises(UsageError, match=f"episode {episode}: .*step 1 "):
         load_episodes(data[order])
     del data["next", "observation"]
     with pytest.raises(UsageError, match="no column step"):
@@ -431,7 +405,7 @@ def test_a_file_that_is_none_is_said(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     np.savez(tmp_path / "objects.npz", episode=np.array([{}]))
     for name in ("none.npz", "text.npz", "one.npy", "objects.npz", "."):
-        with pytest.raises(UsageError, match=r"npz|meta\.json"):
+        with pytest.raises(UsageError, match=str(tmp_path / name)):
             load_episodes(tmp_path / name)
     with pytest.raises(UsageError, match="cannot be read from a int"):
         load_episodes(3)
@@ -527,8 +501,8 @@ def test_a_policy_without_log_probabilities_is_refused():
         (WithState(np.zeros((2, 2))), "has a state"),
         (Wrong(np.zeros((2, 2))), r"returned shape \(9, 2\) for 9 actions"),
         (Wrong(np.full((2, 2), np.nan)), "returned shape"),
-        (TabularPolicy(np.zeros((1, 2))), "raised at logged steps.*IndexError.*Are they of this environment"),
-        (TabularPolicy(np.full((2, 2), np.nan)), "episode 0: the target policy's log-probability .* at step 0 is nan"),
+        (TabularPolicy(np.zeros((1, 2))), "log_prob of TabularPolicy raised .*IndexError"),
+        (TabularPolicy(np.full((2, 2), np.nan)), "episode 0, step 0: .*log-probability .* is nan"),
     ):
         with pytest.raises(UsageError, match=message):
             estimate(episodes, policy, values=None)
@@ -683,7 +657,7 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
         assert found[name]["verdict"] == "identified"
         assert found[name]["interval"]["low"] < found["simulation"]["value"] < found[name]["interval"]["high"]
     shown = call("ope", "data.npz", *args, "--no-fit", "--no-simulation").stdout
-    assert "weighted per-decision IS" in shown
+    assert "weighted_per_decision_is" in shown
     assert "simulation " not in shown.replace("- simulation", "")
     few = {name: np.asarray(column)[: columns["episode"].index(5)] for name, column in columns.items()}
     np.savez(folder / "few.npz", **few)
@@ -719,7 +693,7 @@ def test_actions_that_were_changed_before_they_were_stored_are_refused():
     steps = two_lengths(6)
     episodes = LoggedEpisodes.from_steps({**steps, "action": steps["action"].astype(np.float32)[:, None]})
     space = gym.spaces.Box(-1.0, 1.0, (1,))
-    with pytest.raises(UsageError, match="episode 1: its action at step 0 is at the bound"):
+    with pytest.raises(UsageError, match="episode 1, step 0: the action is at the bound"):
         check_unchanged_actions(episodes, space, "clip")
     with pytest.raises(UsageError, match="unsquash"):
         check_unchanged_actions(episodes, space, "unsquash")
