@@ -418,19 +418,6 @@ def test_replaced_requests_keep_no_weights() -> None:
         last.cancel()
 
 
-def test_evaluate_waits_for_its_turn(ours: Any, gate: Gate) -> None:
-    """It is not refused, and returns after the callbacks."""
-    seen: list[int] = []
-    with make(ours, config(gate=str(gate.folder)), on_result=lambda point: seen.append(point.step)) as ev:
-        ev.submit(step=1)
-        gate.entered()
-        opening = threading.Timer(0.05, gate.open)
-        opening.start()
-        ev.evaluate(step=2)
-        assert seen == [1, 2]
-        opening.join()
-
-
 def test_many_threads_may_submit_and_each_gets_its_own_result(ours: Any) -> None:
     wrong: list[Any] = []
     with make(ours, config(), Scale(), busy_policy="queue", max_queue=100) as ev:

@@ -148,20 +148,6 @@ def test_weights_may_have_a_number_of_their_own(cue: Cue) -> None:
             ev.submit(version=3)
 
 
-def test_the_latest_replaces_the_one_that_waits_and_never_the_one_that_runs(cue: Cue) -> None:
-    """Each new request asks the one before it to go, unless that has begun in the meantime."""
-    with Evaluator(config(), busy_policy="latest") as ev:
-        for step in range(4):
-            ev.submit(None, step)
-        assert cue.cancelled == [(1, True), (2, True)]
-        for position in range(3):
-            cue.end(position)
-        ev.submit(None, 4)
-        assert cue.cancelled == [(1, True), (2, True)]
-        ev.submit(None, 5)
-        assert cue.cancelled == [(1, True), (2, True), (4, True)]
-
-
 def test_an_evaluation_that_is_waited_for_is_neither_refused_nor_replaced(cue: Cue) -> None:
     """``evaluate`` waits for its turn, whatever else is asked."""
     with Evaluator(config(), busy_policy="latest") as ev:

@@ -248,18 +248,6 @@ def test_other_contents_under_the_same_name_are_another_checkpoint(folder):
     assert best()["digest"] == max(curve(), key=lambda row: float(row["episode_return_mean"]))["digest"]
 
 
-def test_runners_stay_warm_between_checkpoints(folder, monkeypatch):
-    """Only weights change, so one group serves all checkpoints and the second test."""
-    made = []
-    real = watcher.EvalRunnerGroup
-    monkeypatch.setattr(watcher, "EvalRunnerGroup", lambda *args: made.append(args) or real(*args))
-    for step in (1, 2, 3):
-        save(step)
-    watch_once()
-    assert steps() == [1, 2, 3]
-    assert len(made) == 1
-
-
 def test_a_key_selects_the_weights_of_each_checkpoint(folder):
     configure(policy={**CONFIG["policy"], "weights_key": "model"})
     for step in (1, 2):
@@ -468,75 +456,34 @@ def test_if_nothing_can_be_loaded_the_watch_has_failed(folder, models):
     assert ("rl_eval.integrations.sb3:load_policy" in outcome.output) == models
 
 
-@pytest.fixture
-def folders(folder, monkeypatch):
-    """Two checkpoints that are folders of some files."""
-    monkeypatch.syspath_prepend(folder)
-    for step in (1, 2):
-        Path(f"run/model_{step}").mkdir()
-        save(step, folder=f"run/model_{step}", name="weights.safetensors")
-        for part in range(5):
-            Path(f"run/model_{step}/part{part}").touch()
+@pytest.mark.parametrize("as_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("fate", ["overwritten", "removed", "untouched"])
+def test_a_checkpoint_that_changes_while_it_is_copied_gives_no_copy(folder, monkeypatch, as_folder, fate):
+    """The next scan decides. If it is untouched, the output folder is at fault, and would be again."""
+    home = Path("run/model_1") if as_folder else Path("run")
+    home.mkdir(exist_ok=True)
+    for name in ("first", "second") if as_folder else ("model_1",):
+        (home / name).write_text("weights")
+    copied = Path("run/model_1")
 
+    def disturb(source, target, **more):
+        if fate == "overwritten":
+            Path(source).write_text("other weights")
+        elif fate == "removed":
+            shutil.rmtree(copied) if as_folder else copied.unlink()
+        raise OSError(28, "No space left on device", str(target))
 
-def watch_folders(said, disturb):
-    """Watch folders; after the first file of the first one was copied, something happens."""
-    config = CONFIG | {"policy": {"policy": "watch_factories:from_safetensors"}}
-    watching = make_watcher(said, config, pattern="model_*", key="policy.policy_kwargs.path")
-    real, copied = shutil.copy2, []
-
-    def copy2(source, target, **more):
-        done = real(source, target, **more)
-        copied.append(source)
-        if len(copied) == 1:
-            disturb(target)
-        return done
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shutil.copytree, "__defaults__", (False, None, copy2, False, False))
-            watching.run(0.0, once=True)
-            watching.run(0.0, once=True)
-    finally:
-        watching.close()
-    assert copied
-
-
-def test_a_folder_that_changes_while_it_is_copied_is_taken_when_it_holds_still(folders):
-    """A removed one is skipped."""
-    said = []
-    watch_folders(said, lambda target: [part.unlink() for part in Path("run/model_1").glob("part*")])
-    assert [line for line in said if line.startswith("model_1 changed while it was copied")]
-    assert steps() == [1, 2]
-    shutil.rmtree("run/eval")
-    watch_folders(said, lambda target: shutil.rmtree("run/model_1"))
-    assert said.count("model_1 was removed") == 1
-    assert steps() == [2]
-
-
-def test_an_unchanged_folder_that_cannot_be_copied_ends_the_watch(folders):
-    """The output folder is at fault, and would be again."""
-
-    def full(target):
-        raise OSError(28, "No space left on device", target)
-
-    with pytest.raises(ConfigError, match=r"model_1 cannot be copied to .*No space left"):
-        watch_folders([], full)
-
-
-def test_a_file_that_changes_while_it_is_copied_is_taken_later(folder, monkeypatch):
-    """A mixture is never evaluated."""
-    save(1)
-    watching, real = make_watcher(), shutil.copyfile
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "copyfile", lambda source, target: (real(source, target), save(1, good=True)))
-            watching.run(0.0, once=True)
-        assert not Path("run/eval/curve.csv").exists()
-        watching.run(0.0, once=True)
-    finally:
-        watching.close()
-    assert [row["fingerprint"] for row in curve()] == [evaluated("run/model_1.safetensors").fingerprint]
+    found = scanned(Path("run"), "model_1")
+    [info] = [found.scan(), found.scan()][1]
+    monkeypatch.setattr(shutil, "copyfile", disturb)
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, disturb, False, False))
+    if fate == "untouched":
+        with pytest.raises(OSError, match="No space left"):
+            copy_checkpoint(copied, info, {}, Path("copy"))
+        with pytest.raises(ConfigError, match="model_1 cannot be copied to"):
+            run_watcher(pattern="model_1")
+    else:
+        assert copy_checkpoint(copied, info, {}, Path("copy")) is None
 
 
 @pytest.mark.parametrize("key", ["policy.weights", "policy.policy_kwargs.path"])
@@ -575,19 +522,16 @@ def test_options_replace_a_config(folder):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((), "CHECKPOINTS"),
         (("c.yaml",), "CHECKPOINTS"),
         (("c.yaml", "run", "more.safetensors"), "2 CHECKPOINTS"),
         (("run", "c.yaml"), "rl-eval watch c.yaml run"),
         (("later",), "--env"),
         (("run/*.zip",), "--env"),
         (("run/*.safetensors", "--env", "CartPole-v1"), "--policy"),
-        (("run/other*", "--env", "CartPole-v1"), "--policy"),
         (("run/*.pt", "--env", "CartPole-v1"), "*.pt"),
         (("run/*.zip", "--env", "CartPole-v1"), "--trust"),
         (("run", "--env", "CartPole-v1", "--weights", "w.pt"), "--weights w.pt"),
         (("c.yaml", "run", "--as", "policy.device"), "--as policy.device"),
-        (("c.yaml", "run", "--as", "policy.policy_kwargs."), "policy.policy_kwargs.NAME"),
         (("c.yaml", "run", "--step-pattern", "("), "--step-pattern"),
         (("c.yaml", "run", "--step-pattern", "step"), "--step-pattern"),
         (("c.yaml", "run", "--set", "evaluation.first_index=2147483640"), "first_index"),
@@ -1023,56 +967,27 @@ def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run):
     assert set(rows_in_logs().values()) == {40}
 
 
-@pytest.mark.slow
-@pytest.mark.process
-def test_a_signal_between_two_looks_ends_it_cleanly(folder):
-    save(1)
-    process = start(*watch_args(poll_s=1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert eventually(Path("run/eval/best.json").exists, process=process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, (out, err)
-    assert "Traceback" not in err
-
-
 # ------------------------------------------------------------------------------ while training writes
 
-WRITER = """
-import sys, time
-from pathlib import Path
-source, target = Path(sys.argv[1]), Path(sys.argv[2])
-data = source.read_bytes()
-with target.open("wb") as stream:
-    for part in range(20):
-        stream.write(data[part * len(data) // 20:(part + 1) * len(data) // 20])
-        stream.flush()
-        time.sleep(0.05)
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_files_that_are_written_slowly_are_evaluated_whole(folder):
-    """Two writers beside a running watcher, one that pauses half way: one point each, of the end."""
-    Path("done").mkdir()
-    finals = {step: save(step, good=True, folder="done") for step in (1, 2)}
-    steady = [sys.executable, "-c", WRITER, str(finals[1]), "run/model_1.safetensors"]
-    data = finals[2].read_bytes()
-    with Path("out.txt").open("w") as out, Path("run/model_2.safetensors").open("wb") as pausing:
+def test_a_file_that_is_written_slowly_is_evaluated_whole(folder):
+    """It stands still half way, and has one point, of the end."""
+    data = save(2, good=True).read_bytes()
+    expected = evaluated(shutil.copy("run/model_2.safetensors", "whole.safetensors")).fingerprint
+    with Path("out.txt").open("w") as out, Path("run/model_2.safetensors").open("wb") as writing:
+        writing.write(data[: len(data) // 2])
+        writing.flush()
         process = start(*watch_args(poll_s=0.1), stdout=out, stderr=subprocess.PIPE, text=True)
         try:
-            pausing.write(data[: len(data) // 2])
-            pausing.flush()
-            subprocess.run(steady, check=True, timeout=60)
-            assert eventually(
-                lambda: "model_2.safetensors cannot be evaluated yet" in Path("out.txt").read_text(), process=process
-            )
-            pausing.write(data[len(data) // 2 :])
-            pausing.flush()
-            assert eventually(lambda: Path("run/eval/curve.csv").exists() and len(curve()) == 2, process=process)
+            assert eventually(lambda: "cannot be evaluated yet" in Path("out.txt").read_text(), process=process)
+            writing.write(data[len(data) // 2 :])
+            writing.flush()
+            assert eventually(Path("run/eval/best.json").exists, process=process)
         finally:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert fingerprints() == {path.name: evaluated(path).fingerprint for path in finals.values()}
-    assert {row["status"] for row in curve()} == {"complete"}
+    assert "Traceback" not in err
+    assert [(row["status"], row["fingerprint"]) for row in curve()] == [("complete", expected)]
