@@ -26,11 +26,11 @@ from rl_eval.ope.estimators import (
     WHOLE_EPISODES,
     WITH_MODEL,
     ActionValues,
+    Inputs,
     RatioSum,
     effective_sample_size,
-    importance_weights,
     largest_share,
-    make_inputs,
+    ratio_sums,
 )
 from rl_eval.ope.target import target_log_probs, with_log_probs
 from rl_eval.protocols import Policy
@@ -159,19 +159,19 @@ def estimate(
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}: give a discount from 0 to 1")
     policy = with_log_probs(policy, episodes)
-    weights = importance_weights(episodes, target_log_probs(policy, episodes))
+    log_probs = target_log_probs(policy, episodes)
     if values == "fitted":
         values = _fitted(episodes, policy, gamma)
-    inputs = make_inputs(episodes, weights, gamma, values)
+    inputs = Inputs.of(episodes, log_probs, gamma, values)
     rows = [_measured("behaviour", inputs.rewards.sum(1), confidence)]
-    with np.errstate(over="ignore"):
-        at_the_end = np.exp(weights.logarithms[:, -1])
-    mean = (exact_mean(at_the_end), mean_interval(at_the_end, _SURE))
-    for name, estimator in (MODEL_FREE if values is None else {**MODEL_FREE, **WITH_MODEL}).items():
-        relevant = weights.logarithms[:, -1:] if name in WHOLE_EPISODES else weights.logarithms
-        statistics = WeightStatistics(effective_sample_size(relevant), largest_share(relevant), *mean)
-        with np.errstate(all="ignore"):
-            rows.append(_identified(name, estimator(inputs), statistics, confidence))
+    end = inputs.after[:, -1]
+    mean = (exact_mean(end), mean_interval(end, _SURE))
+    with np.errstate(all="ignore"):
+        sums = ratio_sums(inputs)
+        for name in MODEL_FREE if values is None else (*MODEL_FREE, *WITH_MODEL):
+            relevant = inputs.logarithms[:, -1:] if name in WHOLE_EPISODES else inputs.logarithms
+            statistics = WeightStatistics(effective_sample_size(relevant), largest_share(relevant), *mean)
+            rows.append(_identified(name, sums[name], statistics, confidence))
     if values is not None:
         rows.append(replace(_measured("fitted_q", inputs.v[:, 0], confidence), verdict="model"))
     if simulation is not None:
@@ -180,8 +180,9 @@ def estimate(
             raise UsageError(f"the simulation discounts by {used}, the estimates by {gamma}: give gamma={used}")
         returns, missing = simulation.counted_rows["discounted_return"], simulation.num_missing
         rows.append(replace(_measured("simulation", returns, confidence, missing), reason=simulation.reason))
-    longest = weights.logarithms.shape[1]
-    return OffPolicyEstimates(tuple(rows), gamma, len(episodes), len(episodes.rewards), longest)
+    return OffPolicyEstimates(
+        tuple(rows), gamma, len(episodes), num_steps=len(episodes.rewards), longest=inputs.logarithms.shape[1]
+    )
 
 
 def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues | None:
