@@ -164,6 +164,14 @@ def two_lengths(count):
     }
 
 
+def one_step(count, **columns):
+    """Episodes of one step each."""
+    zeros = {name: np.zeros(count) for name in ("step", "observation", "action", "reward")}
+    flags = {"terminated": np.ones(count, bool), "truncated": np.zeros(count, bool)}
+    log_probs = {"action_log_prob": np.full(count, -1.0)}
+    return load_episodes({"episode": np.arange(count), **zeros, **flags, **log_probs, **columns})
+
+
 ALWAYS_ON = TabularPolicy(np.array([[0.0, 1.0], [0.0, 1.0]]))
 
 
@@ -510,9 +518,10 @@ def test_a_policy_without_log_probabilities_is_refused():
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (2,))], ids=str)
-def test_a_module_is_a_target_policy_that_samples(space):
+def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
     """Its action space is that of the data, and it stays as it was."""
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
     from rl_eval.policies.module import ModulePolicy
 
     class Net(torch.nn.Module):
@@ -530,17 +539,12 @@ def test_a_module_is_a_target_policy_that_samples(space):
     discrete = isinstance(space, gym.spaces.Discrete)
     actions = rng.integers(0, 3, 300) if discrete else rng.normal(size=(300, 2))
     densities = -0.5 * (actions**2).sum(-1) - np.log(2 * np.pi)
-    episodes = load_episodes(
-        {
-            "episode": np.arange(300),
-            "step": np.zeros(300, int),
-            "observation": rng.normal(scale=0.1, size=(300, 1)).astype(np.float32),
-            "action": actions,
-            "reward": rng.normal(size=300),
-            "terminated": np.ones(300, bool),
-            "truncated": np.zeros(300, bool),
-            "action_log_prob": np.full(300, np.log(1 / 3)) if discrete else densities,
-        }
+    episodes = one_step(
+        300,
+        observation=rng.normal(scale=0.1, size=(300, 1)).astype(np.float32),
+        action=actions,
+        reward=rng.normal(size=300),
+        action_log_prob=np.full(300, np.log(1 / 3)) if discrete else densities,
     )
     found = estimate(episodes, net)
     assert found.to_dict() == estimate(episodes, ModulePolicy(net, space, deterministic=False)).to_dict()
@@ -557,18 +561,8 @@ def test_a_module_is_a_target_policy_that_samples(space):
 def test_a_module_that_does_not_fit_the_data_is_refused(actions, message):
     """In a sentence that names the shapes."""
     torch = pytest.importorskip("torch")
-    steps = {
-        "episode": np.arange(4),
-        "step": np.zeros(4, int),
-        "observation": np.zeros((4, 1)),
-        "action": actions,
-        "reward": np.zeros(4),
-        "terminated": np.ones(4, bool),
-        "truncated": np.zeros(4, bool),
-        "action_log_prob": np.full(4, -1.0),
-    }
     with pytest.raises(UsageError, match=message):
-        estimate(load_episodes(steps), torch.nn.Conv2d(1, 1, 3))
+        estimate(one_step(4, observation=np.zeros((4, 1)), action=actions), torch.nn.Conv2d(1, 1, 3))
 
 
 # Fitted values
@@ -668,23 +662,19 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("env", "limit", "said"),
-    [
-        ("CartPole-v1", None, r"the logged observations have shape \(3,\), but the environment's space is Box"),
-        ("Pendulum-v1", None, r"the logged actions have shape \(2,\), but the environment's space is Box"),
-        ("Acrobot-v1", 2, r"a logged episode has 3 steps, but evaluation.max_episode_steps is 2"),
-    ],
+    ("env", "limit", "named"),
+    [("CartPole-v1", None, "observations"), ("Pendulum-v1", None, "actions"), ("Acrobot-v1", 1, "max_episode_steps")],
 )
-def test_episodes_of_another_environment_are_refused(env, limit, said):
-    """Estimates of numbers that the policy never meant would look like any others."""
-    parts = 6 if env == "Acrobot-v1" else 3
-    columns = {"episode": [0] * 3, "step": range(3), "observation": np.zeros((3, parts), np.float32)}
-    columns |= {"action": np.zeros((3, 2)) if env == "Pendulum-v1" else [0] * 3}
-    columns |= {"reward": [1.0] * 3, "action_log_prob": [-0.7] * 3}
-    episodes = load_episodes({**columns, "terminated": [False, False, True], "truncated": [False] * 3})
+def test_episodes_of_another_environment_are_refused(env, limit, named):
+    """By the shapes of its spaces, and by its limit of steps."""
+    columns = {"observation": np.zeros((4, 6 if env == "Acrobot-v1" else 3), np.float32)}
+    columns |= {"action": np.zeros((4, 2) if env == "Pendulum-v1" else 4, float if env == "Pendulum-v1" else int)}
+    if env == "Acrobot-v1":
+        ends = np.arange(4) % 2 == 1
+        columns |= {"episode": [0, 0, 1, 1], "step": [0, 1, 0, 1], "terminated": ends}
     config = EvalConfig().environment(env).policy("rl_eval.policies.mlp:make_mlp")
-    with pytest.raises(UsageError, match=said):
-        target_policy(config.evaluation(max_episode_steps=limit).build(), episodes)
+    with pytest.raises(UsageError, match=named):
+        target_policy(config.evaluation(max_episode_steps=limit).build(), one_step(4, **columns))
 
 
 def test_actions_that_were_changed_before_they_were_stored_are_refused():

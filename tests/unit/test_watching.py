@@ -76,6 +76,36 @@ def evaluated(path, **evaluation):
     return evaluate(EvalConfig.from_yaml("c.yaml").policy(weights=str(path)).evaluation(**evaluation))
 
 
+ENVIRONMENT = """
+from pathlib import Path
+
+import gymnasium as gym
+
+
+class Changed(gym.Wrapper):
+    resets = 0
+
+    def reset(self, **given):
+        self.resets += {leak}
+        return self.env.reset(**given)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, (reward + self.resets) * {worth}, *rest
+
+
+def make(context):
+    if {licensed} and not Path("licence").exists():
+        raise RuntimeError("no licence server")
+    return Changed(gym.make("CartPole-v1"))
+"""
+
+
+def write_environment(name, leak=0, worth=1, licensed=False):
+    """Write a module with CartPole whose rewards depend on the number of resets, on its code, or on a file."""
+    Path(f"{name}.py").write_text(ENVIRONMENT.format(leak=leak, worth=worth, licensed=licensed))
+
+
 def configure(**sections):
     Path("c.yaml").write_text(yaml.safe_dump(CONFIG | sections))
 
@@ -174,31 +204,10 @@ def test_only_a_complete_evaluation_leads(folder, status, mean):
     assert Journal(folder, {}).candidate == known.candidate
 
 
-LEAKY = """
-import gymnasium as gym
-
-
-class Leaky(gym.Wrapper):
-    resets = 0
-
-    def reset(self, **given):
-        self.resets += {leak}
-        return self.env.reset(**given)
-
-    def step(self, action):
-        observation, reward, *rest = self.env.step(action)
-        return observation, reward + self.resets, *rest
-
-
-def make(context):
-    return Leaky(gym.make("CartPole-v1"))
-"""
-
-
 @pytest.mark.parametrize("leak", [0, 1])
 def test_a_failed_determinism_check_is_beside_each_number(folder, monkeypatch, leak):
     """In the line of each checkpoint, in the table, and with both numbers of the best."""
-    Path(f"watch_leaky{leak}.py").write_text(LEAKY.format(leak=leak))
+    write_environment(f"watch_leaky{leak}", leak)
     monkeypatch.syspath_prepend(folder)
     save(1)
     outcome = watch_once("--set", f"environment.env=watch_leaky{leak}:make")
@@ -611,20 +620,11 @@ def test_a_curve_has_points_of_one_evaluation(folder):
     assert watch_once("--set", "runners.num_envs_per_runner=2").exit_code == ExitCode.COMPLETE
 
 
-WORTH = """
-import gymnasium as gym
-
-
-def make(context):
-    return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: reward * {worth})
-"""
-
-
 @pytest.fixture
 def worth(folder, monkeypatch):
     """Settings with an environment whose code can be edited, and one evaluated checkpoint."""
     monkeypatch.syspath_prepend(folder)
-    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    write_environment("watch_worth")
     config = CONFIG | {"environment": {"env": "watch_worth:make"}}
     save(1)
     run_watcher(config=config)
@@ -636,7 +636,7 @@ def test_a_curve_has_points_of_one_code(worth):
     """Edits between two calls or two scans are errors that name the file; with the former code it continues."""
     save(2)
     watching = make_watcher(config=worth)
-    Path("watch_worth.py").write_text(WORTH.format(worth=3))
+    write_environment("watch_worth", worth=3)
     try:
         with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
             watching.run(0.0, once=True)
@@ -645,7 +645,7 @@ def test_a_curve_has_points_of_one_code(worth):
     with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
         make_watcher(config=worth)
     assert steps() == [1]
-    Path("watch_worth.py").write_text(WORTH.format(worth=1))
+    write_environment("watch_worth")
     run_watcher(config=worth)
     assert steps() == [1, 2]
 
@@ -661,23 +661,10 @@ def test_a_mistake_that_left_no_points_can_be_corrected(folder, factory):
     assert [row["status"] for row in curve()] == ["complete"]
 
 
-LICENSED = """
-from pathlib import Path
-
-import gymnasium as gym
-
-
-def make(context):
-    if not Path("licence").exists():
-        raise RuntimeError("no licence server")
-    return gym.make("CartPole-v1")
-"""
-
-
 @pytest.mark.parametrize("key", ["policy.weights", "policy.policy_kwargs.path"])
 def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, monkeypatch, key):
     """It ends the watch and leaves no point; the next call evaluates all checkpoints."""
-    Path("watch_licensed.py").write_text(LICENSED)
+    write_environment("watch_licensed", licensed=True)
     monkeypatch.syspath_prepend(folder)
     if key != "policy.weights":
         configure(policy={"policy": "watch_factories:from_file"})
