@@ -1,4 +1,4 @@
-"""``rl-eval watch``: the checkpoints of a training run become a learning curve, and the best of them is kept."""
+"""``rl-eval watch``: learning curve of the checkpoints of a training run, and the best of them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def watch(
         list[str] | None,
         argument(
             "CHECKPOINTS",
-            "Folder that a training run writes *.safetensors files to, or models of Stable-Baselines3, or a quoted "
-            "glob of files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says "
-            "itself what policy it is.",
+            "Folder of *.safetensors files, or of models of Stable-Baselines3; or a quoted glob of files or folders, "
+            "such as 'runs/ppo/model_*.zip'. Without CONFIG, models of a library also set the policy.",
         ),
     ] = None,
     section: Section = None,
@@ -52,79 +51,71 @@ def watch(
         str | None,
         option(
             "KEY",
-            "Where a checkpoint's path goes in the config; policy.policy_kwargs.NAME gives it to the factory. By "
-            "default policy.weights, and policy.policy_kwargs.path if the config's policy is a model of a library.",
+            "Config key of a checkpoint's path: policy.weights, or policy.policy_kwargs.NAME, an argument of the "
+            "factory. [default: policy.weights; policy.policy_kwargs.path for models of a library]",
             "--as",
         ),
     ] = None,
     step_pattern: Annotated[
-        str | None, option("REGEX", "Its first group is the training step in a name; by default the last number is.")
+        str | None, option("REGEX", "Its first group is the training step in a name. [default: the last number]")
     ] = None,
     output: Annotated[
         Path | None,
-        option("DIR", "Folder for everything written; by default eval in the folder of CHECKPOINTS.", "--output", "-o"),
+        option("DIR", "Folder for all files. [default: eval in the folder of CHECKPOINTS]", "--output", "-o"),
     ] = None,
     held_out: Annotated[
         int | None,
         option(
-            "N",
-            "Episodes of the best checkpoint's second test, which no choice has seen; by default as many as of "
-            "the first, and 0 for none.",
-            min=0,
+            "N", "Held-out episodes of the best checkpoint; 0 for none. [default: as many as --num-episodes]", min=0
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Evaluate what is there, and exit.")] = False,
-    poll_s: Annotated[
-        float, typer.Option(metavar="S", min=0.01, help="Seconds between two looks at the folder.")
-    ] = 5.0,
+    once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
+    poll_s: Annotated[float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans.")] = 5.0,
     retry_s: Annotated[
         float,
         typer.Option(
-            metavar="S",
-            min=0.0,
-            help="Seconds after its last change for which a checkpoint that cannot be loaded is tried again.",
+            metavar="S", min=0.0, help="Try an unreadable checkpoint again for so long after its last change."
         ),
     ] = 60.0,
     retry_unreadable: Annotated[
-        bool, typer.Option("--retry-unreadable", help="Try again what could not be loaded in earlier calls.")
+        bool, typer.Option("--retry-unreadable", help="Try the checkpoints again that earlier calls could not load.")
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate the checkpoints of a training run as they appear, each once; keep the curve and the best."""
+    """Evaluate each checkpoint of a training run as it appears; write a learning curve, and keep the best."""
     with Interruption() as interruption, reported(debug):
-        config, checkpoints = _arguments(config, checkpoints)
+        config, run_dir, pattern = _places(config, checkpoints or [])
         if evaluated.weights is not None:
-            raise ConfigError(f"--weights {evaluated.weights}: a watch takes them from the checkpoints; leave it out")
-        run_dir, glob_given = _folder_and_pattern(checkpoints)
-        look_s = None if once else poll_s
-        tell = partial(_tell, err=as_json)
+            raise ConfigError(f"--weights {evaluated.weights}: leave it out, the weights are the checkpoints'")
+        look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
         if config is None:
-            evaluated.check(f"watch {checkpoints[0]!r}", assignments, needs_policy=False)
+            evaluated.check(f"watch '{run_dir / pattern}'", assignments, needs_policy=False)
         if config is None and evaluated.policy is None:
-            # What is wrong whatever the checkpoint is said before one is waited for.
+            # Mistakes in other options are reported before the wait for a checkpoint.
             of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
             read_config(None, section, assignments, of_any).build()
-            evaluated = _with_policy(evaluated, run_dir, glob_given or "*", look_s, tell)
-        # What the options say of one model is left out: there are many.
+            evaluated = replace(evaluated, policy=_first_policy(run_dir, pattern or "*", look_s, tell))
+        # Notes on a single model are left out: there are many.
         read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
         settings = read.build()
-        key = key or _key_of(settings.policy.policy)
-        pattern = glob_given or _pattern_of(settings.policy.policy)
+        factory = settings.policy.policy
+        scheme = schemes().get(library_of(factory))
+        loads = loads_models(factory) and str(factory).endswith(":load_policy")
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 
-        place = run_dir / "eval" if output is None else output
-        _wait_for(run_dir, pattern, place, look_s, tell)
         options = WatchOptions(
-            run_dir=run_dir,
-            pattern=pattern,
-            output=place,
-            key=key,
+            run_dir,
+            pattern=pattern or f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}",
+            output=output or run_dir / "eval",
+            key=key or ("policy.policy_kwargs.path" if loads else "policy.weights"),
             step_pattern=step_pattern,
             held_out=held_out,
             retry_s=retry_s,
         )
+        if options.output.resolve().is_relative_to(run_dir.resolve()):
+            _wait_for(run_dir, look_s, tell)  # A folder made for the output could have a misspelt name.
         watcher = Watcher(
             settings,
             options,
@@ -135,11 +126,8 @@ def watch(
         with closing(watcher):
             interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
             if retry_unreadable:
-                watcher.journal.forget_unreadable()
-            if once:
-                watcher.run_once(poll_s)
-            else:
-                watcher.run(poll_s)
+                watcher.journal.drop_unreadable()
+            watcher.run(poll_s, once=once)
             if as_json:
                 print_json(watcher.curve)
             code = _exit_code(watcher, interruption)
@@ -148,110 +136,65 @@ def watch(
             raise typer.Exit(code)
 
 
-def _arguments(config: Path | None, checkpoints: list[str] | None) -> tuple[Path | None, list[str]]:
-    """Return CONFIG, if it is given, and CHECKPOINTS, which may be the only argument."""
+def _places(config: Path | None, checkpoints: list[str]) -> tuple[Path | None, Path, str]:
+    """Return CONFIG, if it is given, and the folder and the glob in CHECKPOINTS; the glob may be empty."""
     if config is not None and not checkpoints and config.suffix not in (".yaml", ".yml"):
-        return None, [str(config)]
+        config, checkpoints = None, [str(config)]  # It is the only argument.
     if config is not None and checkpoints and config.is_dir():
         raise ConfigError(f"{config} is a folder: CONFIG comes first, as in rl-eval watch {checkpoints[0]} {config}")
-    if not checkpoints:
-        raise ConfigError("CHECKPOINTS is missing: give a folder, or a glob in quotes, such as 'runs/ppo/model_*.zip'")
-    return config, checkpoints
-
-
-def _with_policy(
-    evaluated: Evaluated, folder: Path, pattern: str, poll_s: float | None, tell: Callable[[str], None]
-) -> Evaluated:
-    """Return options with a policy: of the kind of the first checkpoint there.
-
-    Args:
-        evaluated: The options.
-        folder: Where checkpoints come.
-        pattern: What is looked for there.
-        poll_s: Seconds between two looks for the first one; None to look once.
-        tell: Takes a line for the user.
-
-    Raises:
-        ConfigError: Nothing that is there says it.
-    """
-    waits, said = poll_s is not None and not any(folder.glob(pattern)), ""
-    while isinstance(found := _first_known(folder, pattern), str):
-        if not waits:
-            if not any(folder.glob(pattern)):
-                raise ConfigError(found if folder.is_dir() else f"{found}: there is no such folder")
-            raise ConfigError(
-                f"--policy is missing, and no checkpoint says what policy it is: {found}. Give pkg.module:attr of what "
-                "makes the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of "
-                "Stable-Baselines3"
-            )
-        if found != said:
-            tell(f"waiting for a checkpoint that says what policy it is: {found}")
-            said = found
-        time.sleep(poll_s or 0)
-    path, kind = found
-    print_note(f"policy: {kind}, and other checkpoints likewise")
-    return replace(evaluated, policy=str(path))
-
-
-def _first_known(folder: Path, pattern: str) -> tuple[Path, str] | str:
-    """Return the first checkpoint that says what policy it is, with that in words, or why none does."""
-    why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet"
-    for path in sorted(folder.glob(pattern)):
-        try:
-            source = policy_source(str(path))
-        except ConfigError as error:
-            why = str(error)
-            continue
-        return path, source.said
-    return why
-
-
-def _pattern_of(factory: object) -> str:
-    """Return what is a checkpoint where only a folder is given."""
-    scheme = schemes().get(library_of(factory))
-    return f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}"
-
-
-def _key_of(factory: object) -> str:
-    """Return where checkpoints go by default: to what loads them, or to the module that a factory makes."""
-    loads = loads_models(factory) and str(factory).endswith(":load_policy")
-    return "policy.policy_kwargs.path" if loads else "policy.weights"
-
-
-def _folder_and_pattern(checkpoints: list[str]) -> tuple[Path, str]:
-    """Return the folder to look in, which need not exist yet, and the glob that is given, if one is."""
-    if len(checkpoints) > 1:
+    if len(checkpoints) != 1:
         raise ConfigError(
-            f"{len(checkpoints)} CHECKPOINTS are given, {checkpoints[0]} the first: give one folder, or one glob in "
-            "quotes, such as 'runs/ppo/*.safetensors', which also finds what comes later"
+            f"{len(checkpoints)} CHECKPOINTS are given: give one folder, or one glob in quotes, such as "
+            "'runs/ppo/model_*.zip'"
         )
     path = Path(checkpoints[0]).expanduser()
     if path.is_file():
-        return path.parent, glob.escape(path.name)
+        return config, path.parent, glob.escape(path.name)
     if path.is_dir() or not glob.has_magic(str(path)):
-        return path, ""
+        return config, path, ""
     first = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
-    return Path(*path.parts[:first]), str(Path(*path.parts[first:]))
+    return config, Path(*path.parts[:first]), str(Path(*path.parts[first:]))
 
 
-def _wait_for(folder: Path, pattern: str, output: Path, poll_s: float | None, tell: Callable[[str], None]) -> None:
-    """Wait for the folder of a training run where the output is to go into it: made for that, it may be misspelt.
+def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callable[[str], None]) -> str:
+    """Return the path of the first checkpoint whose type shows the policy.
 
     Args:
-        folder: The folder.
-        pattern: What is looked for there.
-        output: Where the output goes.
-        poll_s: Seconds between two looks; None to look once.
-        tell: Takes a line for the user.
+        folder: Folder of the checkpoints.
+        pattern: Glob of the checkpoints.
+        poll_s: Seconds between two looks at an empty folder; None to look once.
+        tell: Prints a line to the user.
 
     Raises:
-        ConfigError: It is not there, and only what is there is to be evaluated.
+        ConfigError: There are checkpoints, but none of them shows it.
     """
-    if folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
+    waits, told = poll_s is not None and not any(folder.glob(pattern)), ""
+    while True:
+        why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet"
+        for path in sorted(folder.glob(pattern)):
+            try:
+                print_note(f"policy: {policy_source(str(path)).said}, and other checkpoints likewise")
+                return str(path)
+            except ConfigError as error:  # noqa: PERF203 - few files
+                why = str(error)
+        if not waits:
+            raise ConfigError(
+                f"--policy is missing, and no checkpoint shows it: {why}. Give pkg.module:attr of what builds the "
+                "module, or rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3"
+            )
+        if why != told:
+            tell(f"waiting for the first checkpoint: {why}")
+            told = why
+        time.sleep(poll_s or 0)
+
+
+def _wait_for(folder: Path, poll_s: float | None, tell: Callable[[str], None]) -> None:
+    """Wait until a folder exists; raise if ``poll_s`` is None."""
+    if folder.is_dir():
         return
     if poll_s is None:
-        raise ConfigError(f"nothing in {str(folder.resolve())!r} matches {pattern!r}: there is no such folder")
-    tell(f"waiting for {folder}, which is not there yet")
+        raise ConfigError(f"there is no folder {str(folder.resolve())!r}")
+    tell(f"waiting for the folder {folder}")
     while not folder.is_dir():
         time.sleep(poll_s)
 

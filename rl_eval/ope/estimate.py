@@ -1,33 +1,45 @@
-"""Estimates of a target policy's value, each with an interval, the state of its weights, and a verdict.
+"""Estimates of a target policy's value, each with an interval, statistics of its weights, and a verdict.
 
-A number is given only where the data identify it. They do not where the target policy's actions are not in them, where
-the effective sample size is below 10, or where the mean weight is not 1, so that the weights cannot be those of the
-two policies.
+An estimate has a number only if the data identify it. They do not if the target policy's actions are not in the data,
+if the effective sample size is below 10, or if the mean weight is not 1: then the weights are not those of the two
+policies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from rl_eval.errors import UsageError, nearest
 from rl_eval.ope.data import LoggedEpisodes
-from rl_eval.ope.estimators import MODEL_FREE, WHOLE_EPISODES, WITH_MODEL, ActionValues, RatioSum, make_inputs
+from rl_eval.ope.estimators import (
+    MODEL_FREE,
+    WHOLE_EPISODES,
+    WITH_MODEL,
+    ActionValues,
+    Inputs,
+    RatioSum,
+    effective_sample_size,
+    largest_share,
+    ratio_sums,
+)
 from rl_eval.ope.target import target_log_probs, with_log_probs
-from rl_eval.ope.weights import effective_sample_size, importance_weights, largest_share
 from rl_eval.protocols import Policy
 from rl_eval.records.plain import plain
+from rl_eval.results.report.table import decimals, number
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, mean_interval, no_interval
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from rl_eval.results.result import EvalResult
 
 __all__ = ["LEAST_SAMPLE_SIZE", "Estimate", "OffPolicyEstimates", "Verdict", "WeightStatistics", "estimate"]
@@ -35,8 +47,9 @@ __all__ = ["LEAST_SAMPLE_SIZE", "Estimate", "OffPolicyEstimates", "Verdict", "We
 Verdict = Literal["identified", "not identified", "model", "measured"]
 
 LEAST_SAMPLE_SIZE: Final = 10.0
-"""Effective sample size below which nothing is estimated."""
+"""Lowest effective sample size for an estimate."""
 
+_WIDTH: Final = 110
 _SURE: Final = 0.999
 """Coverage of the interval in which the mean weight must be 1: a refusal is rarely chance."""
 
@@ -47,13 +60,13 @@ _ROUNDING: Final = 1e-3
 @final
 @dataclass(frozen=True, slots=True)
 class WeightStatistics:
-    """What the importance weights of an estimate look like."""
+    """Statistics of the importance weights of an estimate."""
 
     effective_sample_size: float
-    """``sum(w)**2 / sum(w**2)``: so many episodes of the target policy itself would be as good. For estimators with a
-    weight at each step it is the least over the steps."""
+    """``sum(w)**2 / sum(w**2)``: number of episodes of the target policy itself that would be as good. For estimators
+    with a weight at each step, the lowest over the steps."""
     largest_share: float
-    """Greatest share that one episode has in the sum of the weights, at any step."""
+    """Highest fraction of one episode in the sum of the weights, at any step."""
     mean_weight: float
     """Mean of the weights of whole episodes; it estimates 1."""
     mean_weight_interval: Interval
@@ -63,7 +76,7 @@ class WeightStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One number for the value of a policy, and how far it can be trusted."""
+    """One number for the value of a policy, with its reliability."""
 
     name: str
     value: float
@@ -73,15 +86,15 @@ class Estimate:
     """``identified``, ``not identified``, ``model`` (only as good as the fit, whose error is not in the interval), or
     ``measured`` (a mean of episodes that the policy in question ran itself)."""
     reason: str = ""
-    """Why it is not identified."""
+    """Reason why it is not identified."""
     weights: WeightStatistics | None = None
-    """None where no weights are used."""
+    """None if the estimate uses no weights."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OffPolicyEstimates:
-    """What logged episodes say about another policy's value, by all estimators."""
+    """Off-policy estimates of a policy's value, one per estimator."""
 
     estimates: tuple[Estimate, ...]
     gamma: float
@@ -110,14 +123,13 @@ class OffPolicyEstimates:
         return dict(plain(asdict(self)))
 
     def __str__(self) -> str:
-        from rl_eval.ope.table import estimates_text
-
-        return estimates_text(self)
+        console = Console(width=_WIDTH, color_system=None, force_terminal=False, highlight=False)
+        with console.capture() as captured:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def __rich__(self) -> RenderableType:
-        from rl_eval.ope.table import estimates_table
-
-        return estimates_table(self)
+        return _table(self)
 
 
 def estimate(
@@ -129,16 +141,16 @@ def estimate(
     simulation: EvalResult | None = None,
     confidence: float = 0.95,
 ) -> OffPolicyEstimates:
-    """Estimate the mean discounted return of a policy from episodes that another one ran.
+    """Estimate the mean discounted return of a policy from episodes of another policy.
 
     Args:
-        episodes: What was logged.
+        episodes: Logged episodes.
         policy: The target policy: a :class:`~rl_eval.protocols.ActionLogProb`, or an ``nn.Module`` that returns logits
             or ``(mean, log_std)``, from which actions are sampled.
         gamma: Discount of the returns, in [0, 1].
         values: Action values for the doubly robust estimators: given, fitted to the data with
-            :func:`~rl_eval.ope.fitted_q.fitted_action_values`, or none, and none of these estimators.
-        simulation: An evaluation of the same policy with the same discount, to be shown beside the estimates.
+            :func:`~rl_eval.ope.fitted_q.fitted_action_values`, or None to leave these estimators out.
+        simulation: Evaluation of the same policy with the same discount, shown beside the estimates.
         confidence: Nominal coverage of the intervals.
 
     Raises:
@@ -147,31 +159,39 @@ def estimate(
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}: give a discount from 0 to 1")
     policy = with_log_probs(policy, episodes)
-    weights = importance_weights(episodes, target_log_probs(policy, episodes))
-    rows = [_of_returns("behaviour", make_inputs(episodes, weights, gamma).rewards.sum(1), confidence)]
-    if isinstance(values, str):
+    log_probs = target_log_probs(policy, episodes)
+    if values == "fitted":
         values = _fitted(episodes, policy, gamma)
-    inputs = make_inputs(episodes, weights, gamma, values)
-    whole, each_step = _statistics(weights.logarithms)
-    for name, estimator in (MODEL_FREE if values is None else {**MODEL_FREE, **WITH_MODEL}).items():
-        statistics = whole if name in WHOLE_EPISODES else each_step
-        with np.errstate(all="ignore"):
-            rows.append(_identified(name, estimator(inputs), statistics, confidence))
+    inputs = Inputs.of(episodes, log_probs, gamma, values)
+    rows = [_measured("behaviour", inputs.rewards.sum(1), confidence)]
+    end = inputs.after[:, -1]
+    mean = (exact_mean(end), mean_interval(end, _SURE))
+    with np.errstate(all="ignore"):
+        sums = ratio_sums(inputs)
+        for name in MODEL_FREE if values is None else (*MODEL_FREE, *WITH_MODEL):
+            relevant = inputs.logarithms[:, -1:] if name in WHOLE_EPISODES else inputs.logarithms
+            statistics = WeightStatistics(effective_sample_size(relevant), largest_share(relevant), *mean)
+            rows.append(_identified(name, sums[name], statistics, confidence))
     if values is not None:
-        rows.append(_of_returns("fitted_q", inputs.v[:, 0], confidence, "model"))
+        rows.append(replace(_measured("fitted_q", inputs.v[:, 0], confidence), verdict="model"))
     if simulation is not None:
-        rows.append(_simulated(simulation, gamma, confidence))
-    longest = weights.logarithms.shape[1]
-    return OffPolicyEstimates(tuple(rows), gamma, len(episodes), len(episodes.rewards), longest)
+        used = simulation.provenance.get("identity", {}).get("gamma", gamma)
+        if used != gamma:
+            raise UsageError(f"the simulation discounts by {used}, the estimates by {gamma}: give gamma={used}")
+        returns, missing = simulation.counted_rows["discounted_return"], simulation.num_missing
+        rows.append(replace(_measured("simulation", returns, confidence, missing), reason=simulation.reason))
+    return OffPolicyEstimates(
+        tuple(rows), gamma, len(episodes), num_steps=len(episodes.rewards), longest=inputs.logarithms.shape[1]
+    )
 
 
 def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues | None:
-    """Fit action values; a single episode has no half to fit to."""
+    """Fit action values; return None for a single episode, which has no half to fit to."""
     if len(episodes) < 2:
         return None
     if not isinstance(policy, Policy):
         raise UsageError(
-            f"action values are fitted with actions of the target policy, but {type(policy).__name__} has no act: "
+            f"fitted action values need actions of the target policy, but {type(policy).__name__} has no act: "
             "implement rl_eval.Policy, or leave the fitted values out"
         )
     from rl_eval.ope.fitted_q import fitted_action_values
@@ -179,59 +199,80 @@ def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues
     return fitted_action_values(episodes, policy, gamma)
 
 
+def _measured(name: str, returns: npt.NDArray[np.float64], confidence: float, num_missing: int = 0) -> Estimate:
+    return Estimate(name, exact_mean(returns), mean_interval(returns, confidence, num_missing=num_missing), "measured")
+
+
 def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confidence: float) -> Estimate:
-    """Return an estimate, or why there is none."""
+    """Return an estimate, or the reason why there is none."""
     value, contributions = ratios.value(), ratios.influences()
-    if why := _objection(weights, value, contributions):
+    finite = bool(math.isfinite(value) and np.isfinite(contributions).all())
+    if why := _objection(weights, finite=finite):
         return Estimate(name, math.nan, no_interval(confidence, why), "not identified", why, weights)
     return Estimate(name, value, mean_interval(contributions, confidence), "identified", "", weights)
 
 
-def _statistics(logarithms: npt.NDArray[np.float64]) -> tuple[WeightStatistics, WeightStatistics]:
-    """Return the statistics for estimators with one weight per episode, and for those with one at each step."""
-    with np.errstate(over="ignore"):
-        at_the_end = np.exp(logarithms[:, -1])
-    mean, interval = exact_mean(at_the_end), mean_interval(at_the_end, _SURE)
-    whole, each_step = (
-        WeightStatistics(effective_sample_size(part), largest_share(part), mean, interval)
-        for part in (logarithms[:, -1:], logarithms)
-    )
-    return whole, each_step
-
-
-def _objection(weights: WeightStatistics, value: float, contributions: npt.NDArray[np.float64]) -> str:
-    """Say why the data identify no value; empty if they do."""
-    size, mean, interval = weights.effective_sample_size, weights.mean_weight, weights.mean_weight_interval
+def _objection(weights: WeightStatistics, *, finite: bool) -> str:
+    """Return the reason why the data do not identify a value; empty if they do."""
+    size, interval = weights.effective_sample_size, weights.mean_weight_interval
+    mean = f"the mean weight is {weights.mean_weight:.3g} ({_ends(interval, '{:.3g}'.format)})"
     if size == 0:
         return "support is missing: from some step on, the target policy never takes the logged actions"
     if size < LEAST_SAMPLE_SIZE:
         return f"the effective sample size is {size:.1f}, below {LEAST_SAMPLE_SIZE:g}"
-    if not (math.isfinite(value) and np.isfinite(contributions).all()):
+    if not finite:
         return "the weights leave the range of floats"
     if interval.exists and interval.high + _ROUNDING < 1:
         return (
-            f"the mean weight is {mean:.3g} ({interval.low:.3g} to {interval.high:.3g}), below 1: support is missing, "
-            "since the target policy takes actions that are not in the data, or other log-probabilities were stored "
-            "than those of the policy that acted"
+            f"{mean}, below 1: support is missing, since the target policy takes actions that are not in the data, or "
+            "the stored log-probabilities are not those of the policy that acted"
         )
     if interval.exists and interval.low - _ROUNDING > 1:
-        return (
-            f"the mean weight is {mean:.3g} ({interval.low:.3g} to {interval.high:.3g}), above 1: other "
-            "log-probabilities were stored than those of the policy that acted"
-        )
+        return f"{mean}, above 1: the stored log-probabilities are not those of the policy that acted"
     return ""
 
 
-def _of_returns(
-    name: str, returns: npt.NDArray[np.float64], confidence: float, verdict: Verdict = "measured"
-) -> Estimate:
-    return Estimate(name, exact_mean(returns), mean_interval(returns, confidence), verdict)
+# ---------------------------------------------------------------------- the table
 
 
-def _simulated(result: EvalResult, gamma: float, confidence: float) -> Estimate:
-    used = result.provenance.get("identity", {}).get("gamma", gamma)
-    if used != gamma:
-        raise UsageError(f"the simulation discounts by {used}, the estimates by {gamma}: evaluate with gamma={gamma}")
-    returns = result.counted_rows["discounted_return"]
-    interval = mean_interval(returns, confidence, num_missing=result.num_missing)
-    return Estimate("simulation", exact_mean(returns), interval, "measured", result.reason)
+def _table(estimates: OffPolicyEstimates) -> Group:
+    """Return a table of the estimates, and below it the reasons for missing values."""
+    simulated = next((one.value for one in estimates if one.name == "simulation"), None)
+    table = Table("estimator", box=box.SIMPLE_HEAD, show_edge=False)
+    level = f"{100 * estimates.estimates[0].interval.confidence:g} % interval"
+    gap = () if simulated is None else ("- simulation",)
+    for name in ("value", level, *gap, "ESS", "largest", "mean weight"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in estimates:
+        table.add_row(*_cells(one, simulated), style="" if one.verdict in ("identified", "measured") else "dim")
+    why: dict[str, list[str]] = {}
+    for one in estimates:
+        if one.reason or not one.interval.exists:
+            told = "not identified: " if one.verdict == "not identified" else ""
+            why.setdefault(told + (one.reason or one.interval.note), []).append(one.name)
+    notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
+    if any(one.verdict == "model" for one in estimates):
+        notes.append("The interval of fitted_q leaves out the error of the fit.")
+    title = (
+        f"Value of the target policy from {estimates.num_episodes:,} episodes of another, {estimates.num_steps:,} "
+        f"steps, at most {estimates.longest:,} each; discount {estimates.gamma:g}"
+    )
+    return Group(Text(title), Text(), table, *[Text(note, style="yellow") for note in notes])
+
+
+def _cells(one: Estimate, simulated: float | None) -> Iterator[str]:
+    places = decimals((one.interval.high - one.interval.low) / 4, one.value)
+    yield one.name
+    yield "none" if math.isnan(one.value) else number(one.value, places)
+    yield _ends(one.interval, lambda end: number(end, places))
+    if simulated is not None:
+        known = one.name != "simulation" and not math.isnan(one.value - simulated)
+        yield number(one.value - simulated, places) if known else ""
+    if (weights := one.weights) is not None:
+        yield number(weights.effective_sample_size, 1)
+        yield "n/a" if math.isnan(weights.largest_share) else f"{100 * weights.largest_share:.1f} %"
+        yield f"{weights.mean_weight:.3g} ({_ends(weights.mean_weight_interval, '{:.3g}'.format)})"
+
+
+def _ends(interval: Interval, write: Callable[[float], str]) -> str:
+    return f"{write(interval.low)} to {write(interval.high)}" if interval.exists else ""

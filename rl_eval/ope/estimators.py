@@ -1,4 +1,7 @@
-"""Estimators of a policy's value: each is a sum over steps of ratios of means over episodes.
+"""Importance weights, and estimators of a policy's value: sums over steps of ratios of means over episodes.
+
+Weights are products of probability ratios along an episode, kept as logarithms. After its end an episode keeps its
+weight: without it, sums would go over the episodes that still run.
 
 With ``w`` the product of ratios up to and with step t, ``v`` that before it, ``r`` the reward times the discount to the
 power of t, and ``Q`` and ``V`` the values of a model, discounted alike:
@@ -17,17 +20,27 @@ weighted doubly robust          the same with ``w`` and ``v`` divided by their m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors import UsageError
 from rl_eval.ope.data import LoggedEpisodes
-from rl_eval.ope.weights import ImportanceWeights
 
-__all__ = ["MODEL_FREE", "WITH_MODEL", "ActionValues", "Inputs", "RatioSum", "make_inputs"]
+__all__ = [
+    "MODEL_FREE",
+    "WHOLE_EPISODES",
+    "WITH_MODEL",
+    "ActionValues",
+    "Inputs",
+    "RatioSum",
+    "effective_sample_size",
+    "largest_share",
+    "ratio_sums",
+]
 
 Matrix = npt.NDArray[np.float64]
 
@@ -44,111 +57,122 @@ class ActionValues(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class RatioSum:
-    """A sum of ratios of means over episodes."""
+    """Sum of ratios of means over episodes."""
 
     numerators: Matrix
     """Shape (episodes, terms)."""
     denominators: Matrix
-    """Shape (episodes, terms), or (1, 1) of 1 for means that are divided by nothing."""
+    """Shape (episodes, terms), or a 1 of shape (1, 1)."""
 
-    def value(self, shares: npt.NDArray[np.float64] | None = None) -> float:
-        """Return the sum of ``mean(numerators) / mean(denominators)``.
-
-        Args:
-            shares: Weights of the episodes in the means, which sum to 1, shape (episodes,); by default equal ones.
-        """
-        top, bottom = self._means(shares)
-        return float((top / bottom).sum())
+    def value(self) -> float:
+        """Return the sum of ``mean(numerators) / mean(denominators)``."""
+        return float((self.numerators.mean(0) / self.denominators.mean(0)).sum())
 
     def influences(self) -> npt.NDArray[np.float64]:
         """Return the value plus each episode's influence on it, shape (episodes,).
 
         Their mean is the value, and their spread is its spread to first order (the infinitesimal jackknife, Efron
-        1982). For means that are divided by nothing they are the episodes' own contributions.
+        1982). With denominators of 1 they are the contributions of the episodes.
         """
-        top, bottom = self._means(None)
-        return np.asarray(
-            self.value() + ((self.numerators - top / bottom * self.denominators) / bottom).sum(1), np.float64
-        )
-
-    def _means(self, shares: npt.NDArray[np.float64] | None) -> tuple[Matrix, Matrix]:
-        if shares is None:
-            return self.numerators.mean(0), self.denominators.mean(0)
-        whole = self.denominators if len(self.denominators) > 1 else np.broadcast_to(1.0, self.numerators.shape)
-        return shares @ self.numerators, shares @ whole
+        top, bottom = self.numerators.mean(0), self.denominators.mean(0)
+        influences = ((self.numerators - top / bottom * self.denominators) / bottom).sum(1)
+        return np.asarray(self.value() + influences, np.float64)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What estimators compute with: matrices of shape (episodes, longest), 0 after the end of each episode."""
+    """Inputs of the estimators: matrices of shape (episodes, longest)."""
 
-    weights: ImportanceWeights
+    logarithms: Matrix
+    """Logarithms of the weights up to and with each step."""
     rewards: Matrix
-    """Discounted, as the next two."""
+    """Discounted, as the next two, and 0 after the end of each episode."""
     q: Matrix
     v: Matrix
 
+    @classmethod
+    def of(
+        cls,
+        episodes: LoggedEpisodes,
+        target_log_probs: npt.NDArray[np.float64],
+        gamma: float,
+        values: ActionValues | None = None,
+    ) -> Inputs:
+        """Return the inputs for a target policy.
 
-def make_inputs(
-    episodes: LoggedEpisodes, weights: ImportanceWeights, gamma: float, values: ActionValues | None = None
-) -> Inputs:
-    """Return matrices of discounted rewards and values; values are 0 without a model."""
-    discounts = gamma ** np.arange(weights.logarithms.shape[1])
-    zeros = np.zeros(len(episodes.rewards))
-    q, v = values if values is not None else (zeros, zeros)
-    return Inputs(weights, *(episodes.padded(part) * discounts for part in (episodes.rewards, q, v)))
+        Args:
+            episodes: Logged episodes.
+            target_log_probs: Log-probability of each *stored* action under the target policy, shape (steps,); -inf for
+                an action that it never takes.
+            gamma: Discount.
+            values: Values of a model; 0 without it.
 
+        Raises:
+            UsageError: A log-probability of the target policy is NaN or +inf.
+        """
+        bad = np.isnan(target_log_probs) | np.isposinf(target_log_probs)
+        if bad.any():
+            row = int(bad.argmax())
+            found = target_log_probs[row]
+            raise UsageError(
+                f"{episodes.place(row)}: the target policy's log-probability is {found}: check its log_prob"
+            )
+        logarithms = episodes.padded(target_log_probs - episodes.log_probs).cumsum(1)
+        discounts = gamma ** np.arange(logarithms.shape[1])
+        zeros = np.zeros(len(episodes.rewards))
+        parts = (episodes.rewards, *(values or (zeros, zeros)))
+        return cls(logarithms, *(episodes.padded(part) * discounts for part in parts))
 
-_ONE: Final = np.ones((1, 1))
-
-
-def _mean(contributions: npt.NDArray[np.float64]) -> RatioSum:
-    return RatioSum(contributions[:, None], _ONE)
-
-
-def _trajectory(inputs: Inputs) -> RatioSum:
-    return _mean(inputs.weights.after[:, -1] * inputs.rewards.sum(1))
-
-
-def _weighted_trajectory(inputs: Inputs) -> RatioSum:
-    return RatioSum(_trajectory(inputs).numerators, inputs.weights.after[:, -1:])
-
-
-def _per_decision(inputs: Inputs) -> RatioSum:
-    return _mean((inputs.weights.after * inputs.rewards).sum(1))
-
-
-def _weighted_per_decision(inputs: Inputs) -> RatioSum:
-    return RatioSum(inputs.weights.after * inputs.rewards, inputs.weights.after)
-
-
-def _doubly_robust(inputs: Inputs) -> RatioSum:
-    weights = inputs.weights
-    return _mean((weights.after * (inputs.rewards - inputs.q) + weights.before * inputs.v).sum(1))
-
-
-def _weighted_doubly_robust(inputs: Inputs) -> RatioSum:
-    weights = inputs.weights
-    return RatioSum(
-        np.column_stack([weights.after * (inputs.rewards - inputs.q), weights.before * inputs.v]),
-        np.column_stack([weights.after, weights.before]),
-    )
+    @property
+    def after(self) -> Matrix:
+        """Weights up to and with each step; infinite where they leave float64."""
+        with np.errstate(over="ignore"):
+            return np.exp(self.logarithms)
 
 
-MODEL_FREE: Final[dict[str, Callable[[Inputs], RatioSum]]] = {
-    "trajectory_is": _trajectory,
-    "weighted_is": _weighted_trajectory,
-    "per_decision_is": _per_decision,
-    "weighted_per_decision_is": _weighted_per_decision,
-}
-"""Estimators that need nothing but the data, by the names that they have in results."""
+def effective_sample_size(logarithms: Matrix) -> float:
+    """Return ``sum(w)**2 / sum(w**2)`` (Kish 1965), the least over columns; 0 where all weights of a column are 0."""
+    shares = _shares(logarithms)
+    return 0.0 if shares is None else float((1 / (shares**2).sum(0)).min())
 
-WITH_MODEL: Final[dict[str, Callable[[Inputs], RatioSum]]] = {
-    "doubly_robust": _doubly_robust,
-    "weighted_doubly_robust": _weighted_doubly_robust,
-}
-"""Estimators that use the values of a model."""
+
+def largest_share(logarithms: Matrix) -> float:
+    """Return the greatest weight's share of the sum, the greatest over columns; NaN where a column has no weight."""
+    shares = _shares(logarithms)
+    return math.nan if shares is None else float(shares.max())
+
+
+def _shares(logarithms: Matrix) -> Matrix | None:
+    top = logarithms.max(0)
+    if np.isneginf(top).any():
+        return None
+    scaled = np.exp(logarithms - top)
+    return np.asarray(scaled / scaled.sum(0))
+
+
+MODEL_FREE: Final = ("trajectory_is", "weighted_is", "per_decision_is", "weighted_per_decision_is")
+"""Names of the estimators that need only the data."""
+
+WITH_MODEL: Final = ("doubly_robust", "weighted_doubly_robust")
+"""Names of the estimators that use the values of a model."""
 
 WHOLE_EPISODES: Final = ("trajectory_is", "weighted_is")
-"""Estimators in which an episode has one weight, that of its end."""
+"""Names of the estimators in which an episode has one weight, that of its end."""
+
+
+def ratio_sums(inputs: Inputs) -> dict[str, RatioSum]:
+    """Return the sum of ratios of each estimator, by name."""
+    after, rewards = inputs.after, inputs.rewards
+    before = np.column_stack([np.ones(len(after)), after[:, :-1]])
+    end, one = after[:, -1:], np.ones((1, 1))
+    whole, each_step = end * rewards.sum(1, keepdims=True), after * rewards
+    residuals, baseline = after * (rewards - inputs.q), before * inputs.v
+    return {
+        "trajectory_is": RatioSum(whole, one),
+        "weighted_is": RatioSum(whole, end),
+        "per_decision_is": RatioSum(each_step.sum(1, keepdims=True), one),
+        "weighted_per_decision_is": RatioSum(each_step, after),
+        "doubly_robust": RatioSum((residuals + baseline).sum(1, keepdims=True), one),
+        "weighted_doubly_robust": RatioSum(np.column_stack([residuals, baseline]), np.column_stack([after, before])),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +34,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "behaviour": ("behaviour",),
     "mask": ("collector.mask", "mask"),
 }
-"""Names that a column may have: ours, and TorchRL's joined with dots. Those under ``next`` come first, since TorchRL's
-other flags are of the step before."""
+"""Names of a column: ours, and TorchRL's joined with dots. The first that exists counts: TorchRL's flags outside of
+``next`` are of the step before."""
 
 
 def load_episodes(source: Any) -> LoggedEpisodes:
@@ -46,7 +46,7 @@ def load_episodes(source: Any) -> LoggedEpisodes:
             a TensorDict in TorchRL's layout, or the folder of one on disk; a Minari dataset, or ``"minari:ID"``.
 
     Raises:
-        UsageError: It cannot be read, or is not what it must be; the message names the episode.
+        UsageError: It cannot be read, or is not valid; the message names the episode.
     """
     if isinstance(source, str) and source.startswith(_MINARI):
         source = _minari_dataset(source.removeprefix(_MINARI))
@@ -63,26 +63,17 @@ def load_episodes(source: Any) -> LoggedEpisodes:
 
 
 def _npz(path: Path) -> dict[str, Array]:
-    if not path.exists():
-        raise UsageError(f"there is no file {str(path)!r} of logged episodes")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise UsageError(f"{path} holds one array: give an npz file with one array per column")
-        with loaded:
+        with np.load(path, allow_pickle=False) as loaded:
             return dict(loaded)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(
-            f"{path} cannot be read as an npz file of logged episodes ({error}): give an npz file, the folder of a "
-            f"TensorDict, or {_MINARI}ID"
-        ) from error
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as an npz file ({error}): give one array per column") from error
 
 
 def _memory_mapped(path: Path) -> Any:
     if not (path / "meta.json").is_file():
         raise UsageError(
-            f"{path} is a folder, but not that of a TensorDict: it has no meta.json; rl-eval export --trajectories "
-            "writes the steps of a run to a file"
+            f"{path} has no meta.json, so it is not a TensorDict. Write a file: rl-eval export --trajectories"
         )
     from tensordict import TensorDict
 
@@ -98,10 +89,7 @@ def _tensordict_arrays(data: Any) -> dict[str, Array]:
 def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
     """Return one entry per step from arrays of shape (steps, ...), or of (episodes, longest, ...) with a mask."""
     columns: dict[str, Array] = {
-        name: np.asarray(arrays[key])
-        for name, keys in _NAMES.items()
-        for key in [next((key for key in keys if key in arrays), None)]
-        if key is not None
+        name: np.asarray(arrays[key]) for name, keys in _NAMES.items() for key in reversed(keys) if key in arrays
     }
     if (mask := columns.pop("mask", None)) is not None:
         kept = mask.astype(bool).reshape(mask.shape[: columns.get("episode", mask).ndim])
@@ -116,7 +104,7 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     """Number the steps of each episode in the order in which they stand.
 
     Raises:
-        UsageError: One does not begin with the observation that the one before it led to.
+        UsageError: A step does not start with the next observation of the step before it.
     """
     episode = episode.reshape(len(episode), -1)[:, 0]
     positions = places_of(episode)
@@ -124,8 +112,8 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     if apart.any():
         row = int(apart.argmax()) + 1
         raise UsageError(
-            f"episode {episode[row]}: its step in place {positions[row]} does not begin with the observation that the "
-            "one before it led to. Steps are shuffled or missing: sort them, or give them numbers in a column step"
+            f"episode {episode[row]}: the observation of step {positions[row]} is not the next observation of the step "
+            "before. Steps are shuffled or missing: sort them, or add a column step"
         )
     return positions
 
@@ -142,41 +130,32 @@ def _minari_dataset(name: str) -> Any:
 
 
 def _minari_columns(dataset: Any) -> dict[str, Array]:
-    parts = [dict(_minari_episode(episode)) for episode in dataset.iterate_episodes()]
+    """Return columns, with the version of the weights if the metadata of all episodes have one."""
+    parts = [_minari_episode(episode) for episode in dataset.iterate_episodes()]
     if (storage := getattr(dataset, "storage", None)) is not None:
-        _add_versions(parts, storage)
+        metadata = storage.get_episode_metadata([int(part["episode"][0]) for part in parts])
+        versions = [one.get("weights_version") for one in metadata]
+        if None not in versions:
+            for part, version in zip(parts, versions, strict=True):
+                part["weights_version"] = np.full(len(part["episode"]), int(version))
     return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
 
-def _add_versions(parts: list[dict[str, Array]], storage: Any) -> None:
-    """Add the versions of the weights that acted, where the metadata of all episodes have them."""
-    found = storage.get_episode_metadata([int(part["episode"][0]) for part in parts])
-    versions = [metadata.get("weights_version") for metadata in found]
-    if None not in versions:
-        for part, version in zip(parts, versions, strict=True):
-            part["weights_version"] = np.full(len(part["episode"]), int(version))
-
-
-def _minari_episode(episode: Any) -> Iterator[tuple[str, Array]]:
-    """Yield the columns of an episode; its infos have an entry for the reset, which is no step.
-
-    Raises:
-        UsageError: It has no log-probabilities, or observations or actions of several parts.
-    """
+def _minari_episode(episode: Any) -> dict[str, Array]:
+    """Return the columns of an episode; its infos have an entry for the reset, which is not a step."""
     length = len(episode.rewards)
     for name in ("observations", "actions"):
         if isinstance(parts := getattr(episode, name), (dict, tuple)):
-            raise UsageError(
-                f"episode {episode.id}: its {name} have {len(parts)} parts, and off-policy evaluation takes one array: "
-                "record episodes of an environment that flattens them"
-            )
+            raise UsageError(f"episode {episode.id}: its {name} have {len(parts)} parts: record flattened ones")
     if (log_probs := (episode.infos or {}).get("action_log_prob")) is None:
         raise UsageError(f"episode {episode.id} has no action_log_prob in its infos: {MISSING}")
-    yield "episode", np.full(length, episode.id)
-    yield "step", np.arange(length)
-    yield "observation", np.asarray(episode.observations)[:length]
-    yield "action", np.asarray(episode.actions)
-    yield "reward", np.asarray(episode.rewards)
-    yield "terminated", np.asarray(episode.terminations)
-    yield "truncated", np.asarray(episode.truncations)
-    yield "action_log_prob", np.asarray(log_probs)[-length:]
+    return {
+        "episode": np.full(length, episode.id),
+        "step": np.arange(length),
+        "observation": np.asarray(episode.observations)[:length],
+        "action": np.asarray(episode.actions),
+        "reward": np.asarray(episode.rewards),
+        "terminated": np.asarray(episode.terminations),
+        "truncated": np.asarray(episode.truncations),
+        "action_log_prob": np.asarray(log_probs)[-length:],
+    }

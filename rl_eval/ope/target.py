@@ -38,28 +38,16 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
     alone = with_values(settings, runners={"num_runners": 0, "num_envs_per_runner": 1})
     with EvalRunnerGroup(alone, threaded=False) as group:
         policy, spaces = group.foreach_runner(lambda runner: (runner.policy, runner.spaces))[0]
-    observation_space, action_space = spaces
-    _check_fits(episodes, observation_space, action_space, settings.evaluation.max_episode_steps)
-    check_unchanged_actions(episodes, action_space, settings.policy.actions)
-    return policy
-
-
-def _check_fits(
-    episodes: LoggedEpisodes, observation_space: gym.Space[Any], action_space: gym.Space[Any], limit: int | None
-) -> None:
-    """Refuse episodes that cannot be of an environment with these spaces and this step limit."""
-    given = (("observations", episodes.observations, observation_space), ("actions", episodes.actions, action_space))
-    for name, array, space in given:
+    arrays, limit = (episodes.observations, episodes.actions), settings.evaluation.max_episode_steps
+    for name, array, space in zip(("observations", "actions"), arrays, spaces, strict=True):
         if math.prod(array.shape[1:]) != math.prod(space.shape or ()):
-            raise UsageError(
-                f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}: are they of "
-                "this environment?"
-            )
+            raise UsageError(f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}")
     if limit is not None and (longest := int(episodes.lengths.max())) > limit:
         raise UsageError(
-            f"a logged episode has {longest} steps, but evaluation.max_episode_steps is {limit}: the value of a policy "
-            "depends on it, so give that of the data"
+            f"a logged episode has {longest} steps, but evaluation.max_episode_steps is {limit}: give that of the data"
         )
+    check_unchanged_actions(episodes, spaces[1], settings.policy.actions)
+    return policy
 
 
 def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[Any], handling: str) -> None:
@@ -82,9 +70,7 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
     if bound.any():
         row = int(bound.reshape(len(bound), -1).any(1).argmax())
         raise UsageError(
-            f"episode {np.repeat(episodes.ids, episodes.lengths)[row]}: its action at step "
-            f"{episodes.step_numbers()[row]} is at the bound of {action_space}, so it was clipped, and its "
-            f"log-probability is that of the action before: {advice}"
+            f"{episodes.place(row)}: the action is at the bound of {action_space}, so it was clipped: {advice}"
         )
 
 
@@ -110,15 +96,14 @@ def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
             "rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False)"
         )
     copied = copy.deepcopy(policy)
+    probed = ModulePolicy(copied, gym.spaces.Discrete(1), False)
     try:
         with no_grad():
-            [logits] = ModulePolicy(copied, gym.spaces.Discrete(1), False).probe_outputs(
-                episodes.observations[:1].copy()
-            )
+            [logits] = probed.probe_outputs(episodes.observations[:1].copy())
     except Exception as error:
         raise UsageError(
-            f"the target policy {type(policy).__name__} raised at a logged observation of shape "
-            f"{episodes.observations.shape[1:]}: {summary_of(error)}"
+            f"{type(policy).__name__} raised for observations of shape {episodes.observations.shape[1:]}: "
+            f"{summary_of(error)}"
         ) from error
     return ModulePolicy(copied, gym.spaces.Discrete(logits.shape[-1]), False)
 
@@ -131,21 +116,19 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
     """
     if not isinstance(policy, ActionLogProb):
         raise UsageError(
-            f"the target policy is a {type(policy).__name__} and has no log_prob(observations, actions), so its "
-            "probability of a logged action is unknown: give an nn.Module that returns logits or (mean, log_std), or "
-            "implement rl_eval.protocols.ActionLogProb"
+            f"the target policy is a {type(policy).__name__} and has no log_prob(observations, actions): give an "
+            "nn.Module that returns logits or (mean, log_std), or implement rl_eval.protocols.ActionLogProb"
         )
     if isinstance(policy, Recurrent):
         raise UsageError(
-            f"the target policy {type(policy).__name__} has a state, and what its state was at a logged step is "
-            "unknown: off-policy evaluation needs a policy of the observation alone"
+            f"the target policy {type(policy).__name__} has a state, which is unknown at a logged step: give a policy "
+            "that depends on the observation alone"
         )
-    return np.concatenate(
-        [
-            _log_probs_of(policy, episodes.observations[rows].copy(), episodes.actions[rows].copy())
-            for rows in (slice(start, start + _BATCH) for start in range(0, len(episodes.rewards), _BATCH))
-        ]
-    )
+    batches = [slice(start, start + _BATCH) for start in range(0, len(episodes.rewards), _BATCH)]
+    found = [
+        _log_probs_of(policy, episodes.observations[rows].copy(), episodes.actions[rows].copy()) for rows in batches
+    ]
+    return np.concatenate(found)
 
 
 def _log_probs_of(policy: ActionLogProb, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
@@ -157,13 +140,12 @@ def _log_probs_of(policy: ActionLogProb, observations: Any, actions: Any) -> npt
         raise
     except Exception as error:
         raise UsageError(
-            f"log_prob of the target policy {type(policy).__name__} raised at logged steps, whose observations have "
-            f"shape {observations.shape[1:]} and whose actions have shape {actions.shape[1:]}: {summary_of(error)}. "
-            "Are they of this environment?"
+            f"log_prob of {type(policy).__name__} raised for observations of shape {observations.shape[1:]} and "
+            f"actions of shape {actions.shape[1:]}: {summary_of(error)}. Are they of this environment?"
         ) from error
     if log_probs.shape != (len(actions),):
         raise UsageError(
-            f"log_prob of {type(policy).__name__} returned shape {log_probs.shape} for {len(actions)} actions: "
-            "return one number per row, summed over the dimensions of an action"
+            f"log_prob of {type(policy).__name__} returned shape {log_probs.shape} for {len(actions)} actions: return "
+            "one number per action"
         )
     return log_probs

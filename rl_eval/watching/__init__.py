@@ -1,7 +1,7 @@
-"""Evaluating the checkpoints of a training run as they appear: ``rl-eval watch``.
+"""Evaluation of the checkpoints of a training run as they appear: ``rl-eval watch``.
 
-``checkpoints`` finds and copies them, ``journal`` holds the result of each, ``curve`` writes table and picture,
-``best`` keeps the best one, and ``watcher`` is the loop. See ``docs/watch.md``.
+``checkpoints`` finds and copies checkpoints, ``journal`` records the outcome of each, ``curve`` writes the files that
+people read, and ``watcher`` is the loop.
 """
 
 from rl_eval.watching.watcher import Watcher, WatchOptions

@@ -1,6 +1,6 @@
-"""Learning curve as files: ``curve.csv`` has every checkpoint, ``curve.png`` those with a mean return.
+"""Files for people: the learning curve in ``curve.csv`` and ``curve.png``, and the best checkpoint in ``best.json``.
 
-Points stand at their training step, or, where not all names have one, in the order of the checkpoints.
+The horizontal axis is the training step, or the number of the checkpoint if not all names have a step.
 """
 
 from __future__ import annotations
@@ -9,31 +9,58 @@ import csv
 import datetime
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.watching.journal import Entry, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from rl_eval.watching.journal import Entry, Score
+__all__ = ["curve_csv", "curve_png", "curve_rows", "describe"]
 
-__all__ = ["CSV_FILE", "PNG_FILE", "curve_csv", "curve_png", "curve_rows"]
-
-CSV_FILE: Final = "curve.csv"
-PNG_FILE: Final = "curve.png"
-
-_COLUMNS: Final = (
-    "step", "name", "modified", "status", "episode_return_mean", "episode_return_ci_low", "episode_return_ci_high",
-    "num_episodes", "num_failed_episodes", "best", "held_out_return_mean", "held_out_return_ci_low",
-    "held_out_return_ci_high", "held_out_num_episodes", "digest", "fingerprint", "evaluation", "reason",
-    "determinism", "held_out_determinism", "interval", "held_out_interval",
-)  # fmt: skip
+_SELECTION: Final = {
+    "status": "status", "episode_return_mean": "mean", "episode_return_ci_low": "low", "episode_return_ci_high": "high",
+    "num_episodes": "num_episodes", "num_failed_episodes": "num_failed", "fingerprint": "fingerprint",
+    "reason": "reason", "determinism": "determinism", "interval": "interval",
+}  # fmt: skip
+"""Fields of the selection's score, by column."""
+_HELD_OUT: Final = {
+    "held_out_return_mean": "mean", "held_out_return_ci_low": "low", "held_out_return_ci_high": "high",
+    "held_out_num_episodes": "num_episodes", "held_out_determinism": "determinism", "held_out_interval": "interval",
+}  # fmt: skip
+_COLUMNS: Final = ("step", "name", "modified", *_SELECTION, "best", *_HELD_OUT, "digest", "evaluation")
 
 _LINE: Final = "#1f77b4"
 _BEST: Final = "#d62728"
 
 
+def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any]]:
+    """Return one row of JSON values per checkpoint.
+
+    Args:
+        entries: Checkpoints in the order of training.
+        best: Id of the best one.
+    """
+    return [
+        {
+            "step": entry.info.step,
+            "name": entry.info.name,
+            "modified": datetime.datetime.fromtimestamp(entry.info.modified, datetime.timezone.utc).isoformat(
+                timespec="seconds"
+            ),
+            "best": entry.id == best,
+            "digest": entry.digest,
+            "evaluation": entry.id if entry.selection.fingerprint else None,
+            **{column: getattr(entry.selection, name) for column, name in _SELECTION.items()},
+            **{column: getattr(entry.held_out, name, None) for column, name in _HELD_OUT.items()},
+        }
+        for entry in entries
+    ]
+
+
 def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
-    """Return :func:`curve_rows` as lines; absent numbers are empty."""
+    """Return :func:`curve_rows` as CSV; absent numbers are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -41,42 +68,24 @@ def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
     return text.getvalue()
 
 
-def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any]]:
-    """Return one row per checkpoint, in the order of training, as JSON values.
+def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
+    """Describe the best checkpoint by both its scores, with the meaning of each.
 
     Args:
-        entries: Checkpoints.
-        best: Id of the one that was kept as the best.
+        best: The best checkpoint.
+        checkpoint: Path of its copy, relative to the output folder.
     """
-    return [_row(entry, best) for entry in entries]
-
-
-def _row(entry: Entry, best: str | None) -> dict[str, Any]:
-    score, held_out = entry.selection, entry.held_out
-    modified = datetime.datetime.fromtimestamp(entry.info.modified, datetime.timezone.utc)
+    worth = (
+        "depends on the layout, do not quote it" if best.held_out and best.held_out.determinism else "quote this one"
+    )
     return {
-        "step": entry.info.step,
-        "name": entry.info.name,
-        "modified": modified.isoformat(timespec="seconds"),
-        "status": score.status,
-        "episode_return_mean": score.mean,
-        "episode_return_ci_low": score.low,
-        "episode_return_ci_high": score.high,
-        "num_episodes": score.num_episodes,
-        "num_failed_episodes": score.num_failed,
-        "best": entry.id == best,
-        "held_out_return_mean": held_out and held_out.mean,
-        "held_out_return_ci_low": held_out and held_out.low,
-        "held_out_return_ci_high": held_out and held_out.high,
-        "held_out_num_episodes": held_out and held_out.num_episodes,
-        "digest": entry.digest,
-        "fingerprint": score.fingerprint,
-        "evaluation": entry.id if score.fingerprint else None,
-        "reason": score.reason,
-        "determinism": score.determinism,
-        "held_out_determinism": held_out and held_out.determinism,
-        "interval": score.interval,
-        "held_out_interval": held_out and held_out.interval,
+        "checkpoint": checkpoint,
+        "name": best.info.name,
+        "step": best.info.step,
+        "digest": best.digest,
+        "selection": best.selection
+        and {"meaning": "highest mean return of all checkpoints, so biased upward", **asdict(best.selection)},
+        "held_out": best.held_out and {"meaning": f"had no part in the choice: {worth}", **asdict(best.held_out)},
     }
 
 
@@ -91,11 +100,17 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
     figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     stepped = all(entry.info.step is not None for entry in entries)
-    places = {entry.id: entry.info.step if stepped else number for number, entry in enumerate(entries, 1)}
-    _draw_points(axes, [(places[entry.id], entry.selection) for entry in entries])
-    for entry in entries:
+    places = [entry.info.step if stepped else number for number, entry in enumerate(entries, 1)]
+    scores = [(place, entry.selection) for place, entry in zip(places, entries, strict=True)]
+    _draw(axes, scores, "selection episodes", color=_LINE, marker="o", markersize=4)
+    partial = [(place, score) for place, score in scores if score and score.status == "partial"]
+    _draw(axes, partial, "some episodes failed", color="black", marker="x", linestyle="")
+    for place, entry in zip(places, entries, strict=True):
         if entry.id == best:
-            _draw_best(axes, places[entry.id], entry)
+            label = "best, chosen on these: biased upward"
+            _draw(axes, [(place, entry.selection)], label, color=_BEST, marker="*", markersize=13)
+            label = f"best on {entry.held_out.num_episodes if entry.held_out else 0} held-out episodes"
+            _draw(axes, [(place, entry.held_out)], label, color=_BEST, marker="D", markersize=6, fillstyle="none")
     axes.set(xlabel="training step" if stepped else "checkpoint", ylabel="mean return")
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.25)
@@ -106,29 +121,11 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
     return picture.getvalue()
 
 
-def _draw_points(axes: Axes, scores: list[tuple[Any, Score]]) -> None:
-    points = [(place, score.mean) for place, score in scores if score.mean is not None]
-    if not points:
-        return
-    axes.plot(*zip(*points, strict=True), color=_LINE, marker="o", markersize=4, label="selection episodes")
+def _draw(axes: Axes, scores: Sequence[tuple[Any, Score | None]], label: str, **style: Any) -> None:
+    """Draw the mean returns that there are, with their intervals."""
+    points = [(place, score.mean) for place, score in scores if score is not None and score.mean is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), label=label, **style)
     for place, score in scores:
-        _draw_interval(axes, place, score, _LINE)
-    partial = [(place, score.mean) for place, score in scores if score.status == "partial" and score.mean is not None]
-    if partial:
-        axes.plot(*zip(*partial, strict=True), "x", color="black", label="some episodes failed")
-
-
-def _draw_best(axes: Axes, place: Any, entry: Entry) -> None:
-    if entry.selection.mean is not None:
-        label = "best, chosen on these: biased upward"
-        axes.plot(place, entry.selection.mean, "*", color=_BEST, markersize=13, label=label)
-    held_out = entry.held_out
-    if held_out is not None and held_out.mean is not None:
-        label = f"best on {held_out.num_episodes} held-out episodes"
-        axes.plot(place, held_out.mean, "D", color=_BEST, markersize=6, fillstyle="none", label=label)
-        _draw_interval(axes, place, held_out, _BEST)
-
-
-def _draw_interval(axes: Axes, place: Any, score: Score, color: str) -> None:
-    if score.low is not None and score.high is not None:
-        axes.vlines(place, score.low, score.high, color=color, alpha=0.5)
+        if score is not None and score.low is not None and score.high is not None:
+            axes.vlines(place, score.low, score.high, color=style["color"], alpha=0.5)

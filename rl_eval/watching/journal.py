@@ -1,40 +1,39 @@
-"""State of a watcher: what is known of each checkpoint, and which one is the best candidate.
+"""Journal of a watcher: the state of each checkpoint, and the best one.
 
-One file, ``watch.json``, written atomically at every change. It is the commit: a checkpoint without an entry is
-evaluated, and its evaluation log says which of its episodes are left; one with an entry is not touched again. The
-best candidate is the checkpoint with the greatest mean return over the selection episodes; among equals the first.
-
-The file is also what makes the folder the watcher's own: it says so, and it lists the checkpoints for which folders
-were made. No other folder is ever removed.
+``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log tells
+which episodes remain. An entry with a score is final. The entries are also the list of folders that the watcher made;
+it removes no other folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import IO, Any, Final, Literal, final
 
-from rl_eval.atomic_write import write_text
-from rl_eval.errors import ConfigError
+from rl_eval.atomic_write import is_temporary, write_text
+from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.log.code_changes import code_differences
-from rl_eval.records.foreign import parse_json
-from rl_eval.records.plain import plain
+from rl_eval.records.foreign import parse_json, typed
+from rl_eval.records.plain import differences, plain
 from rl_eval.results.report.table import interval_text
 from rl_eval.results.result import EvalResult
-from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify
+from rl_eval.watching.checkpoints import Checkpoint
 
-__all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score", "check_journal"]
+__all__ = ["Entry", "Journal", "Score", "claim_output"]
 
-SCHEMA: Final = "rl_eval watch"
-"""Mark of the file; without it, it is somebody else's."""
-FORMAT: Final = 1
 JOURNAL_FILE: Final = "watch.json"
+_LOCK_FILE: Final = ".lock"
 
+PENDING: Final = "pending"
+"""Status of a checkpoint whose evaluation has not finished."""
 UNREADABLE: Final = "unreadable"
-"""Status of a checkpoint that could not be evaluated at all; the others are those of results."""
+"""Status of a checkpoint that could not be loaded; all others are statuses of results."""
 
 
 @dataclass(frozen=True)
@@ -42,43 +41,42 @@ class Score:
     """Numbers of one evaluation."""
 
     status: str
-    reason: str
-    mean: float | None
-    """Mean return; None when there is none, and likewise the ends of its interval."""
-    low: float | None
-    high: float | None
-    num_episodes: int
-    """Episodes that the numbers go over."""
-    num_failed: int
-    first_index: int
-    """Where its plan begins."""
-    fingerprint: str
+    reason: str = ""
+    first_index: int = 0
+    """Index of the first episode."""
+    mean: float | None = None
+    """Mean return; None if there is none, likewise the ends of its interval."""
+    low: float | None = None
+    high: float | None = None
+    num_episodes: int = 0
+    """Number of episodes in the mean."""
+    num_failed: int = 0
+    fingerprint: str = ""
     determinism: str = ""
-    """What the determinism check found amiss; empty if nothing."""
+    """Report of a failed determinism check; empty if it passed."""
     interval: str = ""
-    """The interval in words, with its method and what there is to know about it."""
+    """The interval in words, with its method and notes."""
 
     @classmethod
     def of(cls, result: EvalResult) -> Score:
-        """Take the numbers of a result."""
+        """Return the score of a result."""
+        mean, low, high = (
+            value if math.isfinite(value) else None
+            for value in (result.mean_return, result.interval.low, result.interval.high)
+        )
         return cls(
             result.status,
             result.reason,
-            mean=_finite(result.mean_return),
-            low=_finite(result.interval.low),
-            high=_finite(result.interval.high),
+            result.plan.first_index,
+            mean,
+            low,
+            high,
             num_episodes=result.aggregates.count,
             num_failed=result.num_failed,
-            first_index=result.plan.first_index,
             fingerprint=result.fingerprint,
             determinism=str(result.determinism) if result.determinism.passed is False else "",
             interval=interval_text(result.interval, "{:.6g}".format),
         )
-
-    @classmethod
-    def unreadable(cls, reason: str, first_index: int) -> Score:
-        """Return the score of a checkpoint that could not be evaluated."""
-        return cls(UNREADABLE, reason, None, None, None, 0, 0, first_index, "")
 
     def __str__(self) -> str:
         if self.mean is None:
@@ -93,196 +91,156 @@ class Score:
 
 @dataclass(frozen=True)
 class Entry:
-    """Result of one checkpoint."""
+    """State of one checkpoint."""
 
-    info: CheckpointInfo
+    info: Checkpoint
     digest: str
-    selection: Score
-    """Over the episodes by which the best is chosen: of the best, biased upward."""
+    """128-bit xxh3 of its contents."""
+    companions: dict[str, Path] = field(default_factory=dict)
+    """The trainer's files that belong to it, by argument of the policy's factory."""
+    selection: Score = field(default_factory=lambda: Score(PENDING))
+    """Score on the episodes by which the best is chosen."""
     held_out: Score | None = None
-    """Over episodes that had no part in the choice; only a candidate has it."""
+    """Score on episodes that had no part in the choice; only candidates for the best have one."""
 
     @property
     def id(self) -> str:
         """Name of its folders."""
-        return identify(self.info.name, self.digest)
+        name, digest = (re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") for text in (self.info.name, self.digest))
+        return f"{name[-80:]}-{digest[:16]}"
+
+
+@dataclass
+class _State:
+    schema: Literal["rl_eval watch"]
+    format: Literal[2]
+    task: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[Entry] = field(default_factory=list)
+    best: str | None = None
 
 
 @final
 class Journal:
-    """The entries of a watched folder.
+    """Entries of an output folder.
 
     Args:
-        folder: Where ``watch.json`` is, or will be.
-        task: What is evaluated, as plain values by dotted key, and the digests of its ``code``; entries of another task
-            are refused.
+        folder: Folder of ``watch.json``.
+        task: Common settings of all evaluations, and the digests of their ``code``.
 
     Raises:
-        ConfigError: There are entries of another task, or the file is damaged.
+        ConfigError: The file is damaged, or has scores of another task.
     """
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
         self._path = folder / JOURNAL_FILE
         self._task = plain(task)
-        self.owned: dict[str, None] = {}
-        """Ids of the checkpoints for which folders were made; only these may be removed."""
-        self.entries: dict[str, Entry] = {}
-        """By id."""
-        self.superseded = self._load()
-        """Whether the file is about another task, of which no evaluation was finished."""
-
-    # ------------------------------------------------------------------ what is known
-
-    def knows(self, info: CheckpointInfo) -> bool:
-        """Return whether a checkpoint has an entry with its present signature."""
-        return any(
-            entry.info.name == info.name and entry.info.signature == info.signature for entry in self.entries.values()
-        )
+        state = _read(self._path)
+        self.entries = {entry.id: entry for entry in state.checkpoints}
+        self.best = state.best
+        """Id of the best checkpoint."""
+        if any(entry.selection.status != UNREADABLE for entry in self.curve):
+            self.check(state.task)
+        elif state.task != self._task:  # Perhaps no checkpoint could be loaded because of what has changed.
+            self.entries = {}
 
     @property
     def curve(self) -> list[Entry]:
-        """The entries in the order of training."""
-        return sorted(self.entries.values(), key=lambda entry: entry.info.order)
+        """Entries with a score, in the order of training."""
+        scored = [entry for entry in self.entries.values() if entry.selection.status != PENDING]
+        return sorted(scored, key=lambda entry: entry.info.order)
 
     @property
-    def best_candidate(self) -> Entry | None:
-        """The entry with the greatest mean return; None while no evaluation was complete."""
-        complete = [
-            entry for entry in self.curve if entry.selection.status == "complete" and entry.selection.mean is not None
-        ]
-        return max(complete, key=lambda entry: entry.selection.mean or 0.0, default=None)
+    def candidate(self) -> Entry | None:
+        """Entry with the highest mean return among complete evaluations, the first of equals; None if there is none."""
+        complete = [one for one in self.curve if one.selection.status == "complete" and one.selection.mean is not None]
+        return max(complete, key=lambda one: one.selection.mean or 0.0, default=None)
 
-    # ------------------------------------------------------------------ what happens
+    def knows(self, info: Checkpoint) -> bool:
+        """Return whether a checkpoint with this signature has a score."""
+        return any(entry.info == info for entry in self.curve)
 
     def check(self, task: Mapping[str, Any]) -> None:
-        """Make sure that what is evaluated next is still what the entries are about.
+        """Check that the points of another task belong on this curve.
 
         Raises:
-            ConfigError: It is something else, such as code that was edited meanwhile.
+            ConfigError: Settings or code have changed.
         """
-        self._refuse(_changes(self._task, plain(task)))
-
-    def begin(self) -> None:
-        """Write the file, before there is anything that it should be about."""
-        self._save()
-
-    def own(self, checkpoint: str) -> None:
-        """Record that folders are about to be made for a checkpoint, by its id."""
-        if checkpoint not in self.owned:
-            self.owned[checkpoint] = None
-            self._save()
-
-    def record(self, snapshot: Snapshot, selection: Score) -> Entry:
-        """Commit what was found about a checkpoint."""
-        entry = self.entries[snapshot.id] = Entry(snapshot.info, snapshot.digest, selection)
-        self._save()
-        return entry
-
-    def record_held_out(self, entry: Entry, score: Score) -> Entry:
-        """Commit what the held-out episodes of a candidate say."""
-        entry = self.entries[entry.id] = replace(entry, held_out=score)
-        self._save()
-        return entry
-
-    def touch(self, snapshot: Snapshot) -> None:
-        """Record that a known checkpoint has another signature and the same contents."""
-        self.entries[snapshot.id] = replace(self.entries[snapshot.id], info=snapshot.info)
-        self._save()
-
-    def forget_unreadable(self) -> None:
-        """Remove the entries of checkpoints that could not be evaluated, so that they are tried again."""
-        kept = {key: entry for key, entry in self.entries.items() if entry.selection.status != UNREADABLE}
-        if kept != self.entries:
-            self.entries = kept
-            self._save()
-
-    # ------------------------------------------------------------------ the file
-
-    def _save(self) -> None:
-        data = {
-            "schema": SCHEMA,
-            "format": FORMAT,
-            "task": self._task,
-            "folders": list(self.owned),
-            "checkpoints": [asdict(entry) for entry in self.curve],
-        }
-        write_text(self._path, json.dumps(data, indent=1) + "\n")
-
-    def _load(self) -> bool:
-        """Read the entries, unless they are of another task; return whether they are."""
-        if not self._path.exists():
-            return False
-        data = check_journal(self._path)
-        try:
-            entries, task = [_entry(item) for item in data.get("checkpoints", ())], dict(data.get("task", self._task))
-            self.owned = dict.fromkeys(map(_plain_name, data.get("folders", ())))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise _unusable(self._path, error) from error
-        changes = _changes(task, self._task)
-        if any(entry.selection.status != UNREADABLE for entry in entries):
-            self._refuse(changes)
-        if not changes:  # Else none was evaluated, perhaps because of what has changed.
-            self.entries = {entry.id: entry for entry in entries}
-        return bool(changes)
-
-    def _refuse(self, changes: list[str]) -> None:
+        there, here = dict(plain(task)), dict(self._task)
+        changes = code_differences(there.pop("code", {}), here.pop("code", {}))
+        changes = [f"{leaf.key}: {leaf.a!r} -> {leaf.b!r}" for leaf in differences(there, here)] + changes
         if changes:
             raise ConfigError(
-                f"{self._path} is about another evaluation, whose points do not belong on one curve (there -> here): "
-                f"{'; '.join(changes)}. Put back what was changed, or give another --output"
+                f"{self._path} is about another evaluation (there -> here): {'; '.join(changes)}. Undo the change, or "
+                "give another --output"
             )
 
+    def put(self, entry: Entry) -> None:
+        """Add or replace an entry."""
+        self.entries[entry.id] = entry
+        self.save()
 
-def _changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return one line per difference of two tasks; code that only one of them knows is none."""
-    return [
-        f"{key}: {there.get(key)!r} -> {here.get(key)!r}"
-        for key in {**there, **here}
-        if key != "code" and there.get(key) != here.get(key)
-    ] + code_differences(there.get("code", {}), here.get("code", {}))
+    def drop(self, entry: Entry) -> None:
+        """Remove an entry."""
+        del self.entries[entry.id]
+        self.save()
+
+    def drop_unreadable(self) -> None:
+        """Remove the entries of checkpoints that could not be loaded."""
+        for entry in self.curve:
+            if entry.selection.status == UNREADABLE:
+                self.drop(entry)
+
+    def save(self) -> None:
+        """Write the file."""
+        state = _State("rl_eval watch", 2, self._task, list(self.entries.values()), self.best)
+        write_text(self._path, json.dumps(asdict(state), indent=1, default=str) + "\n")
 
 
-def check_journal(path: Path) -> dict[str, Any]:
-    """Read the file of a journal.
+def claim_output(run_dir: Path, output: Path) -> IO[str]:
+    """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
+
+    Args:
+        run_dir: The watched folder, resolved.
+        output: The output folder, resolved; made if it does not exist.
 
     Raises:
-        ConfigError: It is damaged, or no journal of a watcher.
+        ConfigError: The folder has contents of another program, or cannot be written to.
+        LogOwned: Another watcher uses it, in this process or in another.
     """
+    if run_dir.is_relative_to(output):
+        raise ConfigError(f"--output {output} contains the trainer's files: give a folder such as {run_dir / 'eval'}")
+    names = {path.name for path in output.iterdir() if not is_temporary(path.name)} if output.is_dir() else set()
+    if JOURNAL_FILE in names:
+        _read(output / JOURNAL_FILE)
+    elif others := names - {_LOCK_FILE}:
+        raise ConfigError(
+            f"the output folder {output} contains {', '.join(sorted(others)[:3])} and no {JOURNAL_FILE}: give --output "
+            "an empty or a new folder"
+        )
     try:
-        data = parse_json(path.read_text())
-        if data["schema"] == SCHEMA and data.get("format", FORMAT) != FORMAT:
-            raise ConfigError(f"{path} has format {data['format']!r}; this version reads {FORMAT}")
-        if data["schema"] == SCHEMA:
-            return dict(data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unusable(path, error) from error
-    raise _unusable(path, ValueError(f"its schema is {data['schema']!r}"))
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise ConfigError(f"the output folder {output} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise LogOwned(f"another watcher writes to {output}: stop it, or give another --output") from error
+    return lock
 
 
-def _unusable(path: Path, error: Exception) -> ConfigError:
-    mark = json.dumps({"schema": SCHEMA})
-    return ConfigError(
-        f"{path} is damaged, or was not written by rl-eval watch ({type(error).__name__}: {error}): give another "
-        f"--output. If the folder is a watcher's, write {mark} into the file instead: evaluations that are there are "
-        "not run again"
-    )
+def _read(path: Path) -> _State:
+    """Read a journal; an absent one is empty.
 
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _plain_name(name: str) -> str:
-    if name != Path(name).name:
-        raise ValueError(f"{name!r} is no name of a folder")
-    return name
-
-
-def _entry(data: Mapping[str, Any]) -> Entry:
-    held_out = data["held_out"]
-    return Entry(
-        CheckpointInfo(**data["info"]),
-        data["digest"],
-        Score(**data["selection"]),
-        None if held_out is None else Score(**held_out),
-    )
+    Raises:
+        ConfigError: It is damaged, or was not written by a watcher.
+    """
+    if not path.exists():
+        return _State("rl_eval watch", 2)
+    try:
+        state = typed(_State, parse_json(path.read_text()))
+    except (OSError, ValueError) as error:
+        what = "is damaged, or was not written by this version of rl-eval watch"
+        raise ConfigError(f"{path} {what} ({type(error).__name__}: {error}): give another --output") from error
+    return state

@@ -1,41 +1,49 @@
-"""Loop of the watcher: evaluate new checkpoints, keep the curve, and keep the best.
+"""Loop of the watcher: evaluate new checkpoints, write the curve, and test the best one again.
 
-In every turn: take what is new and whole, in the order of training, copy it, evaluate the copy, commit the entry, draw
-the curve; then test the candidate on the held-out episodes and call it the best. Each step can be repeated, so whoever
-comes after a ``kill -9`` does the step again: copies are renamed into place, an evaluation continues its own
-log, the entry is one file that is replaced, and everything else follows from the entries.
+Every turn takes the complete checkpoints without a score in the order of training, copies each, evaluates the copy into
+its own evaluation log, and puts the score into the journal. Then the candidate for the best is evaluated on held-out
+episodes. After a ``kill -9`` the next watcher repeats the interrupted step: a copy is renamed into place, an evaluation
+continues its log, and the files for people follow from the journal.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from rl_eval.atomic_write import sweep, write_bytes
+from rl_eval.atomic_write import sweep, write_bytes, write_text
+from rl_eval.config.model_files import digest_of
 from rl_eval.config.policy_schemes import schemes
-from rl_eval.config.settings import EvalSettings, EvaluationSection, with_values
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.policies import came_from_factory
-from rl_eval.results.result import EvalResult
-from rl_eval.watching.best import BestCheckpoint, describe
-from rl_eval.watching.checkpoints import CheckpointFolder, CheckpointInfo, Snapshot, SnapshotStore, compile_step_pattern
-from rl_eval.watching.claim import OutputClaim
-from rl_eval.watching.companions import companions_of, with_companions, without_companions
-from rl_eval.watching.curve import CSV_FILE, PNG_FILE, curve_csv, curve_png, curve_rows
-from rl_eval.watching.journal import Entry, Journal, Score
-from rl_eval.watching.task import WEIGHTS, check_key, task_of, with_checkpoint
+from rl_eval.records.plain import with_leaf
+from rl_eval.results.source_code import code_of
+from rl_eval.watching.checkpoints import (
+    Checkpoint,
+    CheckpointFolder,
+    companions_of,
+    compile_step_pattern,
+    copy_checkpoint,
+    without_companions,
+)
+from rl_eval.watching.curve import curve_csv, curve_png, curve_rows, describe
+from rl_eval.watching.journal import PENDING, UNREADABLE, Entry, Journal, Score, claim_output
 from rl_eval.weights import load_weights_file
 
 __all__ = ["WatchOptions", "Watcher"]
 
+WEIGHTS: Final = "policy.weights"
+_KWARGS: Final = "policy.policy_kwargs."
 _REFRESH_S: Final = 0.2
 _VERSIONS: Final = 2**31
 
@@ -49,19 +57,19 @@ class WatchOptions:
     pattern: str
     """Glob of checkpoints, relative to it."""
     output: Path
-    """Where everything is written."""
+    """Folder for everything that is written."""
     key: str = WEIGHTS
-    """Where a checkpoint's path goes in the config: ``policy.weights``, or ``policy.policy_kwargs.NAME``."""
+    """Key of a checkpoint's path in the config: ``policy.weights``, or ``policy.policy_kwargs.NAME``."""
     step_pattern: str | None = None
     """Regular expression whose first group is the training step; by default the last number in the name."""
     held_out: int | None = None
     """Episodes of the second test; by default as many as of the first, and 0 for none."""
     retry_s: float = 60.0
-    """So long after its last change, a checkpoint that cannot be loaded is tried again and not given up."""
+    """Time after its last change during which a checkpoint that cannot be loaded is tried again, in seconds."""
 
 
-class _BadCheckpoint(Exception):
-    """The policy cannot be loaded from a checkpoint."""
+class _BadCheckpoint(ClusterError):
+    """The policy could not be loaded from a checkpoint."""
 
 
 class _Stopped(Exception):
@@ -73,16 +81,15 @@ class Watcher:
     """Evaluation of the checkpoints of a folder, each once.
 
     Args:
-        settings: What to evaluate, without the checkpoint.
-        options: Which checkpoints.
-        log: Called with every line for the user.
-        stopping: Called often; when it returns true, the current evaluation is given up, and continued by the next
-            watcher.
-        submitted: Called with every evaluation that begins.
+        settings: Settings of the evaluations, without the checkpoint.
+        options: Options of the watch.
+        log: Prints a line to the user.
+        stopping: Called often. If it returns true, the current evaluation is cancelled; the next watcher continues it.
+        submitted: Called with every evaluation that starts.
 
     Raises:
-        ConfigError: An option is wrong, or the output folder is somebody else's, or about something else.
-        LogOwned: Another watcher writes to it, in this process or in another.
+        ConfigError: An option is wrong, or the output folder has other contents.
+        LogOwned: Another watcher writes to it.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class Watcher:
         stopping: Callable[[], bool],
         submitted: Callable[[EvalHandle], None],
     ) -> None:
-        self._key = check_key(options.key)
+        self._key = _check_key(options.key)
         self._settings = settings if self._key == WEIGHTS else without_companions(settings)
         self._retry_s = options.retry_s
         self._log = log
@@ -102,338 +109,285 @@ class Watcher:
         self._home = Path.cwd()
         self._output = options.output.resolve()
         episodes = settings.evaluation
-        self._num_held_out = episodes.num_episodes if options.held_out is None else options.held_out
-        if self._num_held_out:
-            self._held_out_episodes()
-        pattern = compile_step_pattern(options.step_pattern)
-        self._folder = CheckpointFolder(options.run_dir.resolve(), options.pattern, pattern, self._output)
-        self._claim = OutputClaim(options.run_dir.resolve(), self._output)
-        try:
-            self._journal = Journal(self._output, self._task())
-            self._take_over()
-            self._snapshots = SnapshotStore(self._output / "checkpoints", self._journal.own)
-            self._best = BestCheckpoint(self._output / "best")
-        except BaseException:
-            self._claim.release()
-            raise
+        self._selection: dict[str, Any] = {"num_episodes": episodes.num_episodes, "first_index": episodes.first_index}
+        self._held_out: dict[str, Any] = {
+            "num_episodes": episodes.num_episodes if options.held_out is None else options.held_out,
+            "first_index": episodes.first_index + episodes.num_episodes,
+        }
+        if self._held_out["num_episodes"]:
+            with_values(settings, evaluation=self._held_out).plan()
+        run_dir, pattern = options.run_dir.resolve(), compile_step_pattern(options.step_pattern)
+        self._folder = CheckpointFolder(run_dir, options.pattern, pattern, self._output)
         self._group: EvalRunnerGroup | None = None
         self._logged: set[str] = set()
-        self._drawn: object = None
+        self._published: object = None
+        self._claim = claim_output(run_dir, self._output)
+        try:
+            self.journal = Journal(self._output, self._task())
+            """Journal of the checkpoints and their evaluations."""
+            self.journal.save()
+            sweep(self._output)
+        except BaseException:
+            self._claim.close()
+            raise
 
     # ------------------------------------------------------------------ the loop
 
-    def run_once(self, poll_s: float) -> None:
-        """Evaluate what is there: it is scanned twice, ``poll_s`` apart.
+    def run(self, poll_s: float, *, once: bool = False) -> None:
+        """Evaluate the checkpoints that exist and those that appear, until asked to stop.
+
+        Args:
+            poll_s: Seconds between two scans.
+            once: Return after the second scan, which shows what is complete.
 
         Raises:
-            ConfigError: Nothing matches the pattern, or the config cannot work.
-            ClusterError: The machine cannot; the next watcher continues here.
+            ConfigError: The config cannot work, or ``once`` finds nothing.
+            ClusterError: The evaluations cannot run; the next watcher continues here.
         """
         with suppress(_Stopped):
-            before = len(self._journal.entries)
-            self._begin(poll_s, empty=False)
+            before = len(self.journal.curve)
+            self._folder.scan()
+            if not self._folder.found:
+                if once and not before:
+                    raise ConfigError(f"no checkpoint is there: {self._folder.absence}")
+                self._log(f"{self._folder.absence}; {before} were evaluated earlier")
+            self._resume()
+            self._sleep(poll_s)
             self._turn()
-            if self._folder.found and len(self._journal.entries) == before and not self.unfinished:
-                self._log(f"nothing new: {before} checkpoints are in {self._output / CSV_FILE}")
+            while not once:
+                self._sleep(poll_s)
+                self._turn()
+            if self._folder.found and len(self.journal.curve) == before and not self.unfinished:
+                self._log(f"nothing new: {before} checkpoints are in {self._output / 'curve.csv'}")
             for name in self._folder.unstable:
                 self._log(f"{name} has just changed: left for the next call")
 
-    def run(self, poll_s: float) -> None:
-        """Evaluate what is there and what comes, until asked to stop; raises as :meth:`run_once`."""
-        with suppress(_Stopped):
-            self._begin(poll_s, empty=True)
-            while True:
-                self._turn()
-                self._sleep(poll_s)
-
     def close(self) -> None:
-        """Stop the runners, and let the next watcher in."""
+        """Stop the runners, and unlock the output folder."""
         self._stop_group()
-        self._claim.release()
-
-    @property
-    def journal(self) -> Journal:
-        """Journal of the checkpoints and their evaluations."""
-        return self._journal
+        self._claim.close()
 
     @property
     def curve(self) -> list[dict[str, Any]]:
-        """Rows of the curve, as JSON values: what ``curve.csv`` has."""
-        return curve_rows(self._journal.curve, self._best.id)
+        """Rows of ``curve.csv``, as JSON values."""
+        return curve_rows(self.journal.curve, self.journal.best)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a checkpoint of the last scan has no entry: half-written, unreadable and young, or not reached."""
-        return any(not self._journal.knows(info) for info in self._folder.found)
+        """Whether a checkpoint of the last scan has no score: incomplete, unreadable and young, or not reached."""
+        return any(not self.journal.knows(checkpoint) for checkpoint in self._folder.found.values())
 
     def _task(self) -> dict[str, Any]:
-        return task_of(self._settings, self._key, self._num_held_out)
-
-    def _take_over(self) -> None:
-        """Write the journal, and remove what a killed watcher, or one of another task, has left."""
-        if self._journal.superseded:
-            for kind in ("evaluations", "held_out"):
-                for checkpoint in self._journal.owned:
-                    shutil.rmtree(self._output / kind / checkpoint, ignore_errors=True)
-        self._journal.begin()
-        sweep(self._output)
-
-    def _copies(self) -> list[Snapshot]:
-        return [snapshot for snapshot in self._snapshots.found() if snapshot.id in self._journal.owned]
+        """Return what the points of one curve have in common, and the digests of its ``code``."""
+        settings = self._with_checkpoint(None)
+        common = {"held_out": self._held_out["num_episodes"], "as": self._key}
+        return {**settings.identity(), **settings.plan().to_dict(), **common, "code": code_of(settings)}
 
     def _sleep(self, duration_s: float) -> None:
         end = time.monotonic() + duration_s
-        while (left := end - time.monotonic()) > 0:
-            self._check_stop()
-            time.sleep(min(left, _REFRESH_S))
         self._check_stop()
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _REFRESH_S))
+            self._check_stop()
 
     def _check_stop(self) -> None:
         if self._stopping():
             raise _Stopped
 
-    def _begin(self, poll_s: float, *, empty: bool) -> None:
-        """Make the first of the two scans that show what is stable, and finish earlier work between them.
-
-        Raises:
-            ConfigError: There is nothing.
-        """
-        self._folder.scan()
-        if not self._folder.found:
-            if not empty and not self._journal.entries:
-                raise ConfigError(f"no checkpoint is there: {self._folder.absence}")
-            self._log(f"{self._folder.absence}; {len(self._journal.entries)} were evaluated earlier")
-        self._resume()
-        self._sleep(poll_s)
-
-    def _resume(self) -> None:
-        """Finish what another watcher had begun, also where the trainer has removed the checkpoint since."""
-        for snapshot in self._copies():
-            if snapshot.id not in self._journal.entries:
-                if snapshot.is_intact():
-                    self._handle(snapshot)
-                else:
-                    self._snapshots.drop(snapshot.id)
-        self._tidy()
-        self._publish()
-
-    def _turn(self) -> None:
-        for info in self._folder.scan():
-            self._check_stop()
-            if not self._journal.knows(info) and (snapshot := self._stage(info)):
-                self._handle(snapshot)
-        self._promote_best()
-
-    def _stage(self, info: CheckpointInfo) -> Snapshot | None:
-        """Copy a checkpoint; None if there is nothing to evaluate."""
-        try:
-            snapshot = self._snapshots.take(self._folder.path(info), info, self._companions(info))
-        except OSError as error:
-            raise ConfigError(f"{info.name} cannot be copied to {self._output}: {error}") from error
-        if snapshot is None:
-            gone = not self._folder.path(info).exists()
-            self._log(
-                f"{info.name} was removed before it was evaluated"
-                if gone
-                else f"{info.name} changed while it was copied: the next look decides"
-            )
-            return None
-        if snapshot.id in self._journal.entries:
-            self._journal.touch(snapshot)
-            self._tidy()
-            return None
-        return snapshot
-
-    def _companions(self, info: CheckpointInfo) -> dict[str, Path]:
-        return {} if self._key == WEIGHTS else companions_of(self._folder.path(info), self._settings)
-
-    # ------------------------------------------------------------------ one checkpoint
-
-    def _handle(self, snapshot: Snapshot) -> None:
-        """Evaluate a copy and commit what is found."""
-        try:
-            result = self._evaluate(snapshot, "evaluations", self._settings.evaluation)
-        except _BadCheckpoint as error:
-            self._give_up(snapshot, str(error))
-            return
-        entry = self._journal.record(snapshot, Score.of(result))
-        self._log(f"{entry.info}: {entry.selection}")
-        self._tidy()
-        self._publish()
-
-    def _give_up(self, snapshot: Snapshot, reason: str) -> None:
-        """Record a bad checkpoint, or leave it for later while it is young."""
-        if time.time() - snapshot.info.modified < self._retry_s:
-            self._log_once(f"{snapshot.info.name} cannot be evaluated yet, and is tried again: {reason}")
-            self._snapshots.drop(snapshot.id)
-            return
-        self._journal.record(snapshot, Score.unreadable(reason, self._settings.evaluation.first_index))
-        self._log(f"{snapshot.info}: skipped, it cannot be evaluated: {reason}")
-        self._snapshots.drop(snapshot.id)
-        self._publish()
-
-    def _tidy(self) -> None:
-        """Remove the copies that are needed no more: all but the best candidate's, until it is kept as the best."""
-        candidate, best = self._journal.best_candidate, self._best.id
-        for snapshot in self._copies():
-            if snapshot.id in self._journal.entries and (
-                candidate is None or snapshot.id not in {candidate.id} - {best}
-            ):
-                self._snapshots.drop(snapshot.id)
-        self._best.tidy(self._journal.owned)
-
     def _log_once(self, line: str) -> None:
-        """Log a line, the first time that it comes."""
         if line not in self._logged:
             self._logged.add(line)
             self._log(line)
 
-    # ------------------------------------------------------------------ the best
-
-    def _promote_best(self) -> None:
-        """Test the candidate on the held-out episodes, unless that was done, and keep it as the best."""
-        candidate = self._journal.best_candidate
-        if candidate is not None and candidate.id != self._best.id:
-            self._check_stop()
-            copies = {snapshot.id: snapshot for snapshot in self._copies()}
-            if candidate.id not in copies:
-                self._log_once(
-                    f"the copy of {candidate.info.name} is gone from {self._output}: it cannot be kept as the best"
-                )
-                self._publish()
-                return
-            candidate = self._test_again(candidate, copies[candidate.id])
-            self._keep(candidate, copies[candidate.id])
+    def _resume(self) -> None:
+        """Finish pending evaluations from their copies: the trainer may have removed the checkpoints since."""
+        pending = [entry for entry in self.journal.entries.values() if entry.selection.status == PENDING]
+        for entry in sorted(pending, key=lambda entry: entry.info.order):
+            if self._has_copy(entry):
+                self._evaluate_checkpoint(entry)
+            else:  # The watcher was killed before the copy had its name, or a power cut damaged it.
+                self.journal.drop(entry)
         self._publish()
 
-    def _test_again(self, candidate: Entry, snapshot: Snapshot) -> Entry:
-        if candidate.held_out is not None or not self._num_held_out:
-            return candidate
-        episodes = self._held_out_episodes()
+    def _turn(self) -> None:
+        for checkpoint in self._folder.scan():
+            self._check_stop()
+            if not self.journal.knows(checkpoint) and (entry := self._take(checkpoint)):
+                self._evaluate_checkpoint(entry)
+        self._choose_best()
+
+    # ------------------------------------------------------------------ copies
+
+    def _copy_of(self, entry: Entry) -> Path:
+        return self._output / "checkpoints" / entry.id / Path(entry.info.name).name
+
+    def _has_copy(self, entry: Entry) -> bool:
+        with suppress(OSError):
+            return digest_of(self._copy_of(entry)) == entry.digest
+        return False
+
+    def _take(self, checkpoint: Checkpoint) -> Entry | None:
+        """Copy a checkpoint; return None if there is nothing to evaluate."""
+        source, incoming = self._folder.folder / checkpoint.name, self._output / "checkpoints" / ".incoming"
+        companions = {} if self._key == WEIGHTS else companions_of(source, self._settings)
         try:
-            score = Score.of(self._evaluate(snapshot, "held_out", episodes))
+            digest = copy_checkpoint(source, checkpoint, companions, incoming)
+        except OSError as error:
+            raise ConfigError(f"{checkpoint.name} cannot be copied to {self._output}: {error}") from error
+        if digest is None:
+            fate = "changed while it was copied: the next scan decides" if source.exists() else "was removed"
+            self._log(f"{checkpoint.name} {fate}")
+            return None
+        entry = Entry(checkpoint, digest, companions)
+        known = self.journal.entries.get(entry.id)
+        if known is not None and known.selection.status != PENDING:  # Only its time has changed.
+            self.journal.put(replace(known, info=checkpoint))
+            shutil.rmtree(incoming, ignore_errors=True)
+            return None
+        for kind in ("checkpoints", "evaluations", "held_out"):  # Left by a watcher of another task.
+            shutil.rmtree(self._output / kind / entry.id, ignore_errors=True)
+        self.journal.put(entry)
+        incoming.rename(self._copy_of(entry).parent)
+        return entry
+
+    def _tidy(self) -> None:
+        """Remove the copies of checkpoints with a score, except those of the best one and of the candidate."""
+        candidate = self.journal.candidate
+        kept = {self.journal.best, candidate.id if candidate else None}
+        for home in (self._output / "checkpoints").iterdir():
+            entry = self.journal.entries.get(home.name)
+            if entry is not None and entry.selection.status != PENDING and entry.id not in kept:
+                shutil.rmtree(home, ignore_errors=True)
+
+    # ------------------------------------------------------------------ scores
+
+    def _evaluate_checkpoint(self, entry: Entry) -> None:
+        """Evaluate a copy, and put the score into the journal."""
+        try:
+            score = self._evaluate(entry, "evaluations", self._selection)
         except _BadCheckpoint as error:
-            score = Score.unreadable(str(error), episodes.first_index)
-        return self._journal.record_held_out(candidate, score)
-
-    def _held_out_episodes(self) -> EvaluationSection:
-        """Return the episodes that follow those of the selection.
-
-        Raises:
-            ConfigError: There are not so many.
-        """
-        selection = self._settings.evaluation
-        first_index = selection.first_index + selection.num_episodes
-        values = {"num_episodes": self._num_held_out, "first_index": first_index}
-        settings = with_values(self._settings, evaluation=values)
-        settings.plan()
-        return settings.evaluation
-
-    def _keep(self, candidate: Entry, snapshot: Snapshot) -> None:
-        """Make the candidate the best."""
-        self._best.keep(snapshot, describe(candidate, self._settings.evaluation, self._num_held_out))
+            if time.time() - entry.info.modified < self._retry_s:
+                self._log_once(f"{entry.info.name} cannot be evaluated yet, and is tried again: {error}")
+                shutil.rmtree(self._copy_of(entry).parent, ignore_errors=True)
+                self.journal.drop(entry)
+                return
+            score = Score(UNREADABLE, str(error), self._selection["first_index"])
+        self.journal.put(replace(entry, selection=score))
+        self._log(f"{entry.info}: {score}" if score.fingerprint else f"{entry.info}: skipped, {score}")
         self._tidy()
+        self._publish()
+
+    def _choose_best(self) -> None:
+        """Test the candidate on the held-out episodes, and make it the best."""
+        candidate = self.journal.candidate
+        if candidate is None or candidate.id == self.journal.best:
+            return
+        self._check_stop()
+        if not self._has_copy(candidate):
+            self._log_once(f"the copy of {candidate.info.name} in {self._output} is gone: it cannot be the best")
+            return
+        if candidate.held_out is None and self._held_out["num_episodes"]:
+            candidate = replace(candidate, held_out=self._evaluate(candidate, "held_out", self._held_out))
+        self.journal.best = candidate.id
+        self.journal.put(candidate)
+        self._tidy()
+        self._publish()
         self._log(f"best: {candidate.info}, chosen for its {candidate.selection}: on average too high")
         if candidate.held_out is not None:
             self._log(f"best: {candidate.info}, on episodes that had no part in the choice: {candidate.held_out}")
 
     def _publish(self) -> None:
-        """Write the curve if it has changed."""
-        entries, best = self._journal.curve, self._best.id
-        if not entries or self._drawn == (entries, best):
+        """Write the files for people if they have changed."""
+        entries, best = self.journal.curve, self.journal.best
+        if not entries or self._published == (entries, best):
             return
-        write_bytes(self._output / CSV_FILE, curve_csv(entries, best).encode())
-        title = f"{self._settings.identity()['environment']['env']}, {self._folder.label}"
+        write_text(self._output / "curve.csv", curve_csv(entries, best))
+        if best in self.journal.entries:
+            entry = self.journal.entries[best]
+            described = describe(entry, self._copy_of(entry).relative_to(self._output).as_posix())
+            write_text(self._output / "best.json", json.dumps(described, indent=2, allow_nan=False) + "\n")
+        title = f"{self._settings.identity()['environment']['env']}, {self._folder.folder.name}"
         try:
-            write_bytes(self._output / PNG_FILE, curve_png(entries, best, title))
+            write_bytes(self._output / "curve.png", curve_png(entries, best, title))
         except ImportError:
-            self._log_once(f"matplotlib is not installed, so there is no {PNG_FILE}: pip install 'rl-eval[plot]'")
-        self._drawn = (entries, best)
+            self._log_once("matplotlib is not installed, so there is no curve.png: pip install 'rl-eval[plot]'")
+        self._published = (entries, best)
 
     # ------------------------------------------------------------------ evaluations
 
-    def _evaluate(self, snapshot: Snapshot, kind: str, episodes: EvaluationSection) -> EvalResult:
+    def _evaluate(self, entry: Entry, kind: str, episodes: dict[str, Any]) -> Score:
         """Run an evaluation, or what is left of it.
 
         Raises:
             _BadCheckpoint: The checkpoint cannot be loaded.
-            _Stopped: It was given up; its log has what finished.
+            _Stopped: It was cancelled; its log has the finished episodes.
             UsageError: The config cannot work, or the code has changed.
-            ClusterError: It cannot run, which is not the checkpoint's fault.
+            ClusterError: It cannot run, but not because of the checkpoint.
         """
-        self._journal.check(self._task())
+        self.journal.check(self._task())
         try:
-            result = self._run(snapshot, kind, episodes)
-        except LogMismatch as error:
-            raise ConfigError(f"{error.differences}\nGive another --output") from error
-        except (_BadCheckpoint, UsageError, ClusterError):
-            raise
+            weights = self._load_weights(entry) if self._key == WEIGHTS else {}
+            group = self._group = self._group or self._new_group(entry)
+            # Results name the trainer's files, which may still exist when the copies are removed.
+            group.settings = self._named_as_theirs(group.settings, entry)
+            handle = group.submit(**episodes, **weights, run_dir=self._output / kind / entry.id)
+            self._submitted(handle)
+            while not handle.done():
+                if self._stopping():
+                    handle.cancel()
+                with suppress(TimeoutError):
+                    handle.result(_REFRESH_S)
+            result = handle.result()
         except Exception as error:
-            raise ClusterError(
-                f"{snapshot.info.name} was not evaluated, and is by the next call: {_one_line(error)}"
-            ) from error
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if isinstance(error, WeightsError) or (self._key != WEIGHTS and came_from_factory(error)):
+                raise _BadCheckpoint(self._with_their_path(line, entry)) from error
+            if isinstance(error, LogMismatch):
+                raise ConfigError(f"{error.differences}\nGive another --output") from error
+            if isinstance(error, UsageError | ClusterError):
+                raise
+            raise ClusterError(f"{entry.info.name} was not evaluated; the next call tries again: {line}") from error
         finally:
             if self._key != WEIGHTS:
                 self._stop_group()
         if result.stopped_early:
             self._check_stop()
-            raise ClusterError(f"{snapshot.info.name}: {result.reason}")
-        return result
+            raise ClusterError(f"{entry.info.name}: {result.reason}")
+        return Score.of(result)
 
-    def _run(self, snapshot: Snapshot, kind: str, episodes: EvaluationSection) -> EvalResult:
-        group = self._warm_group(snapshot) if self._key == WEIGHTS else self._new_group(snapshot)
-        handle = group.submit(
-            num_episodes=episodes.num_episodes,
-            first_index=episodes.first_index,
-            run_dir=self._output / kind / snapshot.id,
-        )
-        self._submitted(handle)
+    def _load_weights(self, entry: Entry) -> dict[str, Any]:
+        """Return the weights of a checkpoint with its step as version."""
+        copied, step = self._copy_of(entry), entry.info.step
         try:
-            return self._wait(handle)
-        except Exception as error:
-            # Without warm runners the factory has loaded the checkpoint; whatever else fails is not its fault.
-            if self._key != WEIGHTS and came_from_factory(error):
-                path = str(self._folder.path(snapshot.info))
-                raise _BadCheckpoint(_one_line(error).replace(str(snapshot.path), path)) from error
-            raise
-
-    def _wait(self, handle: EvalHandle) -> EvalResult:
-        while not handle.done():
-            if self._stopping():
-                handle.cancel()
-            with suppress(TimeoutError):
-                handle.result(_REFRESH_S)
-        return handle.result()
-
-    def _warm_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
-        """Return runners that have the weights of a checkpoint; they serve one after the other."""
-        path = self._folder.path(snapshot.info)
-        try:
-            weights = load_weights_file(snapshot.path, self._settings.policy.weights_key)
+            weights = load_weights_file(copied, self._settings.policy.weights_key)
         except ConfigError as error:
-            reason = str(error).replace(str(snapshot.path), str(path))
-            raise _BadCheckpoint(f"{reason}{_of_library(snapshot.path)}") from error
-        if self._group is None:
-            self._group = EvalRunnerGroup(with_checkpoint(self._settings, WEIGHTS, None))
-        # What a result says about itself: the trainer's file, which can be looked for when the copy is gone.
-        self._group.settings = with_checkpoint(self._settings, WEIGHTS, str(path))
-        try:
-            self._group.sync_weights(weights, version=_version(snapshot.info))
-        except WeightsError as error:
-            raise _BadCheckpoint(str(error)) from error
-        return self._group
+            raise _BadCheckpoint(self._with_their_path(f"{error}{_advice(copied)}", entry)) from error
+        return {"weights": weights, "version": step if step is not None and step < _VERSIONS else 0}
 
-    def _new_group(self, snapshot: Snapshot) -> EvalRunnerGroup:
-        copied = self._settings_of(snapshot.path, snapshot.copies)
-        theirs = self._settings_of(self._folder.path(snapshot.info), snapshot.companions)
-        self._group = EvalRunnerGroup(copied)
-        # What a result says about itself: the trainer's files, which can be looked for when the copies are gone.
-        named = copied.policy.named_as(theirs.policy.policy_kwargs)
-        self._group.settings = copied.model_copy(update={"policy": named})
-        return self._group
+    def _new_group(self, entry: Entry) -> EvalRunnerGroup:
+        """Return runners for all checkpoints, or, if the factory loads them, for the copy of one."""
+        if self._key == WEIGHTS:
+            return EvalRunnerGroup(self._with_checkpoint(None))
+        copied = self._copy_of(entry)
+        companions = {name: copied.parent / file.name for name, file in entry.companions.items()}
+        return EvalRunnerGroup(self._with_checkpoint(copied, companions))
 
-    def _settings_of(self, model: Path, companions: Mapping[str, Path]) -> EvalSettings:
-        return with_companions(with_checkpoint(self._settings, self._key, str(model)), companions)
+    def _named_as_theirs(self, settings: EvalSettings, entry: Entry) -> EvalSettings:
+        theirs = self._with_checkpoint(self._folder.folder / entry.info.name, entry.companions)
+        named = settings.policy.named_as(theirs.policy.policy_kwargs)
+        return theirs if self._key == WEIGHTS else settings.model_copy(update={"policy": named})
+
+    def _with_checkpoint(self, path: Path | None, companions: dict[str, Path] | None = None) -> EvalSettings:
+        """Return settings with a checkpoint and its companions."""
+        section, text = self._settings.policy, None if path is None else str(path)
+        if self._key == WEIGHTS:
+            return with_values(self._settings, policy={"weights": text, "weights_key": text and section.weights_key})
+        kwargs = with_leaf(section.policy_kwargs, self._key.removeprefix(_KWARGS).split("."), text)
+        beside = {name: str(file) for name, file in (companions or {}).items()}
+        return with_values(self._settings, policy={"policy_kwargs": kwargs | beside})
+
+    def _with_their_path(self, text: str, entry: Entry) -> str:
+        return text.replace(str(self._copy_of(entry)), str(self._folder.folder / entry.info.name))
 
     def _stop_group(self) -> None:
         if self._group is not None:
@@ -442,19 +396,15 @@ class Watcher:
             os.chdir(self._home)  # An environment may have left it, and the next policy may read relative paths.
 
 
-def _of_library(path: Path) -> str:
-    """Return how the model of a library is watched, whose file holds more than weights; empty for any other file."""
-    found = [(name, one.form) for name, one in schemes().items() if "@" not in one.form and one.recognises(path)]
-    if not found:
-        return ""
-    name, form = found[0]
-    return f". It is a policy as {form} names it: set policy.policy to rl_eval.integrations.{name}:load_policy"
+def _check_key(key: str) -> str:
+    if key == WEIGHTS or (key.startswith(_KWARGS) and all(key.removeprefix(_KWARGS).split("."))):
+        return key
+    raise ConfigError(f"--as {key}: give {WEIGHTS}, or {_KWARGS}NAME, an argument of the factory")
 
 
-def _version(info: CheckpointInfo) -> int:
-    """Return the weights version of a checkpoint: its step, where that is one."""
-    return info.step if info.step is not None and info.step < _VERSIONS else 0
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _advice(path: Path) -> str:
+    """Return how to watch models of a library; empty for any other file."""
+    for name, scheme in schemes().items():
+        if "@" not in scheme.form and scheme.recognises(path):
+            return f". For {scheme.form} set policy.policy to rl_eval.integrations.{name}:load_policy"
+    return ""

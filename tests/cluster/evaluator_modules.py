@@ -23,17 +23,6 @@ class Scale(nn.Module):
         return self
 
 
-class Parts(nn.Module):
-    """A scale in a part with a name."""
-
-    def __init__(self, weight: float = 0.0) -> None:
-        super().__init__()
-        self.actor = Scale(weight)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return self.actor(observations)
-
-
 class Normalized(nn.Module):
     """Normalizes with running statistics, and adds a number that is no tensor."""
 

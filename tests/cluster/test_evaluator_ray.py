@@ -73,35 +73,24 @@ def test_a_killed_runner_is_replaced_and_init_fn_comes_first_in_both_processes(t
     assert told == []
 
 
-def test_an_init_fn_may_be_named(tmp_path: Path) -> None:
-    """As ``module:attr``; a name that there is not is an error that says so."""
-    setting = config().runners(num_runners=1, num_envs_per_runner=1, init_fn="evaluator_init:nothing")
-    with Evaluator(setting) as ev, pytest.raises(ConfigError, match=r"runners\.init_fn is 'evaluator_init:nothing'"):
-        ev.evaluate()
+def broken() -> None:
+    raise RuntimeError("no display")
 
 
-def test_an_init_fn_that_raises_is_named() -> None:
-    """The error says what raised, and what; every request gets it, and nothing waits."""
-
-    def broken() -> None:
-        raise RuntimeError("no display")
-
-    with Evaluator(config().runners(num_runners=1, num_envs_per_runner=1, init_fn=broken)) as ev:
+@pytest.mark.parametrize(("init_fn", "named"), [("evaluator_init:nothing", "evaluator_init"), (broken, "no display")])
+def test_an_init_fn_that_does_not_work_is_an_error_of_every_request(init_fn: Any, named: str) -> None:
+    """It may be named as ``module:attr``."""
+    with Evaluator(config().runners(num_runners=1, num_envs_per_runner=1, init_fn=init_fn)) as ev:
         for _ in range(2):
-            with pytest.raises(ConfigError, match=r"runners\.init_fn raised RuntimeError: no display"):
+            with pytest.raises(ConfigError, match=rf"runners\.init_fn .*{named}"):
                 ev.evaluate()
 
 
-@pytest.mark.parametrize("backend", ["inline", "thread", None])
-def test_an_init_fn_needs_a_process_of_its_own(backend: Any) -> None:
-    """In this process torch may be imported already: refused by its key."""
+@pytest.mark.parametrize(("init_fn", "runners"), [(broken, 0), (3, 1)])
+def test_an_init_fn_is_a_function_for_another_process(init_fn: Any, runners: int) -> None:
+    """In this process torch may be imported already."""
     with pytest.raises(ConfigError, match=r"runners\.init_fn"):
-        Evaluator(config().runners(num_runners=0, init_fn=noting(Path())), backend=backend)
-
-
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"runners\.init_fn is 3"):
-        Evaluator(config().runners(num_runners=1, init_fn=3))
+        Evaluator(config().runners(num_runners=runners, init_fn=init_fn))
 
 
 _ALONE = """

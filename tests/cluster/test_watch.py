@@ -29,7 +29,7 @@ def watch(output, **runners):
     options = WatchOptions(Path("run"), "*.safetensors", Path(output))
     watcher = Watcher(config.build(), options, print, lambda: False, processes)
     try:
-        watcher.run_once(0.0)
+        watcher.run(0.0, once=True)
     finally:
         watcher.close()
     return pids
@@ -64,7 +64,7 @@ def watch_with_factory(config):
     options = WatchOptions(Path("run"), "*.safetensors", Path("out"), key="policy.policy_kwargs.path")
     watcher = Watcher(config.build(), options, print, lambda: False, lambda handle: None)
     try:
-        watcher.run_once(0.0)
+        watcher.run(0.0, once=True)
     finally:
         watcher.close()
     return watcher.journal

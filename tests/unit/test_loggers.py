@@ -32,7 +32,6 @@ from rl_eval.loggers import (
     ConsoleLogger,
     CSVLogger,
     JSONLinesLogger,
-    Logger,
     MLflowLogger,
     TensorBoardLogger,
     WandbLogger,
@@ -209,23 +208,16 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path, logger, rows):
 
 FOREIGN = {
     "text": "hello\nworld\n",
-    "a word": "hello",
     "an open quote": '"a\n',
-    "an object": '{"a": 1}\n',
     "a list": "[1]\n",
-    "a number": "step\nx\n",
     "a trainer's table": "step,train_loss,lr\n10000,0.51,3e-4\n",
-    "a trainer's table without an end": "step,train_loss,lr\n10000,0.51,3e-4",
-    "a trainer's header": "step,train_loss,lr\n",
+    "a trainer's header without an end": "step,train_loss,lr",
     "the beginning of a header": "step,weights_v",
-    "a blank line": "\n",
-    "blank lines": "\n\n\n",
-    "blanks": " \n\n \n",
+    "blank lines": " \n\n \n",
     "a trainer's objects": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}\n',
-    "a trainer's objects without an end": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}',
-    "a trainer's one object": '{"step": 10000, "loss": 0.5}',
+    "a trainer's object without an end": '{"step": 10000, "loss": 0.5}',
     "a torn first object": '{"step": 10',
-    "text that is no UTF-8": "step,\udcff\n",
+    "text that is not UTF-8": "step,\udcff\n",
 }
 
 
@@ -244,10 +236,8 @@ def test_a_file_of_something_else_is_refused(tmp_path, logger, rows):
         path.write_text(content, errors="surrogateescape")
         before = path.read_bytes(), path.stat().st_mtime_ns
         for use in (lambda: logger(path), lambda log=log: log.log(point(10))):
-            with pytest.raises(UsageError, match="no file of this logger") as caught:
+            with pytest.raises(UsageError, match=str(path)):
                 use()
-            assert str(path) in str(caught.value)
-            assert "give another path" in str(caught.value)
         assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
@@ -263,20 +253,16 @@ def printed(*points, width=200):
 
 
 def test_the_console_shows_one_line_per_point():
-    """However narrow, for files and pipes."""
-    shown = printed(point(10_000, speed=0.25), point(20_000, failed=2), width=20)
-    first, second = shown.splitlines()
+    """However narrow, for files and pipes; also if every episode failed."""
+    shown = printed(point(10_000, speed=0.25), point(20_000, failed=2), point(failed=2, returns=()), width=20)
+    first, second, third = shown.splitlines()
+    assert "return nan [nan, nan]" in third
     interval = point().result.interval
     assert first.startswith("eval step 10,000 (weights 3)  return 2.33333 [")
     assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
     assert "3 episodes, 15 steps in 2.0 s, speed 0.25" in first
     assert "2 failed, 2 faults" in second
     assert "partial: 2 episodes failed" in second
-
-
-def test_the_console_survives_a_result_without_numbers():
-    """Every episode failed."""
-    assert "return nan [nan, nan]" in printed(point(failed=2, returns=()))
 
 
 @pytest.mark.process
@@ -354,13 +340,17 @@ def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
 
 
 @pytest.mark.process
-def test_tensorboard_gets_videos_as_animated_pictures(tmp_path):
-    """It shows no others."""
+@pytest.mark.parametrize("prefix", ["eval", ""])
+def test_tensorboard_gets_videos_as_animated_pictures(tmp_path, prefix):
+    """It shows no others. A point is readable at once; ``log_prefix=""`` leaves the prefix out."""
+    start = prefix and f"{prefix}/"
     with TensorBoardLogger(tmp_path) as log:
-        one = point(10)
+        one = point(10, prefix=prefix)
         log.log(one)
+        assert len(scalars(tmp_path, f"{start}episode_return_mean")) == 1
         log.log_video(make_video(tmp_path), one)
-    (image,) = events(tmp_path).Images("eval/episode_2")
+    assert events(tmp_path).Tags()["histograms"] == [f"{start}episode_return"]
+    (image,) = events(tmp_path).Images(f"{start}episode_2")
     assert (image.step, image.width, image.height) == (10, 48, 32)
     assert image.encoded_image_string.startswith(b"GIF89a")
 
@@ -408,28 +398,6 @@ def test_tensorboard_hides_nothing_of_the_training(tmp_path):
 
 
 @pytest.mark.process
-def test_names_without_a_prefix(tmp_path):
-    """``log_prefix=""`` is a choice too."""
-    with TensorBoardLogger(tmp_path) as log:
-        one = point(10, prefix="")
-        log.log(one)
-        log.log_video(make_video(tmp_path), one)
-    tags = events(tmp_path).Tags()
-    assert "episode_return_mean" in tags["scalars"]
-    assert (tags["histograms"], tags["images"]) == (["episode_return"], ["episode_2"])
-    assert printed(one).startswith("eval step 10 ")
-
-
-def test_tensorboard_writes_at_once(tmp_path):
-    """A kill after ``log`` loses nothing."""
-    log = TensorBoardLogger(tmp_path)
-    log.log(point(10))
-    assert len(scalars(tmp_path)) == 1
-    log.close()
-    log.close()
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("module", ["torch.utils.tensorboard", "tensorboardX"])
 def test_a_writer_that_is_there_is_used_and_left_open(tmp_path, module):
     """It is training's, in whose folder nothing is hidden."""
@@ -451,22 +419,6 @@ def test_a_writer_that_is_there_is_used_and_left_open(tmp_path, module):
     assert read.Images("eval/episode_2")[0].encoded_image_string.startswith(b"GIF89a")
     assert len(list(tmp_path.glob("events.*"))) == 1, "it was not closed and opened again"
     assert "custom_scalars__config__" not in read.Tags()["tensors"]
-
-
-@pytest.mark.parametrize(
-    ("paths", "writer"),
-    [
-        ((), None),
-        (("x",), types.SimpleNamespace(add_scalar=print)),
-        ((types.SimpleNamespace(add_scalar=print),), None),
-        ((), "x"),
-        (("x",), "y"),
-    ],
-)
-def test_tensorboard_takes_either_a_path_or_a_writer(paths, writer):
-    """A writer as first argument is no path."""
-    with pytest.raises(ConfigError, match="either log_dir, a path, or writer, a SummaryWriter"):
-        TensorBoardLogger(*paths, writer=writer)
 
 
 # ------------------------------------------------------------------------------ MLflow
@@ -525,22 +477,13 @@ def test_mlflow_leaves_a_run_that_it_was_given_open(store):
 
 
 def test_mlflow_starts_no_run_before_there_is_a_point(store, monkeypatch):
-    """It travels, and closing twice is fine; the experiment is the one that the environment names."""
+    """The experiment is the one that the environment names."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named outside")
     log = cloudpickle.loads(cloudpickle.dumps(MLflowLogger()))
-    log.close()
     log.close()
     assert store.get_experiment_by_name("named outside") is None
     log.log(point(10))
     assert only_run(store, "named outside").info.status == "RUNNING"
-
-
-def test_mlflow_refuses_a_run_together_with_settings_of_another():
-    """One of them would be ignored."""
-    with pytest.raises(ConfigError, match="leave either out"):
-        MLflowLogger("curves", run="0123")
-    with pytest.raises(ConfigError, match="leave either out"):
-        MLflowLogger(run="0123", run_name="x")
 
 
 # ------------------------------------------------------------------------------ W&B
@@ -627,20 +570,6 @@ def test_wandb_leaves_a_run_that_it_was_given_open(quiet, tmp_path):
     assert [row["loss"] for row in history if "loss" in row] == [1.0]
 
 
-def test_wandb_starts_no_run_before_there_is_a_point(quiet, tmp_path):
-    """Closing twice is fine."""
-    log = WandbLogger("curves", mode="offline", dir=str(tmp_path))
-    log.close()
-    log.close()
-    assert not Path(tmp_path, "wandb").exists()
-
-
-def test_wandb_refuses_a_run_together_with_settings_of_another():
-    """One of them would be ignored."""
-    with pytest.raises(ConfigError, match="leave either out"):
-        WandbLogger("curves", run=object())
-
-
 # ------------------------------------------------------------------------------ all of them
 
 
@@ -660,6 +589,24 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, e
         make()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        TensorBoardLogger,
+        lambda: TensorBoardLogger("x", writer=types.SimpleNamespace(add_scalar=print)),
+        lambda: TensorBoardLogger(types.SimpleNamespace(add_scalar=print)),
+        lambda: TensorBoardLogger(writer="x"),
+        lambda: WandbLogger("curves", run=object()),
+        lambda: MLflowLogger("curves", run="0123"),
+        lambda: MLflowLogger(run="0123", run_name="x"),
+    ],
+)
+def test_a_place_is_given_once(make):
+    """A run or a writer together with settings of another would leave one of them ignored."""
+    with pytest.raises(ConfigError, match=r"either"):
+        make()
+
+
 @pytest.mark.process  # Some versions of W&B look for libraries with a program.
 @pytest.mark.parametrize(
     "make",
@@ -672,14 +619,15 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, e
     ],
 )
 def test_loggers_travel_before_their_first_point(make, tmp_path, monkeypatch):
-    """To an evaluator that lives in another process."""
+    """To an evaluator in another process; before it they write nothing, and closing twice is fine."""
     monkeypatch.chdir(tmp_path)
-    logger = make()
-    arrived = cloudpickle.loads(cloudpickle.dumps(logger))
-    assert type(arrived) is type(logger)
+    arrived = cloudpickle.loads(cloudpickle.dumps(make()))
+    arrived.close()
+    arrived.close()
+    assert list(tmp_path.iterdir()) == []
     arrived.log(point())
     arrived.close()
-    assert bool(list(tmp_path.iterdir())) == (type(logger) not in (ConsoleLogger, WandbLogger))
+    assert bool(list(tmp_path.iterdir())) == (type(arrived) not in (ConsoleLogger, WandbLogger))
 
 
 @pytest.mark.process
@@ -692,21 +640,3 @@ def test_loggers_are_imported_when_they_are_used():
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
-
-
-def test_a_logger_of_ones_own_needs_one_method():
-    """The rest is optional."""
-
-    class Kept(Logger):
-        def __init__(self):
-            self.points = []
-
-        def log(self, point):
-            self.points.append(point)
-
-    with Kept() as log:
-        log.log(one := point())
-        log.log_video(None, one)
-        log.reached(7)
-        log.progress(None)
-    assert log.points == [one]

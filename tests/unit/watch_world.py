@@ -125,13 +125,12 @@ def steps(folder="run/eval"):
 
 
 def best(folder="run/eval"):
-    return json.loads(Path(folder, "best", "best.json").read_text())
+    return json.loads(Path(folder, "best.json").read_text())
 
 
-def kept_as_best(folder="run/eval"):
-    """Return the copies in the folder of the best."""
-    home = Path(folder, "best")
-    return [path.relative_to(home).as_posix() for path in home.glob("*/*")]
+def copies(folder="run/eval"):
+    """Return the copies of checkpoints."""
+    return [path.relative_to(folder).as_posix() for path in Path(folder, "checkpoints").glob("*/*")]
 
 
 def rows_in_logs(kind="evaluations", folder="run/eval"):
