@@ -106,9 +106,6 @@ def _page(status: dict[str, Any]) -> Page:
         Line("running", status["running"] or "nothing", ""),
         Line("queue", str(status["num_waiting"]), f"waiting, {status['num_finished']:,} finished"),
     ]
-    clients = [
-        Line("client", one["name"], f"{one['num_waiting']} waiting, {one['num_undelivered']} undelivered")
-        for one in status["clients"]
-    ]
+    clients = [Line("client", name, "") for name in status["clients"]]
     notes = [f"process {status['pid']} on {status['node']}, folder {status['run_dir']}"]
     return Page(title, subtitle, status["state"], [lines, clients], notes)

@@ -222,17 +222,6 @@ def test_a_request_that_is_sent_twice_runs_once(world):
     assert len(tickets) == len(world.service.history()) == 1
 
 
-def test_a_request_that_waits_is_cancelled_at_once(world):
-    world.gate.unlink()
-    world.submit("running")
-    world.submit("waiting", client="other")
-    world.service.cancel("waiting", "not needed", True)
-    result = world.result("waiting", "other")
-    assert (len(result.episodes), result.status) == (0, "failed")
-    world.gate.touch()
-    assert world.result("running").status == "complete"
-
-
 def test_names_of_clients_need_not_be_those_of_folders(world):
     for name in ("../b", "x" * 400, ""):
         world.submit(f"of {name}", client=name)

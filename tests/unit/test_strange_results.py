@@ -42,8 +42,7 @@ from tests.unit import cli_world
 from tests.unit.log_world import make_fault
 from tests.unit.report_world import make_result
 
-STRANGE: Final = [None, "<b>", -5, 10**30, 10**400, 0.5, math.nan, math.inf, True, [], [["a"]], {"a": 1}]
-STRANGE += ["\ud800x", "a\nb\x1b[2J"]
+STRANGE: Final = [None, "<b>\n\x1b[2J", -5, 10**30, 10**400, math.nan, math.inf, True, [["a"]], {"a": 1}, "\ud800x"]
 EPISODES = 8
 AGENTS = ("return/a", "length/a", "terminated/a", "truncated/a", "policy/a")
 LISTED = ("metrics", "interval", "plan", "determinism", "provenance")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -179,9 +180,10 @@ class EvalService:
             if found.handle is not None and not unless_started:
                 found.handle.cancel(reason)
             elif found in self._waiting():
-                handle = self._open_group().submit()
-                handle.cancel(reason)
-                self._conclude(found, handle.result())
+                from rl_eval.execution.outcome import EvalOutcome
+
+                settings = self._open_group().settings
+                self._conclude(found, EvalOutcome(settings, settings.plan()).handle.snapshot(reason))
 
     # ------------------------------------------------------------------ calls of anybody
 
@@ -209,14 +211,7 @@ class EvalService:
                 "num_waiting": len(waiting),
                 "num_finished": sum(request.answer is not None for request in self._requests.values()),
                 "num_runners": 0 if self._group is None else len(self._group.healthy_runner_ids),
-                "clients": [
-                    {
-                        "name": client,
-                        "num_waiting": [*map(_client_of, waiting)].count(client),
-                        "num_undelivered": len(self._undelivered(client)),
-                    }
-                    for client in sorted({*connected, *map(_client_of, waiting)})
-                ],
+                "clients": sorted({*connected, *map(_client_of, waiting)}),
             }
 
     def close(self) -> None:
@@ -330,7 +325,8 @@ class EvalService:
         ran = not isinstance(outcome, Exception) and len(outcome.episodes) > 0
         for one in self._versions(_client_of(request)):
             if one == version if unfit else ran and one < version:
-                self._weights(one).unlink(missing_ok=True)
+                with suppress(OSError):  # What cannot be removed takes room only.
+                    self._weights(one).unlink()
         self._changed.notify_all()
 
     def _end(self) -> None:

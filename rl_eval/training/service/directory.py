@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from rl_eval.backends import pickled_settings
 from rl_eval.backends.connection import Connection, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
-from rl_eval.errors import ClusterError, ConfigError, UsageError
+from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError
 from rl_eval.execution.group import portable_policy
 from rl_eval.redaction import secrets_in
 from rl_eval.training.service.actor import EvalService
@@ -103,10 +103,8 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
         try:
             actor = actor_class.remote(replace(options, run_dir=folder, start=uuid.uuid4().hex, secrets=taken))
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"Ray does not take the runtime_env, or there is a service {name!r} already, which is reached with "
-                f"Evaluator.from_name({name!r}) and ended with `rl-eval service stop {name}`: {summarize(error)}"
-            ) from error
+            cause = f"there is a service {name!r} already (see Evaluator.from_name), or Ray refuses runners.runtime_env"
+            raise ConfigError(f"{cause}: {summarize(error)}") from error
         ask(actor.open.remote(payload), _OPENING_S, name)
     except BaseException:
         if actor is not None:
@@ -138,10 +136,9 @@ def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[st
     found: dict[tuple[str, str], dict[str, Any] | None] = {}
     for space, name in _names():
         if namespace in (None, space):
-            with suppress(UsageError):  # It has ended meanwhile.
-                actor, found[space, name] = find_service(name, space), None
-                with suppress(ClusterError):
-                    found[space, name] = ask(actor.status.remote(), _STATUS_S, name)
+            found[space, name] = None
+            with suppress(EvalError):
+                found[space, name] = ask(find_service(name, space).status.remote(), _STATUS_S, name)
     return found
 
 
