@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from rl_eval.atomic_write import write_atomically, write_bytes
+from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
 from rl_eval.redaction import redacted_traceback
@@ -140,14 +140,12 @@ class EvalService:
             self._open_group()
             if request not in self._requests:
                 tickets = [one.ticket for one in self._requests.values()]
+                version = max(version, 1 + max((one.weights_version for one in tickets), default=0))
                 if weights is None:
-                    version = max((one for one in self._versions(client) if self._weights(one).exists()), default=0)
-                else:
-                    version = max(version, 1 + max((ticket.weights_version for ticket in tickets), default=0))
-                    write_bytes(self._weights(version), pickle.dumps(weights, pickle.HIGHEST_PROTOCOL))
-                number = 1 + max((ticket.number for ticket in tickets), default=-1)
-                ticket = Ticket(number, request, client, step, version)
-                self._requests[request] = Request.create(self._folder / "requests", ticket)
+                    kept = (one.ticket.weights_version for one in self._of(client) if one.weights.exists())
+                    version = max(kept, default=0)
+                ticket = Ticket(1 + max((one.number for one in tickets), default=-1), request, client, step, version)
+                self._requests[request] = Request.create(self._folder / "requests", ticket, weights)
                 self._changed.notify_all()
             return self._requests[request].ticket
 
@@ -228,12 +226,6 @@ class EvalService:
     def _of(self, client: str) -> list[Request]:
         return [request for request in self._requests.values() if _client_of(request) == client]
 
-    def _versions(self, client: str) -> set[int]:
-        return {request.ticket.weights_version for request in self._of(client)}
-
-    def _weights(self, version: int) -> Path:
-        return self._folder / "weights" / f"{version}.pkl"
-
     def _undelivered(self, client: str, have: Collection[str] = ()) -> list[Request]:
         """Return the answered requests of a client that were not delivered."""
         done = [one for one in self._of(client) if one.answer is not None and not one.delivered]
@@ -287,10 +279,10 @@ class EvalService:
         client, version, weights = _client_of(request), request.ticket.weights_version, self._initial
         with self._changed:
             group = self._open_group()
-            if version and not self._weights(version).exists():
+            if version and not request.weights.exists():
                 raise WeightsError(f"the last weights of client {client!r} do not fit the policy: send others")
             if version:
-                weights = group.publish_weights(pickle.loads(self._weights(version).read_bytes()), version)
+                weights = group.publish_weights(pickle.loads(request.weights.read_bytes()), version)
             elif weights is None and group.published_weights is not None:
                 cause = "has sent no weights, and the first ones of the policy's factory are lost: send some"
                 raise UsageError(f"client {client!r} {cause}")
@@ -323,10 +315,11 @@ class EvalService:
         request.conclude(outcome)
         version, unfit = request.ticket.weights_version, isinstance(outcome, WeightsError)
         ran = not isinstance(outcome, Exception) and len(outcome.episodes) > 0
-        for one in self._versions(_client_of(request)):
-            if one == version if unfit else ran and one < version:
+        for one in self._of(_client_of(request)):
+            other = one.ticket.weights_version
+            if other == version if unfit else ran and other < version:
                 with suppress(OSError):  # What cannot be removed takes room only.
-                    self._weights(one).unlink()
+                    one.weights.unlink()
         self._changed.notify_all()
 
     def _end(self) -> None:

@@ -26,9 +26,6 @@ from rl_eval.training.service.requests import ServiceOptions, split_secrets
 __all__ = ["ask", "end_service", "find_service", "list_services", "reach", "start_service"]
 
 _PREFIX: Final = "rl_eval:"
-_HEAD: Final = "node:__internal_head__"
-_CALLS_AT_ONCE: Final = 128  # Each client has one that waits for answers.
-_RESTARTS: Final = 100
 _OPENING_S: Final = 180.0
 _CLOSING_S: Final = 20.0
 _STATUS_S: Final = 5.0
@@ -60,9 +57,8 @@ def reach(address: str | None) -> Connection:
         RunnerStartError: There is none.
         ConfigError: The process is connected elsewhere.
     """
-    if not ray.is_initialized() and address is None:
-        address = os.environ.get("RAY_ADDRESS", "auto")
-    return Connection(RunnersSection(address=address))
+    elsewhere = None if ray.is_initialized() else os.environ.get("RAY_ADDRESS", "auto")
+    return Connection(RunnersSection(address=address or elsewhere))
 
 
 def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) -> tuple[Any, Connection]:
@@ -93,11 +89,11 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
             namespace=options.namespace,
             lifetime="detached" if options.detached else None,
             # Without the head node nothing lives on, so no other node's loss should end it; and its folder is there.
-            resources={_HEAD: 0.001},
+            resources={"node:__internal_head__": 0.001},
             num_cpus=0,
-            max_restarts=_RESTARTS,
+            max_restarts=100,
             max_task_retries=-1,
-            max_concurrency=_CALLS_AT_ONCE,
+            max_concurrency=128,  # Each client has one call that waits for answers.
             runtime_env=connection.runtime_env(runners),
         )
         try:

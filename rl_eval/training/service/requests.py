@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle
     from rl_eval.results.result import EvalResult
     from rl_eval.video import VideoSettings
+    from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["FinishedEvaluation", "Request", "ServiceOptions", "Ticket", "Welcome"]
 __all__ += ["join_secrets", "pickled", "split_secrets", "unpickled"]
@@ -135,11 +136,14 @@ class Request:
     handle: EvalHandle | None = None
 
     @classmethod
-    def create(cls, parent: Path, ticket: Ticket) -> Request:
-        """Write a request."""
+    def create(cls, parent: Path, ticket: Ticket, weights: WeightsSnapshot | None) -> Request:
+        """Write a request, and the weights that it brings."""
         name = f"{ticket.number:08d}_{quote(ticket.client, safe='')[:_LONGEST]}_step_{ticket.step}"
-        write_text(parent / name / "request.json", json.dumps(asdict(ticket)))
-        return cls(parent / name, ticket)
+        request = cls(parent / name, ticket)
+        if weights is not None:
+            write_bytes(request.weights, pickle.dumps(weights, pickle.HIGHEST_PROTOCOL))
+        write_text(request.folder / "request.json", json.dumps(asdict(ticket)))
+        return request
 
     @classmethod
     def read_all(cls, parent: Path) -> dict[str, Request]:
@@ -155,6 +159,11 @@ class Request:
     def run_dir(self) -> Path:
         """Folder of the evaluation log."""
         return self.folder / "log"
+
+    @property
+    def weights(self) -> Path:
+        """File of the weights, which other requests may share; without version 0."""
+        return self.folder.parent.parent / "weights" / f"{self.ticket.weights_version}.pkl"
 
     def conclude(self, outcome: EvalResult | Exception) -> None:
         """Answer with a result or an error; one that cannot be written is lost with this process."""
