@@ -1,5 +1,6 @@
 """Code that a result names: it is listed, and nothing of it is imported before consent."""
 
+import json
 import os
 import pty
 import subprocess
@@ -67,6 +68,9 @@ def test_trust_a_config_and_what_this_process_evaluated_run(stranger, monkeypatc
     with pytest.raises(UntrustedError):
         replay("runs", 3)
     assert replay("runs", 3, trust=True).identical
+    saved = json.loads(Path("out/toy/result.json").read_text())
+    saved["provenance"] |= {"folder": "/elsewhere", "signature": "ab" * 32}  # As older versions wrote.
+    Path("out/toy/result.json").write_text(json.dumps(saved))
     outcome = call("replay", "out/toy", "--episodes", 3, "--trust")
     assert outcome.exit_code == 0, outcome.output
     assert call("run", "toy.yaml", "--log-dir", "own").exit_code == 0
