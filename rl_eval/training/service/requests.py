@@ -203,7 +203,8 @@ def unpickled(data: bytes) -> EvalResult | Exception:
 
 def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any]]:
     """Pickle a value without its texts and numbers that hold a secret; return these beside it."""
-    file, taken, long = io.BytesIO(), list[Any](), [one for one in secrets if len(one) >= _SHORTEST]
+    file, long = io.BytesIO(), [one for one in secrets if len(one) >= _SHORTEST]
+    positions: dict[tuple[type, Any], int] = {}  # Each value once, so that they stay few.
 
     def position(found: Any) -> int | None:
         if not isinstance(found, (str, bytes, int, float)):
@@ -211,13 +212,12 @@ def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any
         text = found.decode("latin-1") if isinstance(found, bytes) else str(found)
         if text not in secrets and not any(one in text for one in long):
             return None
-        taken.append(found)
-        return len(taken) - 1
+        return positions.setdefault((type(found), found), len(positions))
 
     pickler: Any = cloudpickle.Pickler(file)
     pickler.persistent_id = position
     pickler.dump(value)
-    return file.getvalue(), taken
+    return file.getvalue(), [value for _, value in positions]
 
 
 def join_secrets(data: bytes, taken: Sequence[Any]) -> Any:
