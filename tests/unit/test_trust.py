@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -23,22 +24,31 @@ from pathlib import Path
 
 Path("ran").touch()
 
-from cli_toys_kept import *
+from {kept} import *
 """
 
 
 @pytest.fixture
-def stranger(tmp_path, monkeypatch):
+def toys():
+    """Name of a module that no other test's evaluation has named."""
+    return f"toys_{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch, toys):
     """A run folder and a saved result of another process, and a module that leaves a trace when it is imported."""
     make_folder(tmp_path, monkeypatch)
+    (tmp_path / "cli_toys.py").rename(tmp_path / f"{toys}.py")
+    config = tmp_path / "toy.yaml"
+    config.write_text(config.read_text().replace("cli_toys", toys))
     assert call_alone("run", "toy.yaml", "--log-dir", "runs", "--output", "out/toy").returncode == 0
-    (tmp_path / "cli_toys.py").rename(tmp_path / "cli_toys_kept.py")
-    (tmp_path / "cli_toys.py").write_text(TRAP)
+    (tmp_path / f"{toys}.py").rename(tmp_path / f"{toys}_kept.py")
+    (tmp_path / f"{toys}.py").write_text(TRAP.format(kept=f"{toys}_kept"))
     return tmp_path
 
 
 @pytest.mark.process
-def test_nothing_runs_before_consent(stranger, monkeypatch):
+def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
     """Neither by the commands that run episodes nor by those that only read, nor from Python."""
     again = [("replay", "--episodes", 3), ("replay", "--episodes", 3, "--render", "human"), ("video", "-o", "films")]
     again += [("export", "--trajectories", "--to", "npz", "-o", "steps.npz"), ("retry",)]
@@ -46,8 +56,8 @@ def test_nothing_runs_before_consent(stranger, monkeypatch):
         for name, *options in again:
             outcome = call(name, place, *options)
             assert outcome.exit_code == ExitCode.USAGE, outcome.output
-            assert "environment.env = 'cli_toys:count'" in outcome.stderr
-            assert "policy.policy = 'cli_toys:ones'" in outcome.stderr
+            assert f"environment.env = '{toys}:count'" in outcome.stderr
+            assert f"policy.policy = '{toys}:ones'" in outcome.stderr
             assert "--trust" in outcome.stderr
         for command in (("show", place), ("export", place, "--format", "json"), ("compare", place, place)):
             assert call(*command).exit_code == 0
@@ -61,7 +71,7 @@ def test_nothing_runs_before_consent(stranger, monkeypatch):
 
 
 @pytest.mark.process
-def test_trust_a_config_and_what_this_process_evaluated_run(stranger, monkeypatch):
+def test_trust_a_config_and_what_this_process_evaluated_run(stranger, toys, monkeypatch):
     """Another config that names other code is not trusted along with it."""
     monkeypatch.syspath_prepend(str(stranger))
     assert replay("runs", 3, config=EvalConfig.from_yaml("toy.yaml")).identical
@@ -76,7 +86,7 @@ def test_trust_a_config_and_what_this_process_evaluated_run(stranger, monkeypatc
     assert call("run", "toy.yaml", "--log-dir", "own").exit_code == 0
     assert replay("runs", 3).identical
     other = load("own")
-    other.provenance["config"]["policy"]["policy"] = "cli_toys:alternate"
+    other.provenance["config"]["policy"]["policy"] = f"{toys}:alternate"
     with pytest.raises(UntrustedError):
         replay(other, 3)
 
@@ -105,7 +115,7 @@ REPLAY = [sys.executable, "-c", _COMMAND, "replay", "runs", "--episodes", "3"]
 
 @pytest.mark.process
 @pytest.mark.parametrize(("answer", "ran"), [("y", True), ("", False)])
-def test_at_a_terminal_there_is_a_question(stranger, answer, ran):
+def test_at_a_terminal_there_is_a_question(stranger, toys, answer, ran):
     """The names are shown before it; anything but yes is no."""
     master, slave = pty.openpty()
     with subprocess.Popen(REPLAY, env=apart(), stdin=slave, stdout=subprocess.PIPE, stderr=slave) as process:
@@ -113,7 +123,7 @@ def test_at_a_terminal_there_is_a_question(stranger, answer, ran):
         shown = b""
         while b"Run this code?" not in shown:
             shown += os.read(master, 1000)
-        assert b"policy.policy = 'cli_toys:ones'" in shown
+        assert f"policy.policy = '{toys}:ones'".encode() in shown
         os.write(master, answer.encode() + b"\n")
         out, _ = process.communicate(timeout=120)
     os.close(master)
