@@ -8,7 +8,7 @@
     │   ├── WeightsError           weights do not fit the policy
     │   ├── EvaluatorBusy          an evaluator has no room for another request
     │   ├── ComparisonError        two results cannot be compared
-    │   ├── UntrustedError         a result names code, and somebody else may have written it
+    │   ├── UntrustedError         a result names code that may not run without consent
     │   ├── LogMismatch            an evaluation log holds another plan, policy or environment
     │   └── LogOwned               an evaluation log is being written by another driver
     ├── EpisodeError               the episode's: raised by a runner, recorded as a ``Fault``
@@ -88,7 +88,7 @@ class ComparisonError(UsageError):
 
 
 class UntrustedError(UsageError):
-    """A result names code, and somebody else than this user may have written it; the message shows the names."""
+    """A result names code, which runs only with the user's consent; the message lists the names."""
 
 
 class LogMismatch(UsageError):

@@ -25,6 +25,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 __all__ = ["MASK", "digest_secrets", "learn", "redact", "redact_command", "redact_text", "redacted_traceback"]
+__all__ += ["secrets_in"]
 
 MASK: Final = "***"
 _MASKED: Final = re.compile(r"\*\*\*( \([0-9a-f]{4}\))?")
@@ -324,6 +325,11 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 # What is remembered
+
+
+def secrets_in(value: Any, *path: str) -> frozenset[str]:
+    """Return the secret texts in plain data, and the secret parts of its texts."""
+    return frozenset(_secrets(value, path))
 
 
 def _secrets(value: Any, path: Path) -> Iterator[str]:

@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,6 @@ os.environ["RAY_DEDUP_LOGS"] = "0"
 os.environ.update({"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"})
 # A process in the background starts with Ctrl-C ignored, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Nothing of the user who runs the tests is touched; child processes inherit it.
-_STATE = tempfile.TemporaryDirectory(prefix="rl_eval-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
 
 _MOST_WORKERS = 4
 """One worker has all tests on Ray, which take as long as those of three others."""

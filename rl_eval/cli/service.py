@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,9 +13,6 @@ from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.cli.stdout import print_line
 from rl_eval.results.report.table import Line, Page
-
-if TYPE_CHECKING:
-    from rl_eval.training.service.messages import ServiceStatus
 
 __all__ = ["app"]
 
@@ -49,29 +44,26 @@ app = CommandLine(
 )
 
 
-@app.command("list", epilog=_LIST_CODES, short_help="Show what services do.")
+@app.command("list", epilog=_LIST_CODES, short_help="Show the state of services.")
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the evaluation services of a cluster: what they do, and their clients."""
+    """Show the evaluation services of a cluster: their state, and their clients."""
     with reported(debug), _connected(address):
         from rl_eval.training.service.directory import list_services
 
-        services = list_services(namespace)
+        services = [
+            status or {"name": name, "namespace": space, "state": "silent"}
+            for (space, name), status in list_services(namespace).items()
+        ]
         if as_json:
-            print_json([_plain(space, name, status) for (space, name), status in services.items()])
+            print_json(services)
             return
-        for (space, name), status in services.items():
-            if status is None:
-                silent = [f"no answer; `rl-eval service stop {name}`"]
-                print_page(Page(f"service {name}", f"namespace {space}", "", [], silent))
-            else:
-                print_page(_page(status))
-                print_line(f"folder {status.run_dir}")
-            print_line()
+        for status in services:
+            print_page(_page(status))
         if not services:
             print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
 
@@ -84,7 +76,7 @@ def stop(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """End an evaluation service and its runners; what it has not done stays in its folder."""
+    """End an evaluation service and its runners; unfinished requests stay in its folder."""
     with reported(debug), _connected(address):
         from rl_eval.training.service.directory import end_service
 
@@ -103,49 +95,17 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
 
 
-def _plain(namespace: str, name: str, status: ServiceStatus | None) -> dict[str, Any]:
-    """Return what is known of a service as JSON; of one that does not answer there are name, namespace and state."""
-    if status is None:
-        return {"name": name, "namespace": namespace, "state": "silent"}
-    described = asdict(status)
-    for client in described["clients"]:
-        if math.isinf(client["silent_s"]):
-            client["silent_s"] = None
-    return described
-
-
-def _page(status: ServiceStatus) -> Page:
-    until = f"ends after {_duration(status.idle_timeout_s)} without clients and work"
-    clients = [
-        Line(
-            "client",
-            client.name,
-            f"{client.num_waiting} waiting, {client.num_undelivered} undelivered, {_last_seen(client.silent_s)}",
-        )
-        for client in status.clients
+def _page(status: dict[str, Any]) -> Page:
+    title, subtitle = f"service {status['name']}", f"namespace {status['namespace']}"
+    if status["state"] == "silent":
+        return Page(title, subtitle, "silent", [], [f"no answer; `rl-eval service stop {status['name']}` ends it"])
+    until = f"ends after {status['idle_timeout_s']:.0f} s without clients and work"
+    lines = [
+        Line("age", f"{status['age_s']:.0f} s", until if status["detached"] else f"{until}, or with its driver"),
+        Line("runners", str(status["num_runners"]), "up"),
+        Line("running", status["running"] or "nothing", ""),
+        Line("queue", str(status["num_waiting"]), f"waiting, {status['num_finished']:,} finished"),
     ]
-    return Page(
-        title=f"service {status.name}",
-        subtitle=f"namespace {status.namespace}, process {status.pid} on {status.node}",
-        state=status.state,
-        sections=[
-            [
-                Line("age", _duration(status.age_s), until if status.detached else f"{until}, or with its driver"),
-                Line("runners", str(status.num_runners), "up"),
-                Line("running", status.running or "nothing", ""),
-                Line("queue", str(status.num_waiting), f"waiting, {status.num_finished:,} finished"),
-            ],
-            clients,
-        ],
-    )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def _last_seen(silent_s: float) -> str:
-    return "not connected" if math.isinf(silent_s) else f"seen {_duration(silent_s)} ago"
+    clients = [Line("client", name, "") for name in status["clients"]]
+    notes = [f"process {status['pid']} on {status['node']}, folder {status['run_dir']}"]
+    return Page(title, subtitle, status["state"], [lines, clients], notes)

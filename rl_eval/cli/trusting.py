@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Trust", "consents", "load_to_run"]
 
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the code that DIR names although somebody else may have made it.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Import and call the code that DIR names, without asking.")]
 
 
 def load_to_run(path: str, trust: bool) -> EvalResult:
-    """Load a result whose episodes are to run again, and have its modules found in the current folder.
+    """Load a result whose episodes are to run again, and make the modules of the current folder importable.
 
-    Nothing is looked for in that folder before it is known to be trusted: it may be the stranger's as well.
+    The folder is put on the path after consent only: it may come from the author of the result.
 
     Raises:
-        UntrustedError: Somebody else may have made the result, and the user does not trust it or cannot be asked.
+        UntrustedError: The user does not consent, or there is no terminal to ask on.
     """
     from rl_eval.results.loading import load
-    from rl_eval.results.trust import check_trust
+    from rl_eval.results.provenance import check_trust
 
     result = load(path)
     try:
@@ -43,7 +41,7 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
 
 
 def consents(facts: str, question: str) -> bool:
-    """Ask whoever sits at the terminal, if anybody does."""
+    """Ask at the terminal; False if there is none."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     typer.echo(facts, err=True)

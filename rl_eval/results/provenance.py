@@ -1,4 +1,8 @@
-"""Provenance of a result: all that must be known to obtain it again."""
+"""Provenance of a result: all that must be known to obtain it again, and the code that running it again would import.
+
+Whoever can write a result can name any code in it. Reading, showing and comparing results runs none of it; whatever
+runs episodes again calls :func:`check_trust` first.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,40 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.model_files import library_of
 from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import UntrustedError
+from rl_eval.records.plain import leaves, plain
 from rl_eval.redaction import redact_command
 from rl_eval.results.source_code import code_of, package_version
-from rl_eval.results.trust import sign, working_folder
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import WeightsSnapshot
 
 if TYPE_CHECKING:
     from rl_eval.log import Manifest
 
-__all__ = ["manifest_of", "provenance"]
+__all__ = ["check_trust", "manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
 _LOADERS: Final = {"sb3": ("stable-baselines3", "sb3-contrib"), "torchrl": ("torchrl",)}
 """Packages that load a policy, by the name of our integration."""
+_NAMING: Final = {"env", "policy", "weights", "filters"}
+"""Last parts of config keys whose text is imported or loaded, even without the colon of a reference."""
+
+_evaluated: Final[set[tuple[str, ...]]] = set()
+"""Named code of the configs that this process has evaluated."""
 
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
     """Describe one evaluation as plain data."""
     loaders = _LOADERS.get(library_of(settings.policy.policy), ())
-    described = {
-        "config": settings.described(),
+    config = settings.described()
+    _evaluated.add(_named_code(plain(config)))
+    return {
+        "config": config,
         "identity": settings.identity(),
         "weights": _described_weights(weights, settings.policy.file_digests),
         "numerics": dict(numerics),
@@ -44,7 +57,28 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
         "command": redact_command(sys.argv),
         "finished_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    return {**described, "folder": working_folder(), "signature": sign(described["config"])}
+
+
+def check_trust(provenance: Mapping[str, Any]) -> None:
+    """Check that the code that a result names was named by an evaluation of this process too.
+
+    Raises:
+        UntrustedError: It was not; the message lists the code.
+    """
+    if (names := _named_code(provenance.get("config"))) not in _evaluated:
+        raise UntrustedError(
+            f"running these episodes again imports and calls the code that the result names:{''.join(names)}\n"
+            "If you trust the author of the result, give --trust (in Python: trust=True)"
+        )
+
+
+def _named_code(config: Any) -> tuple[str, ...]:
+    """Return the texts of a config that may name code or files, or be their arguments; a line each."""
+    return tuple(
+        f"\n  {key} = {value!r}"
+        for key, value in leaves(config)
+        if isinstance(value, str) and (":" in value or key.rpartition(".")[2] in _NAMING or "_kwargs." in key)
+    )
 
 
 def _described_weights(weights: WeightsSnapshot | None, files: dict[str, str]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from rl_eval.records.episode import (
 from rl_eval.records.plain import leaves, plain
 from rl_eval.redaction import MASK
 from rl_eval.results.loading import load
+from rl_eval.results.provenance import check_trust
 from rl_eval.results.result import EvalResult
-from rl_eval.results.trust import check_trust
 from rl_eval.runners import Runner, runner_class
 from rl_eval.runners.one_thread import one_thread
 from rl_eval.supervision.working_folder import working_in
@@ -100,12 +100,12 @@ def replay(
         index: Which episode.
         config: What was evaluated, for a run that was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may run although somebody else may have made it. What this user made
-            on this machine, working in the same folder, needs no trust, nor does what runs with ``config``.
+        trust: Whether code that the result names may be imported and called. Not needed for what
+            this process has evaluated, nor with ``config``.
 
     Raises:
         UsageError: The episode has no record, or the config is another one.
-        UntrustedError: Somebody else may have made the result.
+        UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """
@@ -180,11 +180,11 @@ def rebuilt_runner(
         result: Of the evaluation.
         config: What was evaluated, if it was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may run although somebody else may have made it.
+        trust: Whether code that the result names may be imported and called.
 
     Raises:
         UsageError: The config is another one.
-        UntrustedError: Somebody else may have made the result.
+        UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """

@@ -204,11 +204,6 @@ class Delivery:
             with self._changed:
                 self._changed.wait_for(lambda: request not in self.open)
 
-    def await_change(self, timeout_s: float) -> None:
-        """Wait until something is delivered."""
-        with self._changed:
-            self._changed.wait(timeout_s)
-
     def _check_thread(self) -> None:
         if self._thread is not None and os.getpid() != self._process:
             raise forked("the evaluator")

@@ -25,7 +25,7 @@ from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
 if TYPE_CHECKING:
     from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.training.service.client import ServiceEngine
-    from rl_eval.training.service.messages import FinishedEvaluation
+    from rl_eval.training.service.requests import FinishedEvaluation
     from rl_eval.video import VideoSettings
 
 __all__ = ["BusyPolicy", "Evaluator"]
@@ -34,8 +34,6 @@ BusyPolicy = Literal["skip", "queue", "latest"]
 
 _logger = logging.getLogger(__name__)
 
-_ROOM_S: Final = 0.5
-"""Between two requests of :meth:`Evaluator.evaluate` to a service that has no room."""
 _NAMESPACE: Final = "rl_eval"
 _IDLE_S: Final = 600.0
 
@@ -124,20 +122,12 @@ class Evaluator:
             return
         from rl_eval.training.service.client import ServiceEngine
         from rl_eval.training.service.directory import start_service
+        from rl_eval.training.service.requests import ServiceOptions
 
-        actor, connection = start_service(
-            settings,
-            policy,
-            videos,
-            name=name,
-            namespace=namespace,
-            detached=detached,
-            idle_timeout_s=idle_timeout_s,
-            max_queue=max_queue,
-            run_dir=run_dir,
-        )
-        engine = ServiceEngine(actor, connection, name, namespace, client, owner=not detached)
-        self._join(engine, max_queue)
+        folder = "" if run_dir is None else os.fspath(run_dir)
+        options = ServiceOptions(name, namespace, folder, detached, idle_timeout_s, videos)
+        actor, connection = start_service(settings, policy, options)
+        self._join(ServiceEngine(actor, connection, name, namespace, client, owner=not detached))
 
     @classmethod
     def from_name(
@@ -148,7 +138,7 @@ class Evaluator:
         address: str | None = None,
         client: str | None = None,
         busy_policy: BusyPolicy = "skip",
-        max_queue: int | None = None,
+        max_queue: int = 8,
         on_result: Listener | Sequence[Listener] = (),
         on_error: Callable[[BaseException], object] | None = None,
         metrics_fn: Callable[[EpisodeSequence], Mapping[str, float]] | None = None,
@@ -167,7 +157,7 @@ class Evaluator:
             client: Name under which to ask. What was submitted under it earlier, and not delivered, is delivered to
                 callbacks and loggers, and is in :attr:`resumed`. By default a name that nobody else has.
             busy_policy: As for the constructor, like what follows.
-            max_queue: By default, and at most, what the service was started with.
+            max_queue: See above.
             on_result: See above.
             on_error: See above.
             metrics_fn: See above.
@@ -176,18 +166,20 @@ class Evaluator:
 
         Raises:
             UsageError: There is no service of this name; the message lists those that there are.
-            ConfigError: ``max_queue`` is longer than the service's.
             ClusterError: The cluster or the service does not answer.
         """
         from rl_eval.training.service.client import ServiceEngine
-        from rl_eval.training.service.directory import reach_service
+        from rl_eval.training.service.directory import find_service, reach
 
         evaluator = object.__new__(cls)
-        delivery = Delivery(on_result, on_error, metrics_fn, log_prefix, loggers)
-        evaluator._prepare(busy_policy, 1 if max_queue is None else max_queue, delivery)
-        actor, connection = reach_service(name, namespace, address)
-        engine = ServiceEngine(actor, connection, name, namespace, client, owner=False)
-        evaluator._join(engine, max_queue)
+        evaluator._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
+        connection = reach(address)
+        try:
+            actor = find_service(name, namespace)
+        except UsageError:
+            connection.close()
+            raise
+        evaluator._join(ServiceEngine(actor, connection, name, namespace, client, owner=False))
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
@@ -211,13 +203,9 @@ class Evaluator:
         self._engine = engine
         self._delivery.begin(engine.acknowledge, videos, threaded=threaded)
 
-    def _join(self, engine: ServiceEngine, max_queue: int | None) -> None:
+    def _join(self, engine: ServiceEngine) -> None:
         """Go on as the client of a service."""
         welcome = engine.welcome
-        self._max_queue = welcome.max_queue if max_queue is None else max_queue
-        if self._max_queue > welcome.max_queue:
-            engine.stop()
-            raise ConfigError(f"max_queue is {self._max_queue}, but the service was started with {welcome.max_queue}")
         self.settings = welcome.settings
         self._next_step, self._version = welcome.next_step, welcome.weights_version
         self._begin(engine, None, threaded=True)
@@ -251,7 +239,7 @@ class Evaluator:
 
         Callbacks and loggers have had the result when it returns, and ``on_error`` the error when it raises.
         """
-        request = self._submit_patiently(weights, step)
+        request = self._submit(weights, step, None, patient=True)
         try:
             return request.handle.result()
         finally:
@@ -367,13 +355,6 @@ class Evaluator:
         if replaced is not None:
             replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
         return request
-
-    def _submit_patiently(self, weights: Any, step: int | None) -> Request:
-        while True:
-            try:
-                return self._submit(weights, step, None, patient=True)
-            except EvaluatorBusy:  # noqa: PERF203  # A service has no room for more requests of one client.
-                self._delivery.await_change(_ROOM_S)
 
     def _admit(self, asking: Request) -> Request | None:
         """Decide on a request; return the one that it replaces, if any."""

@@ -75,12 +75,12 @@ def export_trajectories(
         indices: Which episodes; by default all that completed.
         config: What was evaluated, for a run that was configured with live objects; by default as recorded.
         policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may run although somebody else may have made it; see
+        trust: Whether code that the result names may be imported and called; see
             :func:`rl_eval.replay`.
 
     Raises:
         UsageError: An episode did not complete, or the config is another one.
-        UntrustedError: Somebody else may have made the result.
+        UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: Something is there already, it cannot be written, or the recorded config cannot be used again.
         EvalError: An episode did not come out as it was recorded.

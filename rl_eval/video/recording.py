@@ -298,14 +298,14 @@ def record_videos(
         fps: Frames per second.
         max_frames: Most frames of one video.
         timeout_s: Longest time that one video may take, in seconds.
-        trust: Whether code that the result names may run although somebody else may have made it; see
+        trust: Whether code that the result names may be imported and called; see
             :func:`rl_eval.replay`.
 
     Returns:
         The videos, saved, in the order of the selection.
 
     Raises:
-        UntrustedError: Somebody else may have made the result.
+        UntrustedError: The result names code that no evaluation of this process named.
         UsageError: There is no such result, nothing of it is selected, or the config is another one.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out

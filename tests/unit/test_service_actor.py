@@ -1,27 +1,23 @@
-"""A service without Ray: whatever it has accepted gets an answer, also from the process that takes its place."""
+"""A service without Ray: each accepted request gets an answer, also from the process that takes its place."""
 
-import asyncio
 import pickle
 import threading
+import time
 from pathlib import Path
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from cryptography.fernet import Fernet, InvalidToken
 from torch import nn
 
-from rl_eval import EvalConfig, load
-from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
-from rl_eval.execution.handle import EvalHandle
+from rl_eval import EvalConfig, load, redaction
+from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError, WeightsError
 from rl_eval.training.service.actor import EvalService
-from rl_eval.training.service.sealed import new_key
+from rl_eval.training.service.requests import ServiceOptions, join_secrets, pickled, split_secrets, unpickled
 from rl_eval.weights import snapshot_weights
-from tests.planted import leaking_files, secret
+from tests.planted import leaking_files, leaks, secret
 
-KEY, OTHER_KEY = new_key(), new_key()
 LIMIT_S = 30.0
 """Far beyond what anything here takes; reached only by what hangs."""
 
@@ -45,258 +41,221 @@ def always_left(observations):
     return np.zeros(len(observations), np.int64)
 
 
-class World:
-    """A service, and the folder that outlives it."""
+class Service(EvalService):
+    """A service in this process."""
 
-    def __init__(self, folder, policy=always_left, env="CartPole-v1", **env_kwargs):
-        self.folder, self.policy, self.now = folder, policy, 0.0
-        self.env, self.env_kwargs = env, env_kwargs
+    def __init__(self, *options):
         self.ended = threading.Event()
-        self.service = None
-        self.begin()
+        super().__init__(*options)
 
-    def begin(self, key=KEY):
-        """Start a process, or the one that takes its place; the former one has no chance to say goodbye."""
-        if self.service is not None:
-            self.service._closed.set()
-            self.service._journal.close()
-            self.service._group.stop()
-        self.service = EvalService("one", "here", str(self.folder), key, True, 600.0, lambda: self.now, self.ended.set)
-        if not self.service._opened.is_set():
-            config = EvalConfig().environment(self.env, env_kwargs=self.env_kwargs)
-            config = config.evaluation(num_episodes=1, determinism_check=0).runners(num_runners=0)
-            settings = config.policy(None if isinstance(self.policy, nn.Module) else self.policy).build()
-            variables = {"env_vars": {"DATABASE": secret("database")}}
-            runners = settings.runners.model_copy(update={"runtime_env": variables})  # What a group in here refuses.
-            settings = settings.model_copy(update={"runners": runners})
-            live = self.policy if isinstance(self.policy, nn.Module) else None
-            self.call("open", cloudpickle.dumps((settings, live, None, 2)))
+    def _end(self):
+        self.ended.set()
 
-    def hold(self):
-        """Have requests wait."""
-        self.service._run_next = lambda: None
 
-    def go_on(self):
-        del self.service._run_next
-        self.service._post(self.service._run_next)
+class Gated(gym.Wrapper):
+    """Without its gate no episode goes on."""
 
-    def call(self, method, *args):
-        return asyncio.run(getattr(self.service, method)(*args))
+    gate: Path
+
+    def step(self, action):
+        if self.gate.exists():
+            return super().step(action)
+        time.sleep(0.01)
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+def gated(context):
+    """Return an environment, unless the gate says that it is broken; the error tells the password."""
+    env = Gated(gym.make("CartPole-v1"))
+    env.gate = Path(context["gate"])
+    if env.gate.exists() and env.gate.read_text():
+        raise ConnectionError(f"not with {context['password']}")
+    return env
+
+
+class World:
+    """A service, its folder, and the gate before every evaluation."""
+
+    def __init__(self, folder, policy):
+        self.folder, self.gate, self.policy = folder / "service", folder / "gate", policy
+        self.gate.touch()
+        self.begin("first")
+
+    def begin(self, start, idle_timeout_s=600.0):
+        """Start a process: in the place of the former one, if the name is the same."""
+        config = EvalConfig().environment(
+            gated, env_kwargs={"gate": str(self.gate), "password": secret("password")}, env_reuse="episode"
+        )
+        config = config.evaluation(num_episodes=1, determinism_check=0).runners(num_runners=0)
+        content = config.build(), self.policy
+        payload, taken = split_secrets(content, redaction.secrets_in(content[0].model_dump()))
+        options = ServiceOptions("one", "here", str(self.folder), True, idle_timeout_s, None, start, taken)
+        self.service = Service(options)
+        self.call = lambda method, *args: getattr(self.service, method)(*args)
+        self.service.open(payload)
 
     def submit(self, name, step=0, client="me", sent=None):
-        return self.call("submit", client, name, step, 0, sent)
+        return self.service.submit(client, name, step, 0, sent)
 
-    def result(self, name):
-        async def wait():
-            return await asyncio.wait_for(self.service.result(name), LIMIT_S)
-
-        return pickle.loads(asyncio.run(wait()))
+    def result(self, name, client="me"):
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            answers, _ = self.service.poll(client, (), ())
+            if name in answers:
+                return unpickled(answers[name])
+        raise TimeoutError(name)
 
     def tickets(self, client="me"):
-        return [(one.request, one.step) for one in self.call("connect", client).tickets]
+        return [(ticket.id, ticket.step) for ticket in self.service.connect(client).tickets]
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path / "service")
+@pytest.fixture(params=[None], ids=["function"])
+def world(tmp_path, request):
+    made = World(tmp_path, request.param or always_left)
     yield made
-    made.call("close")
+    made.gate.touch()
+    made.service.close()
 
 
-@pytest.fixture
-def scored(tmp_path):
-    made = World(tmp_path / "service", Scores())
-    yield made
-    made.call("close")
+scored = pytest.mark.parametrize("world", [Scores()], indirect=True, ids=["module"])
 
 
 # ------------------------------------------------------------------------------ another process takes its place
 
 
-def test_every_accepted_request_is_answered_by_the_next_process(scored):
-    """In order, with its own weights; what was answered is not evaluated again, and the answer is what it was."""
-    first = scored.submit("first", 1, sent=weights(1))
-    before = scored.result("first")
-    scored.hold()
+@scored
+@pytest.mark.parametrize("start", ["first", "second"])
+def test_each_accepted_request_is_answered_by_the_next_process(world, start):
+    """In order, with its own weights, also by a new service on the folder; what was answered is not evaluated again."""
+    first = world.submit("first", 1, sent=weights(1))
+    before = world.result("first")
+    world.gate.unlink()
     others = [
-        scored.submit(f"{client}{number}", number, client, weights(number)) for client in "ab" for number in (2, 3)
+        world.submit(f"{client}{number}", number, client, weights(number)) for client in "ab" for number in (2, 3)
     ]
-    scored.begin()
-    assert [scored.result(one.request).episodes[0].weights_version for one in others] == [2, 3, 4, 5]
-    again = scored.result("first")
-    assert (again.fingerprint, again.timing) == (before.fingerprint, before.timing)
-    assert scored.submit("first", 1, sent=weights(1)) == first, "what is sent again was accepted"
-    assert [(one.client, one.step) for one in scored.call("history")] == [
-        ("me", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)
+    world.service.close()
+    with pytest.raises(ClusterError):
+        world.submit("late")
+    world.begin(start)
+    world.gate.touch()
+    results = [world.result(one.id, one.client) for one in others]
+    assert [result.episodes[0].weights_version for result in results] == [2, 3, 4, 5]
+    again = world.result("first")
+    assert (again.fingerprint, again.timing.wall_seconds) == (before.fingerprint, before.timing.wall_seconds)
+    assert world.submit("first", 1, sent=weights(1)) == first, "what is sent again was accepted"
+    history = world.service.history()
+    assert [(ticket.client, ticket.step) for ticket, *_ in history] == [
+        ("me", 1), ("a", 2), ("a", 3), ("b", 2), ("b", 3)
     ]  # fmt: skip
-    for one in scored.call("history"):
-        assert load(one.run_dir).fingerprint == one.result.fingerprint
-    welcome = scored.call("connect", "a")
+    for _, run_dir, answer in history:
+        assert load(run_dir).fingerprint == unpickled(answer).fingerprint
+    welcome = world.service.connect("a")
     assert (welcome.next_step, welcome.weights_version) == (4, 3)
-    assert scored.submit("later", 9, "a").weights_version == 3, "the weights that this client sent last"
-    assert scored.result("later").episodes[0].weights_version == 3
-    assert scored.submit("newer", 10, "b", weights(1)).weights_version == 6
+    assert world.submit("later", 9, "a").weights_version == 3, "the weights that this client sent last"
+    assert world.submit("newer", 10, "b", weights(1)).weights_version == 6
 
 
 def test_a_request_that_was_being_written_when_the_process_died_was_not_accepted(world):
-    torn = world.folder / "requests" / "00000007_me_step_3"
-    torn.mkdir()
-    (torn / "weights.pkl").write_bytes(b"half")
-    world.begin()
+    (world.folder / "requests" / "00000007_me_step_3").mkdir(parents=True)
+    world.service.close()
+    world.begin("first")
     assert world.tickets() == []
     world.submit("next", 3)
     assert world.result("next").status == "complete"
-
-
-def test_a_request_that_ends_every_process_is_answered_at_last(world):
-    """With an error, after some attempts, so that the others have their turn."""
-    world.hold()
-    world.submit("deadly")
-    world.submit("harmless")
-    folder = world.service._journal.requests["deadly"].folder
-    (folder / "starts").write_bytes(b"." * 8)
-    world.go_on()
-    assert "the service ended 8 times" in str(world.result("deadly"))
-    assert world.result("harmless").status == "complete"
 
 
 def test_what_was_delivered_does_not_come_again(world):
     for number in range(3):
         world.submit(str(number), number)
         world.result(str(number))
-    world.call("acknowledge", "1")
-    world.call("acknowledge", "unknown")
-    assert world.tickets() == [("0", 0), ("2", 2)]
-    world.begin()
-    assert world.tickets() == [("0", 0), ("2", 2)]
+    answers, _ = world.service.poll("me", ["0"], ["1"], False)
+    assert set(answers) == {"2"}
+    for _ in range(2):
+        assert world.tickets() == [("0", 0), ("2", 2)]
+        world.service.close()
+        world.begin("first")
     assert world.tickets("somebody else") == []
 
 
-def connected(context):
-    """Return an environment, unless its file is gone; the error tells the password."""
-    if not Path(context["file"]).exists():
-        raise ConnectionError(f"not with {context['password']}")
-    return gym.make("CartPole-v1")
-
-
-def test_secrets_in_the_settings_are_in_no_file(tmp_path):
-    """Variables, arguments and what a policy closes over; also after an error that tells them, and a new process."""
-    there = tmp_path / "there"
-    there.touch()
-    token = secret("token")
-
-    def authorized(observations):
-        assert token
-        return always_left(observations)
-
-    world = World(tmp_path / "service", authorized, connected, file=str(there), password=secret("password"))
+def test_secrets_of_the_settings_are_in_no_file(world, tmp_path):
+    """Not where they are given, not where a policy closes over them, and not after an error that tells them."""
     world.submit("good")
     assert world.result("good").status == "complete"
-    world.hold()
+    world.gate.write_text("broken")
     world.submit("bad")
-    there.unlink()
-    world.begin()
     assert "ConnectionError: not with ***" in str(world.result("bad"))
-    world.call("close")
-    files = [path for path in world.folder.rglob("*") if path.is_file()]
-    assert len(files) > 10
+    world.service.close()
+    [file] = world.folder.glob("settings_*")
+    assert (file.stat().st_mode & 0o077, world.folder.stat().st_mode & 0o077) == (0, 0)
+    assert len([path for path in world.folder.rglob("*") if path.is_file()]) > 8
     assert list(leaking_files(tmp_path)) == []
 
 
-def test_the_settings_are_read_with_the_key_alone(world):
-    """Another process that knows the folder, and not the key, waits for settings of its own."""
-    stranger = EvalService("two", "here", str(world.folder), OTHER_KEY, True, 600.0)
-    assert not stranger._opened.is_set()
-    asyncio.run(stranger.close())
-    [file] = world.folder.glob("settings_*")
-    assert file.stat().st_mode & 0o077 == world.folder.stat().st_mode & 0o077 == 0
-    with pytest.raises(InvalidToken):
-        Fernet(OTHER_KEY).decrypt(file.read_bytes())
+@pytest.mark.parametrize("given", [secret("a"), "hunter", b"\xffbytes", 90125, f"db://me:{secret('b')}@there/x"])
+def test_a_secret_is_split_from_what_is_pickled(given):
+    """Also a plain word, which is recognized where it stands, and what a function closes over."""
+
+    def told():
+        return given, "other"
+
+    settings = EvalConfig().environment("CartPole-v1", env_kwargs={"password": given, "words": 3}).build()
+    data, taken = split_secrets((settings, told), redaction.secrets_in(settings.model_dump()))
+    assert not leaks(data)
+    assert (given if isinstance(given, bytes) else str(given).encode()) not in data
+    assert any(one is given or (isinstance(given, str) and given in str(one)) for one in taken)
+    found, function = join_secrets(data, taken)
+    assert (found.environment.env_kwargs, function()) == (settings.environment.env_kwargs, (given, "other"))
 
 
 def test_a_folder_has_one_service(world):
-    other = EvalService("two", "here", str(world.folder), OTHER_KEY, True, 600.0)
-    with pytest.raises(ConfigError, match="another evaluation service uses"):
-        asyncio.run(other.open(cloudpickle.dumps((EvalConfig().environment("CartPole-v1").build(), None, None, 2))))
-    asyncio.run(other.close())
-
-
-def test_what_a_stopped_service_has_not_done_is_done_by_the_next_on_its_folder(world):
-    world.hold()
-    world.submit("waiting", 4)
-    world.call("close")
-    assert isinstance(world.result("waiting"), ClusterError)
-    world.call("acknowledge", "waiting")
-    with pytest.raises(ClusterError, match="was stopped"):
-        world.submit("late")
-    world.begin(OTHER_KEY)
-    assert world.tickets() == [("waiting", 4)]
-    assert world.result("waiting").status == "complete"
+    with pytest.raises(ConfigError):
+        world.begin("second")
 
 
 # ------------------------------------------------------------------------------ accepting
 
 
 def test_a_request_that_is_sent_twice_runs_once(world):
-    world.hold()
     tickets = {world.submit("a", 1) for _ in range(5)}
-    assert len(tickets) == 1
-    world.go_on()
     world.result("a")
     assert {world.submit("a", 1)} == tickets
-    assert len(world.call("history")) == 1
-    with pytest.raises(UsageError, match="knows no request 'b'"):
-        world.result("b")
-
-
-def test_a_client_has_room_for_so_many(world):
-    """Two more than ``max_queue``, whatever others have."""
-    world.hold()
-    for number in range(4):
-        world.submit(f"a{number}", client="a")
-    with pytest.raises(EvaluatorBusy, match=r"holds 4 requests of client 'a' .* max_queue=2"):
-        world.submit("more", client="a")
-    world.submit("b", client="b")
-    world.call("cancel", "a3", "replaced", True)
-    result = world.result("a3")
-    assert (len(result.episodes), result.status) == (0, "failed")
-    world.submit("more", client="a")
-    world.go_on()
-    assert world.result("more").status == "complete"
+    assert len(tickets) == len(world.service.history()) == 1
 
 
 def test_names_of_clients_need_not_be_those_of_folders(world):
     for name in ("../b", "x" * 400, ""):
         world.submit(f"of {name}", client=name)
-        assert world.result(f"of {name}").status == "complete"
+        assert world.result(f"of {name}", name).status == "complete"
         assert world.tickets(name) == [(f"of {name}", 0)]
 
 
-def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(scored, monkeypatch):
-    """Also twice in a row, and if a request without weights of its own waits behind them; none waits for its log."""
-    monkeypatch.setattr("rl_eval.execution.opening._LAST_READ_S", 2 * LIMIT_S)
-    scored.submit("good", sent=weights(3))
-    scored.result("good")
-    scored.hold()
+@scored
+def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(world):
+    """Also twice in a row, and if a request without weights of its own waits behind them."""
+    world.submit("good", sent=weights(3))
+    world.result("good")
+    world.gate.unlink()
     for name in ("bad", "worse"):
-        scored.submit(name, sent=weights(1, size=2))
-    scored.submit("behind")
-    scored.go_on()
+        world.submit(name, sent=weights(1, size=2))
+    world.submit("behind")
+    world.gate.touch()
     for name in ("bad", "worse", "behind"):
-        assert isinstance(scored.result(name), WeightsError)
-    scored.begin()
-    assert scored.submit("again").weights_version == 1
-    assert scored.result("again").status == "complete"
+        assert isinstance(world.result(name), WeightsError)
+    world.service.close()
+    world.begin("first")
+    assert world.submit("again").weights_version == 1
+    assert world.result("again").status == "complete"
 
 
-def test_weights_that_no_request_can_need_are_removed(scored):
+@scored
+def test_weights_that_no_request_can_need_are_removed(world):
     for number in range(3):
-        scored.submit(str(number), number, sent=weights(number))
-        scored.result(str(number))
-    assert len(list(scored.folder.glob("requests/*/weights.pkl"))) == 1
+        world.submit(str(number), number, sent=weights(number))
+        world.result(str(number))
+    assert len(list(world.folder.glob("weights/*"))) == 1
 
 
-# ------------------------------------------------------------------------------ whatever goes wrong
+# ------------------------------------------------------------------------------ what goes wrong
 
 
 class Strange(Exception):
@@ -306,106 +265,37 @@ class Strange(Exception):
         super().__init__(f"{first} and {second}")
 
 
-class Mute(Exception):
-    """Has neither a text nor a pickle."""
-
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-    def __str__(self):
-        raise ValueError("no text")
+def test_an_outcome_that_cannot_travel_arrives_as_an_error():
+    assert isinstance(unpickled(pickled(OSError(28, "No space left on device"))), OSError)
+    assert isinstance(unpickled(pickled(Strange(1, 2))), EvalError)
+    assert isinstance(unpickled(pickle.dumps(always_left).replace(b"always_left", b"always_lost")), UsageError)
 
 
-@pytest.mark.parametrize(
-    ("error", "arrives"),
-    [
-        (OSError(28, "No space left on device"), (OSError, "No space left")),
-        (Strange(1, 2), (EvalError, "Strange: 1 and 2")),
-        (Mute(), (EvalError, "Mute: Mute, whose text cannot be read")),
-    ],
-)
-def test_a_request_that_cannot_begin_is_answered_with_its_error(world, monkeypatch, error, arrives):
-    """Whatever its kind, and the next request runs."""
-
-    def refuse(**given):
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.service._group, "submit", refuse)
-        for name in ("first", "second"):
-            world.submit(name)
-            outcome = world.result(name)
-            assert type(outcome) is arrives[0]
-            assert arrives[1] in str(outcome)
-    world.submit("third")
-    assert world.result("third").status == "complete"
-
-
-def refuse_once(function, error):
-    """Return a function that raises the first time it is called."""
-    calls = []
-
-    def call(*args, **given):
-        calls.append(args)
-        if len(calls) == 1:
-            raise error
-        return function(*args, **given)
-
-    return call
-
-
-@pytest.mark.parametrize("where", ["result", "write", "books"])
-def test_a_request_is_answered_and_the_next_runs_although_its_result_cannot_be_kept(world, monkeypatch, where):
-    full = OSError(28, "No space left on device")
-    if where == "result":
-        monkeypatch.setattr(EvalHandle, "exception", refuse_once(EvalHandle.exception, full))
-    elif where == "write":
-        write = pytest.importorskip("rl_eval.training.service.journal").write_bytes
-        monkeypatch.setattr("rl_eval.training.service.journal.write_bytes", refuse_once(write, full))
-    else:
-        journal = world.service._journal
-        monkeypatch.setattr(journal, "conclude", refuse_once(journal.conclude, MemoryError("no room")))
-    for name in ("first", "second"):
-        world.submit(name)
-    first, second = world.result("first"), world.result("second")
-    assert isinstance(first, OSError) if where == "result" else first.status == "complete"
-    assert second.status == "complete"
-
-
-def test_a_cancelled_request_is_answered_although_its_empty_result_cannot_be_made(world, monkeypatch):
-    """It was taken out of the queue, so nobody else will answer."""
-    world.hold()
-    world.submit("waiting")
-
-    def full(*args):
+def test_a_request_is_answered_and_the_next_runs_although_its_answer_cannot_be_kept(world, monkeypatch):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rl_eval.execution.outcome.EvalOutcome", full)
-    world.call("cancel", "waiting", "not needed", True)
-    assert isinstance(world.result("waiting"), OSError)
+    monkeypatch.setattr("rl_eval.training.service.requests.write_bytes", full)
+    for name in ("first", "second"):
+        world.submit(name)
+        assert world.result(name).status == "complete"
 
 
-# ------------------------------------------------------------------------------ nobody there
+# ------------------------------------------------------------------------------ the end
 
 
-def test_it_ends_when_nobody_is_there_and_nothing_to_do(world):
-    """A client that lives, or a request that waits, keeps it."""
-    service = world.service
-    world.call("connect", "me")
-    world.now = 500.0
-    world.call("beat", "me")
-    world.now = 1000.0
-    assert not service._idle()
-    world.hold()
-    world.submit("waiting")
-    world.call("leave", "me")
-    world.now = 2000.0
-    assert not service._idle()
-    world.go_on()
-    world.result("waiting")
-    assert not service._idle(), "its time begins when the work is done"
-    world.now = 2601.0
-    assert service._idle()
-    assert world.ended.wait(LIMIT_S)
-    assert service._closed.is_set()
+def test_it_ends_when_no_client_calls_and_nothing_runs(world):
+    """A request that waits, and a client that asks, keep it."""
+    world.service.close()
+    world.begin("second", idle_timeout_s=0.5)
+    world.gate.unlink()
+    world.submit("running")
+    assert not world.service.ended.wait(1.0)
+    world.gate.touch()
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        world.service.poll("me", ["running"], ())
+    assert not world.service.ended.is_set()
+    assert world.service.ended.wait(LIMIT_S)
+    with pytest.raises(ClusterError):
+        world.submit("late")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
-from rl_eval.errors import ConfigError, EvalError, UntrustedError, UsageError
+from rl_eval.errors import ConfigError, EvalError, UsageError
 from rl_eval.trajectories import writers
 from rl_eval.trajectories.export import export_trajectories
 from tests.unit.cli_world import call
@@ -230,16 +230,6 @@ def test_episodes_that_cannot_be_had_are_named(ran: Any, tmp_path: Path) -> None
         export_trajectories(result, "hdf5", tmp_path / "a", config=made)
     with pytest.raises(ConfigError, match="'no id' is no id of a Minari data set"):
         export_trajectories(result, "minari", "no id", config=made)
-
-
-def test_a_strangers_result_is_not_run_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
-    result = evaluate(made.evaluation(num_episodes=1))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(UntrustedError):
-        export_trajectories(result, "npz", tmp_path / "a.npz")
-    assert export_trajectories(result, "npz", tmp_path / "a.npz", trust=True).episodes == 1
 
 
 # ------------------------------------------------------------------------------ the command

@@ -220,9 +220,9 @@ def test_loggers_callbacks_and_videos(home: Path, when: str, backend: Any) -> No
 def test_replays_and_videos_of_a_result(home: Path, when: str) -> None:
     """Both build a runner of their own."""
     result = evaluate(config(when))
-    assert replay(result, 1, trust=True).identical
+    assert replay(result, 1).identical
     assert Path.cwd() == home
-    record_videos(result, "first:1", "films", trust=True)
+    record_videos(result, "first:1", "films")
     assert Path.cwd() == home
     assert_there(home, "films")
 

@@ -1,7 +1,7 @@
-"""Client of a service: a request is a call of the actor that waits for its answer, and that Ray repeats.
+"""Client of a service: one background thread asks for answers again and again, which also shows that it lives.
 
-Ray makes a call again when the service's process was replaced; the service knows a request by its name, so it is
-evaluated once. One background thread waits for all answers, and shows that the client lives.
+Ray repeats a call when the service's process was replaced; the service knows a request by its identifier, so it is
+evaluated once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import math
 import os
 import socket
 import threading
-import time
 import uuid
-import weakref
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
@@ -24,33 +22,28 @@ from rl_eval.backends.connection import Connection
 from rl_eval.errors import ClusterError, EvalError
 from rl_eval.execution.handle import EvalHandle, EvalProgress
 from rl_eval.execution.jobs import FollowUp
-from rl_eval.results.result import EvalResult
 from rl_eval.training.service.directory import ask, end_service
-from rl_eval.training.service.messages import FinishedEvaluation, Ticket, Welcome, unpickled
+from rl_eval.training.service.requests import FinishedEvaluation, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
 __all__ = ["ServiceEngine"]
 
-_LOOK_S: Final = 0.05
-"""Between two looks of the thread at what else it has to do."""
-_BEAT_S: Final = 5.0
-_CALL_S: Final = 10.0
-_SILENCE_S: Final = 60.0
-"""A service that does not answer for so long is given up."""
+_LOOK_S: Final = 0.05  # Between two checks of the thread whether this client has left.
+_SILENCE_S: Final = 60.0  # A service that does not answer for so long is given up.
 _CONNECT_S: Final = 180.0
 _DISCONNECT_S: Final = 5.0
 
 
 @final
 class ServiceEngine:
-    """Evaluations of a service under the name of a client; see :class:`rl_eval.training.engine.Engine`.
+    """Evaluations of a service under the name of a client; an :class:`rl_eval.training.engine.Engine`.
 
     Args:
         actor: The service.
         connection: Of this process to the service's cluster.
         name: Of the service.
         namespace: Of its name.
-        client: Who is asking; None makes up a name that nobody else has.
+        client: Name of the client; None for a new one.
         owner: Whether the service ends with this.
 
     Raises:
@@ -61,38 +54,31 @@ class ServiceEngine:
         self, actor: Any, connection: Connection, name: str, namespace: str, client: str | None, *, owner: bool
     ) -> None:
         self._actor = actor
+        self._connection = connection
         self._name = name
         self._namespace = namespace
         self._owner = owner
-        self._connection = connection
         self.client = client or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        """Who is asking."""
+        self._handles: dict[str, EvalHandle] = {}  # Of requests that were not delivered, by identifier.
+        self._delivered: list[str] = []  # Requests whose delivery the service does not know.
+        self._progress: dict[str, EvalProgress] = {}
+        self._ended = threading.Event()
         try:
-            self.welcome: Welcome = ask(actor.connect.remote(self.client), _CONNECT_S, name)
+            self.welcome: Welcome = self._ask("connect", _CONNECT_S, self.client)
         except BaseException:
             connection.close()
             raise
-        self._lock = threading.Lock()
-        """Guards the next three."""
-        self._waiting: dict[Any, EvalHandle] = {}
-        """Handles of requests without an answer, by the call that waits for it."""
-        self._names: dict[EvalHandle, str] = {}
-        """Of requests that were accepted, and whose delivery was not reported."""
-        self._notes: list[Any] = []
-        """Calls that may not have reached the service."""
-        self._ended = threading.Event()
-        self._done = threading.Event()
-        self.resumed = [self._expect(ticket) for ticket in self.welcome.tickets]
-        """Handles of what was submitted earlier under this name and not delivered, in order."""
-        self._thread = threading.Thread(target=self._wait_for_all, name="rl_eval service client", daemon=True)
+        # Earlier requests of this client that were not delivered, in order.
+        self.resumed = [self._expect(one.id, one.step, one.weights_version) for one in self.welcome.tickets]
+        self._thread = threading.Thread(target=self._listen, name="rl_eval service client", daemon=True)
         self._thread.start()
         # Ray must not be waited for in a thread while it is taken down.
-        atexit.register(_end_thread_of, weakref.ref(self))
+        atexit.register(self.end_thread)
 
     def submit(
         self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
     ) -> EvalHandle:
-        """Have the service own a request; see :class:`rl_eval.training.engine.Engine`.
+        """Hand a request over to the service.
 
         Args:
             weights: As for ``EvalRunnerGroup.submit``; None for those that this client sent last.
@@ -102,23 +88,25 @@ class ServiceEngine:
             held: Gets a copy of the weights.
 
         Raises:
-            EvaluatorBusy: The service holds too many requests of this client.
-            WeightsError: The weights are none.
+            WeightsError: The weights cannot be used.
             ClusterError: The service is gone, or does not answer.
         """
         assert follow_up is None
-        snapshot = held.snapshot = None if weights is None else _snapshot(weights)
-        self._check_connection()
-        call = self._actor.submit.remote(self.client, uuid.uuid4().hex, step, version or 0, snapshot)
-        return self._expect(ask(call, _SILENCE_S, self._name))
+        if weights is not None:  # Their version is the service's to give.
+            known = isinstance(weights, WeightsSnapshot)
+            held.snapshot = replace(weights, version=0) if known else snapshot_weights(weights, 0)
+        request = uuid.uuid4().hex
+        handle = self._expect(request, step)  # Before the service can answer.
+        ticket = self._ask("submit", _SILENCE_S, self.client, request, step, version or 0, held.snapshot)
+        handle.weights_version = ticket.weights_version
+        return handle
 
     def acknowledge(self, handle: EvalHandle) -> None:
-        """Report that a result was delivered, so that it is not sent to a later client of this name."""
-        with self._lock, suppress(Exception):  # At worst it is delivered twice.
-            if (request := self._names.pop(handle, None)) is not None:
-                self._check_connection()
-                self._notes.append(self._actor.acknowledge.remote(request))
-                self._notes = ray.wait(self._notes, num_returns=len(self._notes), timeout=0)[1]
+        """Note that a result was delivered, so that it is not sent to a later client of this name."""
+        for request, one in list(self._handles.items()):
+            if one is handle:
+                del self._handles[request]
+                self._delivered.append(request)
 
     def history(self) -> list[FinishedEvaluation]:
         """Return the last evaluations of all clients, the oldest first.
@@ -126,135 +114,90 @@ class ServiceEngine:
         Raises:
             ClusterError: The service is gone, or does not answer.
         """
-        self._check_connection()
-        past: list[FinishedEvaluation] = ask(self._actor.history.remote(), _SILENCE_S, self._name)
-        return past
+        return [
+            FinishedEvaluation(one.client, one.step, one.weights_version, run_dir, unpickled(answer))
+            for one, run_dir, answer in self._ask("history", _SILENCE_S)
+        ]
 
     def stop(self) -> None:
         """Leave the service, or end it if it is this client's own; may be called again."""
-        if self._done.is_set():
-            return
-        self._done.set()
         self.end_thread()
-        if not self._connection.lost:
-            with suppress(EvalError):
-                self._leave()
-        self._fail_all(
-            ClusterError(
-                "the evaluator was shut down before this was done"
-                + ("" if self._owner else f"; evaluation service {self._name!r} goes on with it")
-            )
-        )
+        with suppress(EvalError):
+            self._ask("poll", _DISCONNECT_S, self.client, (), self._delivered, False)
+            if self._owner:
+                end_service(self._name, self._namespace)
+        goes_on = "" if self._owner else f"; evaluation service {self._name!r} goes on with it"
+        self._fail_all(ClusterError(f"the evaluator was shut down before this was done{goes_on}"))
         self._connection.close()
 
     def end_thread(self) -> None:
         """Wait for no more answers."""
+        atexit.unregister(self.end_thread)
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_DISCONNECT_S)
 
     # ------------------------------------------------------------------ plumbing
 
-    def _leave(self) -> None:
-        if self._notes:
-            ray.wait(self._notes, num_returns=len(self._notes), timeout=_DISCONNECT_S)
-        if self._owner:
-            end_service(self._name, self._namespace)
-        else:
-            ask(self._actor.leave.remote(self.client), _DISCONNECT_S, self._name)
-
-    def _expect(self, ticket: Ticket) -> EvalHandle:
-        """Return a handle of a request that the service has accepted."""
-        last = [EvalProgress(self.welcome.settings.evaluation.num_episodes, 0, 0, 0, 0, math.nan, math.nan, 0, 0.0, 0)]
-
-        def progress() -> EvalProgress:
-            with suppress(EvalError):
-                self._check_connection()
-                last[0] = ask(self._actor.progress.remote(ticket.request), _CALL_S, self._name) or last[0]
-            return last[0]
-
-        def cancel(reason: str, unless_started: bool) -> None:
-            with suppress(ClusterError):  # The handle fails with it.
-                self._check_connection()
-                ask(self._actor.cancel.remote(ticket.request, reason, unless_started), _SILENCE_S, self._name)
-
-        handle = EvalHandle(progress, cancel, lambda _: None, ticket.weights_version)
-        handle.step = ticket.step
-        with self._lock:
-            self._names[handle] = ticket.request
-            self._waiting[self._actor.result.remote(ticket.request)] = handle
-        return handle
+    def _ask(self, method: str, timeout_s: float, *args: Any) -> Any:
+        self._check_connection()
+        return ask(getattr(self._actor, method).remote(*args), timeout_s, self._name)
 
     def _check_connection(self) -> None:
         """Raise where a call would make Ray start a cluster."""
         if self._connection.lost:
             raise ClusterError(f"evaluation service {self._name!r} cannot be reached: ray.shutdown() was called")
 
-    # ------------------------------------------------------------------ answers
+    def _expect(self, request: str, step: int, weights_version: int = 0) -> EvalHandle:
+        """Return the handle of a request."""
+        count = self.welcome.settings.evaluation.num_episodes
+        nothing = EvalProgress(count, 0, 0, 0, 0, math.nan, math.nan, 0, 0.0, 0)
 
-    def _wait_for_all(self) -> None:
+        def cancel(reason: str, unless_started: bool) -> None:
+            with suppress(ClusterError):  # The handle fails with it.
+                self._ask("cancel", _SILENCE_S, request, reason, unless_started)
+
+        handle = EvalHandle(lambda: self._progress.get(request, nothing), cancel, lambda _: None, weights_version)
+        handle.step, self._handles[request] = step, handle
+        return handle
+
+    def _listen(self) -> None:
+        """Give answers to their handles, until this client leaves."""
+        have: set[str] = set()
         try:
-            beat = time.monotonic()
-            while not self._ended.is_set():
+            while True:
+                sent = list(self._delivered)
                 self._check_connection()
-                self._conclude_some()
-                if time.monotonic() - beat > min(_BEAT_S, self.welcome.beat_s):
-                    beat = time.monotonic()
-                    self._actor.beat.remote(self.client)
+                call = self._actor.poll.remote(self.client, have, sent)
+                while not ray.wait([call], timeout=_LOOK_S)[0]:
+                    self._check_connection()
+                    if self._ended.is_set():
+                        return
+                answers, self._progress = ask(call, _SILENCE_S, self._name)
+                del self._delivered[: len(sent)]
+                have = (have - set(sent)) | set(answers)
+                for request, answer in answers.items():
+                    self._conclude(request, answer)
         except Exception as error:
             if not self._ended.is_set():  # Else it was to be expected.
                 cause = f"evaluation service {self._name!r} cannot be reached: {error}"
                 self._fail_all(error if isinstance(error, EvalError) else ClusterError(cause))
 
-    def _conclude_some(self) -> None:
-        with self._lock:
-            calls = list(self._waiting)
-        if not calls:
-            self._ended.wait(_LOOK_S)
-        elif ray.wait(calls, timeout=_LOOK_S)[0]:
-            for call in ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
-                with self._lock:
-                    handle = self._waiting.pop(call)
-                self._conclude(handle, call)
-
-    def _conclude(self, handle: EvalHandle, call: Any) -> None:
-        try:
-            outcome = unpickled(ask(call, _CALL_S, self._name))
-        except Exception as error:
-            self._fail(handle, error)
-            return
-        if isinstance(outcome, BaseException):
+    def _conclude(self, request: str, answer: bytes) -> None:
+        if (handle := self._handles.get(request)) is None:
+            return  # Another process asks under the same name.
+        outcome = unpickled(answer)
+        if isinstance(outcome, Exception):
             handle.set_error(outcome)
-        else:
-            handle.release(_final_progress(outcome))
-            handle.set_result(outcome)
+            return
+        timing = outcome.timing
+        rest = {"env_steps": timing.env_steps, "seconds": timing.wall_seconds, "num_runners": timing.num_runners}
+        handle.release(EvalProgress.of_table(outcome.table, **rest))
+        handle.set_result(outcome)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Nothing will be answered any more."""
-        with self._lock:
-            handles, self._waiting = list(self._waiting.values()), {}
-        for handle in handles:
-            self._fail(handle, error)
-
-    def _fail(self, handle: EvalHandle, error: BaseException) -> None:
-        """End a handle whose result the service has, or will have, for a later client of this name."""
-        self._names.pop(handle, None)
-        handle.set_error(error)
-
-
-def _final_progress(result: EvalResult) -> EvalProgress:
-    """Return how far an evaluation came, of which the service keeps nothing but the result."""
-    timing = result.timing
-    return EvalProgress.of_table(
-        result.table, env_steps=timing.env_steps, seconds=timing.wall_seconds, num_runners=timing.num_runners
-    )
-
-
-def _end_thread_of(engine: weakref.ref[ServiceEngine]) -> None:
-    if (alive := engine()) is not None:
-        alive.end_thread()
-
-
-def _snapshot(weights: Any) -> WeightsSnapshot:
-    """Copy weights; their version is the service's to give."""
-    return replace(weights, version=0) if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
+        """Fail the handles whose results the service has, or will have, for a later client of this name."""
+        for request, handle in list(self._handles.items()):
+            if not handle.done():
+                del self._handles[request]
+                handle.set_error(error)

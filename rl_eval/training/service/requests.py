@@ -1,0 +1,227 @@
+"""Requests of a service, what it exchanges with its clients, and how that is pickled."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import cloudpickle
+
+from rl_eval.atomic_write import write_bytes, write_text
+from rl_eval.backends.failure import Failure
+from rl_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.execution.handle import EvalHandle
+    from rl_eval.results.result import EvalResult
+    from rl_eval.video import VideoSettings
+    from rl_eval.weights import WeightsSnapshot
+
+__all__ = ["FinishedEvaluation", "Request", "ServiceOptions", "Ticket", "Welcome"]
+__all__ += ["join_secrets", "pickled", "split_secrets", "unpickled"]
+
+_SHORTEST: Final = 6  # A shorter secret is recognized as a whole text only.
+_LONGEST: Final = 100  # Characters of a client's name in the name of a folder.
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Arguments of a service's actor, which Ray gives to the process that takes its place.
+
+    Attributes:
+        name: Name under which clients reach it.
+        namespace: Ray namespace of the name.
+        run_dir: Folder of the service, on the machine of the cluster's head.
+        detached: Whether it outlives the process that started it.
+        idle_timeout_s: It ends when for so long no client called, and nothing ran.
+        videos: Episodes to record after each evaluation.
+        start: Identifier of this start, the same for a process that takes the place of another.
+        secrets: Values that are left out of the file with settings and policy.
+    """
+
+    name: str
+    namespace: str
+    run_dir: str
+    detached: bool
+    idle_timeout_s: float
+    videos: VideoSettings | None = None
+    start: str = ""
+    secrets: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Acknowledgement of an accepted request, and the content of its ``request.json``.
+
+    Attributes:
+        number: Position in the order of acceptance.
+        id: Identifier that the client chose, unique.
+        client: Name of the client.
+        step: Training step.
+        weights_version: Version of the weights to evaluate; 0 for those of the policy.
+    """
+
+    number: int
+    id: str
+    client: str
+    step: int
+    weights_version: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Reply to a client that connects.
+
+    Attributes:
+        settings: Settings of the service, without the policy.
+        tickets: Requests of this client whose results were not delivered, in order.
+        next_step: One more than the step of the client's last request; 0 before any.
+        weights_version: Version of the client's last weights; 0 before any.
+    """
+
+    settings: EvalSettings
+    tickets: Sequence[Ticket]
+    next_step: int
+    weights_version: int
+
+
+@dataclass(frozen=True)
+class FinishedEvaluation:
+    """One line of a service's history.
+
+    Attributes:
+        client: Name of the client.
+        step: Training step.
+        weights_version: Version of the weights.
+        run_dir: Folder of the evaluation log on the service's machine, for ``rl_eval.load``.
+        outcome: Result of the evaluation, or the error that prevented it.
+    """
+
+    client: str
+    step: int
+    weights_version: int
+    run_dir: str
+    outcome: EvalResult | Exception
+
+
+@dataclass(eq=False)
+class Request:
+    """A request from acceptance to delivery: a folder with its evaluation log.
+
+    ``request.json`` is written last at acceptance, ``log`` is the evaluation log, and ``answer`` is written when the
+    request is done.
+
+    Attributes:
+        folder: The folder.
+        ticket: Facts about it.
+        answer: Pickled error or result; empty if the log holds the whole result; None until it is done.
+        delivered: Whether the client has the result.
+        handle: Handle of the evaluation while it runs.
+    """
+
+    folder: Path
+    ticket: Ticket
+    answer: bytes | None = None
+    delivered: bool = False
+    handle: EvalHandle | None = None
+
+    @classmethod
+    def create(cls, parent: Path, ticket: Ticket, weights: WeightsSnapshot | None) -> Request:
+        """Write a request, and the weights that it brings."""
+        name = f"{ticket.number:08d}_{quote(ticket.client, safe='')[:_LONGEST]}_step_{ticket.step}"
+        request = cls(parent / name, ticket)
+        if weights is not None:
+            write_bytes(request.weights, pickle.dumps(weights, pickle.HIGHEST_PROTOCOL))
+        write_text(request.folder / "request.json", json.dumps(asdict(ticket)))
+        return request
+
+    @classmethod
+    def read_all(cls, parent: Path) -> dict[str, Request]:
+        """Read the accepted requests of a folder, by identifier, in order."""
+        found = {}
+        for file in sorted(parent.glob("*/request.json")):
+            ticket, answer = Ticket(**json.loads(file.read_text())), file.with_name("answer")
+            content = answer.read_bytes() if answer.exists() else None
+            found[ticket.id] = cls(file.parent, ticket, content, file.with_name("delivered").exists())
+        return found
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the evaluation log."""
+        return self.folder / "log"
+
+    @property
+    def weights(self) -> Path:
+        """File of the weights, which other requests may share; without version 0."""
+        return self.folder.parent.parent / "weights" / f"{self.ticket.weights_version}.pkl"
+
+    def conclude(self, outcome: EvalResult | Exception) -> None:
+        """Answer with a result or an error; one that cannot be written is lost with this process."""
+        self.handle = None
+        logged = not isinstance(outcome, Exception) and outcome.status == "complete" and not outcome.artifacts
+        self.answer = b"" if logged else pickled(outcome)
+        try:
+            write_bytes(self.folder / "answer", self.answer)
+        except Exception:
+            _logger.exception("the answer of %s cannot be kept, and is lost with this process", self.folder)
+
+    def outcome(self) -> bytes:
+        """Return the pickled result, or the pickled error in its place."""
+        from rl_eval.results.loading import load
+
+        return self.answer or pickled(load(self.run_dir))
+
+    def note_delivery(self) -> None:
+        """Note that the client has the result; it is not sent again."""
+        (self.folder / "delivered").touch()
+        self.delivered = True
+
+
+def pickled(outcome: EvalResult | Exception) -> bytes:
+    """Pickle a result or an exception; an exception that cannot be pickled keeps its text."""
+    return bytes(cloudpickle.dumps(Failure.of(outcome) if isinstance(outcome, Exception) else outcome))
+
+
+def unpickled(data: bytes) -> EvalResult | Exception:
+    """Return the result or exception; an error if its class is missing in this process."""
+    try:
+        outcome: EvalResult | Failure = pickle.loads(data)
+    except Exception as error:
+        return UsageError(f"the result names a class that is missing here: {type(error).__name__}: {error}")
+    return outcome.error() if isinstance(outcome, Failure) else outcome
+
+
+def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any]]:
+    """Pickle a value without its texts and numbers that hold a secret; return these beside it."""
+    file, long = io.BytesIO(), [one for one in secrets if len(one) >= _SHORTEST]
+    positions: dict[tuple[type, Any], int] = {}  # Each value once, so that they stay few.
+
+    def position(found: Any) -> int | None:
+        if not isinstance(found, (str, bytes, int, float)):
+            return None
+        text = found.decode("latin-1") if isinstance(found, bytes) else str(found)
+        if text not in secrets and not any(one in text for one in long):
+            return None
+        return positions.setdefault((type(found), found), len(positions))
+
+    pickler: Any = cloudpickle.Pickler(file)
+    pickler.persistent_id = position
+    pickler.dump(value)
+    return file.getvalue(), [value for _, value in positions]
+
+
+def join_secrets(data: bytes, taken: Sequence[Any]) -> Any:
+    """Return the value that was split."""
+    unpickler: Any = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = taken.__getitem__
+    return unpickler.load()
