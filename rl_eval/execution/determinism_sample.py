@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.determinism_reruns import Origin
 from rl_eval.records.episode import EpisodeTable, Lease
-from rl_eval.results.report.metrics import episode_seconds
+from rl_eval.results.metrics import episode_seconds
 
 __all__ = ["Choice", "DeterminismSample", "affordable", "candidates"]
 

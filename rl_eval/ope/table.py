@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from rl_eval.results.report.table import decimals, number
+from rl_eval.results.text import decimals, number
 
 if TYPE_CHECKING:
     from rl_eval.ope.estimate import Estimate, OffPolicyEstimates

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
-from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
+from rl_eval.results.printed import Printed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
+from rl_eval.results.text import environment_name, interval_places, number, policy_name, weights_name
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from rich.console import RenderableType
 
     from rl_eval.results.result import EvalResult
 
@@ -78,7 +78,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Printed):
     """Comparison of two results on the same plan: their difference, ``b`` minus ``a``."""
 
     environment: str
@@ -142,16 +142,6 @@ class Comparison:
         """Return everything as plain JSON values; NaN becomes None."""
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
 
-    def __str__(self) -> str:
-        from rl_eval.results.report.table import comparison_page, text_page
-
-        return text_page(comparison_page(self))
-
-    def __rich__(self) -> RenderableType:
-        from rl_eval.results.report.table import comparison_page, rich_page
-
-        return rich_page(comparison_page(self))
-
 
 def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
     """Compare two results of the same plan, episode by episode.
@@ -199,7 +189,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         difference=difference,
         success=_success(a, b, paired),
         confidence=confidence,
-        verdict=verdict_of(difference, confidence, settings=settings),
+        verdict=verdict_of(difference, confidence, settings),
         different_settings=settings,
     )
 
@@ -302,7 +292,7 @@ def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
 def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
     return Side(
         policy=policy_name(result.provenance),
-        weights=weights_name(result),
+        weights=weights_name(result.provenance, result.metrics["weights_version"]),
         status=result.status,
         fingerprint=result.fingerprint,
         mean_return=exact_mean(result.table.rows["episode_return"][paired]),
@@ -323,14 +313,8 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
 
-def verdict_of(
-    difference: PairedDifference,
-    confidence: float,
-    a: str = "a",
-    b: str = "b",
-    settings: Sequence[DifferentSetting] = (),
-) -> str:
-    """Return what pairs show, of results with these names and different settings.
+def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
+    """Return the verdict on pairs of results with different settings.
 
     A difference is shown only if the interval and the test agree on it, and if it is more than rounding.
     """
@@ -339,7 +323,7 @@ def verdict_of(
         return f"no verdict: {why}"
     if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
         return f"no difference: both returned the same in each of {difference.count} pairs"
-    places = difference_places(difference)
+    places = interval_places(interval, difference.mean)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     if difference.rounding:
         cause = ", ".join(_changes_of_floats(settings))
@@ -348,7 +332,7 @@ def verdict_of(
     facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
     outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
     if is_shown(difference, confidence):
-        return f"{b} returns {'more' if difference.mean > 0 else 'less'} than {a} at {level}: {facts}"
+        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
     elif rejected:

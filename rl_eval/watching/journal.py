@@ -22,8 +22,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.log.code_changes import code_differences
 from rl_eval.records.foreign import parse_json
 from rl_eval.records.plain import plain
-from rl_eval.results.report.table import interval_text
 from rl_eval.results.result import EvalResult
+from rl_eval.results.text import interval_text
 from rl_eval.watching.checkpoints import CheckpointInfo, Snapshot, identify
 
 __all__ = ["JOURNAL_FILE", "Entry", "Journal", "Score", "check_journal"]

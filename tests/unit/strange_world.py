@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from rl_eval.errors import ComparisonError, EvalError
+from rl_eval.reports.html import Source, render
 from rl_eval.results.comparison import compare
 from rl_eval.results.loading import load
-from rl_eval.results.page.html import Source, render
 from rl_eval.results.result import EvalResult
 
 STRANGE: Final = [None, "<b>", -5, 10**30, 10**400, 0.5, math.nan, math.inf, True, [], [["a"]], {"a": 1}]

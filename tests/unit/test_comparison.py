@@ -17,7 +17,8 @@ from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.result import EvalResult, Timing
-from rl_eval.results.stats import Interval, mcnemar, paired_difference
+from rl_eval.results.stats.interval import Interval
+from rl_eval.results.stats.paired import mcnemar, paired_difference
 from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:

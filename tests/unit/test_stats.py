@@ -13,17 +13,10 @@ import pytest
 from scipy import stats
 
 from rl_eval.errors import UsageError
-from rl_eval.results.stats import (
-    aggregate,
-    exact_mean,
-    interval,
-    mcnemar,
-    mean_interval,
-    paired_difference,
-    success_interval,
-)
-from rl_eval.results.stats.histogram import histogram_edges
-from rl_eval.results.stats.paired import _every_sum, sign_flip_test
+from rl_eval.results.stats import interval
+from rl_eval.results.stats.aggregate import aggregate, exact_mean, histogram_edges
+from rl_eval.results.stats.interval import mean_interval, success_interval
+from rl_eval.results.stats.paired import _every_sum, mcnemar, paired_difference, sign_flip_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable

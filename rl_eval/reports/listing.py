@@ -17,10 +17,10 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.foreign import damage
 from rl_eval.records.plain import plain
+from rl_eval.reports.page import one_line
+from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
 from rl_eval.results.loading import load
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
-from rl_eval.results.report.printable import one_line
-from rl_eval.results.report.table import decimals, environment_name, number, policy_name
+from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
 
