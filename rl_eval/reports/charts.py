@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import histogram_edges
-from rl_eval.results.text import number
 
 __all__ = ["Axis", "Plot", "Shape", "axis_over", "histogram", "means", "running_mean", "scatter"]
 
@@ -34,13 +33,6 @@ _SHARED: Final = 14.0
 """Pixels between shared dots."""
 
 
-class Tick(NamedTuple):
-    """A round number on an axis, and its place in pixels."""
-
-    at: float
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A linear axis: values from ``low`` to ``high`` lie at pixels from ``start`` to ``end``."""
@@ -59,20 +51,14 @@ class Axis:
         return np.asarray(self.start + share * (self.end - self.start))
 
     @property
-    def ticks(self) -> list[Tick]:
-        """Four to eight round numbers, fewer where they are whole."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """Four to eight round numbers with their places in pixels, fewer where they are whole."""
         width = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(width))
         step = next(step * power for step in _STEPS if step * power >= width * (1 - 1e-9))
         step = max(1.0, math.ceil(step)) if self.whole else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        places = max(0, -math.floor(math.log10(step) + 1e-9)) + (1 if f"{step:e}"[2] == "5" and step < 10 else 0)
-        values = [n * step + 0.0 for n in range(first, last + 1)]
-        wide = max(map(abs, values), default=0.0) >= 1e6 or step < 1e-6
-        return [
-            Tick(float(self.place(value)), f"{value:.6g}" if wide else f"{value:,.{min(places, 8)}f}")
-            for value in values
-        ]
+        return [(float(self.place(n * step)), f"{n * step + 0.0:,.10g}") for n in range(first, last + 1)]
 
 
 def axis_over(
@@ -93,26 +79,20 @@ def axis_over(
         return None
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
-    if low == high:  # So much around it that the numbers on the axis differ.
-        room = size / 100 or 1.0
-    else:
-        room = max((high - low) * margin, 1e-9 * size if high - low < 1e-9 * size else 0.0)
+    room = (high - low) * margin if high - low > 1e-7 * size else size / 100 or 1.0  # The numbers on the axis differ.
     return Axis(label, low - room, high + room, start, end, whole)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """One element of a drawing."""
 
     tag: Literal["path", "rect", "circle"]
     css: str
     """Class that gives it its colour."""
     at: dict[str, str]
-    """Attributes that give it its place."""
+    """Attributes: its place, and the range of returns that it stands for if episodes can be chosen by it."""
     title: str = ""
     """Shown when it is pointed at."""
-    value: tuple[float, float] | None = None
-    """Range of returns that it stands for, if episodes can be chosen by it."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +129,14 @@ def histogram(
     counts, _ = np.histogram(drawn, edges)
     x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
     y = Axis("episodes", 0.0, float(counts.max()) * 1.05, HEIGHT - _BOTTOM, _TOP, whole=True)
-    width = float(edges[1] - edges[0])
-    places = max(0, 1 - math.floor(math.log10(width))) if 0 < width < 10 else 0
     shapes, known = [], [mark for mark in marks if math.isfinite(mark[2])]
     for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
         (left, right), top = x.place([low, high]), y.place(count)
         at = {"x": left, "y": top, "width": max(right - left - (right - left > 4), 0.5), "height": y.start - top}
-        title = f"{number(low, places)} to {number(high, places)}: {count:,} episodes"
-        if count:
-            shapes.append(Shape("rect", "bar", {name: _px(value) for name, value in at.items()}, title, (low, high)))
+        chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
+        shapes += [Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")] if count else []
     for css, meaning, value in known:
-        shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {number(value, places)}"))
+        shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
     left_out = f"{len(values) - len(drawn):,} that cannot be drawn are left out." if len(drawn) < len(values) else ""
     key = list(dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]))
     return Plot(f"Histogram of {len(drawn):,} values of {label}", x, y, shapes, key=key, caption=left_out)
@@ -253,7 +230,7 @@ def means(
     for step, mean, pair in drawn:
         if not math.isnan(pair[0]):
             shapes.append(_path("whisker", x.place([step] * 2), y.place(pair)))
-        shapes.append(_dot("point", float(x.place(step)), float(y.place(mean)), 4, number(mean, 2)))
+        shapes.append(_dot("point", float(x.place(step)), float(y.place(mean)), 4, f"{mean:,.6g}"))
     title = "Mean return over checkpoints" if joined else "Mean returns with their intervals"
     return Plot(title, x, y, shapes, key=[("line", "mean return"), ("whisker", "interval")] if joined else [])
 

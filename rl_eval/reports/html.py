@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-import re
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -32,7 +32,6 @@ from rl_eval.results.text import environment_name
 
 if TYPE_CHECKING:
     import jinja2
-    from markupsafe import Markup
 
 __all__ = ["GENERATOR", "Source", "content_policy", "render", "render_template"]
 
@@ -42,8 +41,6 @@ STATIC_ROWS: Final = 100
 """Episodes that are readable without JavaScript."""
 
 _FOLDER: Final = Path(__file__).parent
-_PART_END: Final = re.compile(r"[/:](?=\w)|[._-](?=[^\W\d])|[^\W_]{20}(?=[^\W_])")
-"""Not inside of times, versions and numbered names; endless words have ends as well."""
 _MANY: Final = 3
 """Environments that a heading counts and does not name."""
 _MOST_VIDEOS: Final = 1_000
@@ -164,26 +161,16 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = breakable
     environment.filters["kind"] = lambda section: type(section).__name__
     return environment
 
 
-def breakable(name: str) -> Markup:
-    """Return a name in which a line may end between its parts; browsers see none in ``seed_1/best_model``."""
-    from markupsafe import Markup, escape
-
-    return Markup(_PART_END.sub(r"\g<0><wbr>", str(escape(name))))  # noqa: S704  # No entity has such a character.
-
-
 def _names(sources: Sequence[Source]) -> list[str]:
-    """Return the last parts of paths, as many of each as tell them apart; equal paths get a number."""
-    parts = [_folder_of(source.path).parts for source in sources]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) or "result" for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name} ({position})" for position, name in enumerate(names, 1)]
+    """Return the parts of paths that tell them apart; equal paths get a number."""
+    folders = [_folder_of(source.path) for source in sources]
+    common = len(os.path.commonprefix([folder.parent.parts for folder in folders]))
+    names = [str(Path(*folder.parts[common:])) for folder in folders]
+    return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]
 
 
 def _folder_of(path: str) -> Path:

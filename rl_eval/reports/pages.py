@@ -105,16 +105,14 @@ def headline(result: EvalResult) -> Line:
 def _return_lines(result: EvalResult) -> list[Line]:
     numbers, lines = result.aggregates, [headline(result)]
     write = _writer(decimals(numbers.sem, numbers.mean))
-    ends = result.mean_return_bounds
-    if result.num_missing and ends:
-        lines.append(Line("", "", f"mean if the failed were all worst {write(ends[0])}, all best {write(ends[1])}"))
+    if result.num_missing and (bounds := result.mean_return_bounds):
+        worst, best = map(write, bounds)
+        lines.append(Line("", "", f"mean if the failed were all worst {worst}, all best {best}"))
     if numbers.minimum == numbers.maximum or not numbers.count:
         return lines
-    spread = [
-        {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)},
-        {"min": write(numbers.minimum), "max": write(numbers.maximum), "worst 10 %": write(numbers.cvar10)},
-    ]
-    return lines + [Line("", "", text) for text in _columns(spread)]
+    middle = {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)}
+    ends = {"min": write(numbers.minimum), "max": write(numbers.maximum), "worst 10 %": write(numbers.cvar10)}
+    return [*lines, Line("", "", _named(middle)), Line("", "", _named(ends))]
 
 
 def _length_lines(result: EvalResult) -> list[Line]:
@@ -127,8 +125,8 @@ def _length_lines(result: EvalResult) -> list[Line]:
         ended["both"] = percent(both)
     ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
     return [
-        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{_columns([ends])[0]}"),
-        Line("", "", _columns([ended])[0]),
+        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{_named(ends)}"),
+        Line("", "", _named(ended)),
     ]
 
 
@@ -160,8 +158,7 @@ def _policy_tables(result: EvalResult) -> list[Table]:
 
 
 def _episode_lines(result: EvalResult) -> list[Line]:
-    counts = {"failed": result.num_failed, "retried": result.num_retried, "faults": len(result.faults)}
-    trouble = _GAP.join(f"{count:,} {what}" for what, count in counts.items())
+    trouble = f"{result.num_failed:,} failed{_GAP}{result.num_retried:,} retried{_GAP}{len(result.faults):,} faults"
     lines = [Line("episodes", f"{result.aggregates.count:,}", f"of {len(result.plan):,}{_GAP}{trouble}")]
     if result.fault_counts:
         kinds = [f"{count:,} {kind}" for kind, count in list(result.fault_counts.items())[:4]]
@@ -197,10 +194,8 @@ def _(shown: Comparison) -> Page:
 
 
 def _side_lines(comparison: Comparison) -> list[Line]:
-    difference, sides = comparison.difference, {"a": comparison.a, "b": comparison.b}
+    sides = {"a": comparison.a, "b": comparison.b}
     places = max(decimals(0.0, side.mean_return) for side in sides.values())
-    if difference.interval.high > difference.interval.low:
-        places = interval_places(difference.interval, difference.mean)
     lines = []
     for name, side in sides.items():
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
@@ -219,8 +214,7 @@ def _setting_lines(comparison: Comparison) -> list[Line]:
         if not (names and one.key in _NAMED) and not (weights and one.key.startswith("weights."))
     ]
     if not different:
-        what = "else that is recorded" if names or weights else "that is recorded of policies, weights and settings"
-        return [Line("settings", "", f"nothing {what} differs")]
+        return [Line("settings", "", "nothing else that is recorded differs")]
     lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
     more = len(different) - len(lines)
     return lines + ([Line("", "", f"and {more} more differences: see --json")] if more else [])
@@ -250,7 +244,7 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
         return []
     counts = {"both": found.both, "only a": found.only_a, "only b": found.only_b, "neither": found.neither}
     return [
-        Line("success", "", _GAP.join(f"{name} {count:,}" for name, count in counts.items())),
+        Line("success", "", _named({name: f"{count:,}" for name, count in counts.items()})),
         Line("p-value", f"{found.p_value:.2g}", "of equal success rates: McNemar's exact test"),
     ]
 
@@ -265,58 +259,40 @@ def _(shown: CrossPlay) -> Page:
     head = f"{shown.num_games:,} games on {shown.num_seeds:,} seeds{missing}; {100 * shown.confidence:g} % intervals"
     best = sorted(shown.standings, key=lambda each: 0.0 if math.isnan(each.rating.value) else -each.rating.value)
     names = [standing.policy for standing in best]
-    rating, points = _means(each.mean_return for each in best), "{:,.0f}".format
+    rated, seated = _means(each.mean_return for each in best), _means(each.mean_return for each in shown.seats)
+    teams, points = _means(each.team for each in shown.line_ups), "{:,.0f}".format
     ratings = [
-        (each.policy, number(each.rating.value, 0), _ends(each.rating.interval, points), *_shares(each.outcomes),
-         rating(each.mean_return.mean))
-        for each in best
+        (one.policy, number(one.rating.value, 0), _ends(one.rating.interval, points), *_shares(one.outcomes),
+         rated(one.mean_return.mean))
+        for one in best
     ]  # fmt: skip
-    seat, line_up = (_means(each) for each in ([s.mean_return for s in shown.seats], [u.team for u in shown.line_ups]))
-    seats = [
-        (each.seat, *_shares(each.outcomes), seat(each.mean_return.mean), _ends(each.mean_return.interval, seat))
-        for each in shown.seats
-    ]
+    seats = [(one.seat, *_shares(one.outcomes), *_both(one.mean_return, seated)) for one in shown.seats]
     line_ups = [
-        (" + ".join(each.policies), f"{each.num_games:,}", line_up(each.team.mean), _ends(each.team.interval, line_up),
-         ", ".join(f"{name} {line_up(own.mean)}" for name, own in each.per_capita.items()))
-        for each in shown.line_ups
+        (" + ".join(one.policies), f"{one.num_games:,}", *_both(one.team, teams),
+         ", ".join(f"{name} {teams(own.mean)}" for name, own in one.per_capita.items()))
+        for one in shown.line_ups
     ]  # fmt: skip
-    won = ("won", "drawn", "lost", "mean return")
-    return Page(
-        f"cross-play of {len(shown.policies)} policies",
-        head,
-        "",
-        [
-            Table("score of the row against the column: wins and half the draws", ("", *names),
-                  _matrix(shown, names, "score", percent)),
-            Table("mean return of the row's seat", ("", *names),
-                  _matrix(shown, names, "mean_return", _means(cell.mean_return for cell in shown.cells))),
-            Table("Bradley-Terry ratings, in Elo points", ("policy", "rating", "interval", *won), ratings),
-            Table("seats, of whichever policy", ("seat", *won, "interval"), seats),
-            Table("line-ups", ("policies", "games", "team return", "interval", "per capita"), line_ups),
-        ],
-        notes=_crossplay_notes(shown),
-    )  # fmt: skip
+    won, returns = ("won", "drawn", "lost", "mean return"), _means(cell.mean_return for cell in shown.cells)
+    sections = [
+        Table("score of the row against the column: wins and half the draws", ("", *names),
+              _matrix(shown, names, "score", percent)),
+        Table("mean return of the row's seat", ("", *names), _matrix(shown, names, "mean_return", returns)),
+        Table("Bradley-Terry ratings, in Elo points", ("policy", "rating", "interval", *won), ratings),
+        Table("seats, of whichever policy", ("seat", *won, "interval"), seats),
+        Table("line-ups", ("policies", "games", "team return", "interval", "per capita"), line_ups),
+    ]  # fmt: skip
+    intervals = [each.rating.interval for each in shown.standings] + [each.score.interval for each in shown.cells]
+    intervals += [each.mean_return.interval for each in shown.seats]
+    notes = [f"no game of {name} counts, so it is in no table" for name in shown.absent]
+    notes += dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})
+    return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
 
 
 def _matrix(played: CrossPlay, names: list[str], what: str, write: Write) -> list[list[str]]:
     """Return a row of estimates for each policy, with intervals below where there is room."""
-    rows = []
-    for name in names:
-        cells = [played.cell(name, other) for other in names]
-        found = [None if cell is None else getattr(cell, what) for cell in cells]
-        stacked = len(names) <= _WITH_INTERVALS
-        texts = ["-" if one is None else write(one.mean) + stacked * f"\n{_ends(one.interval, write)}" for one in found]
-        rows.append([name, *texts])
-    return rows
-
-
-def _crossplay_notes(played: CrossPlay) -> list[str]:
-    """Return notes on missing policies and on intervals, without repetition."""
-    intervals = [standing.rating.interval for standing in played.standings]
-    intervals += [cell.score.interval for cell in played.cells] + [seat.mean_return.interval for seat in played.seats]
-    absent = [f"no game of {name} counts, so it is in no table" for name in played.absent]
-    return [*absent, *dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})]
+    shown = 2 if len(names) <= _WITH_INTERVALS else 1
+    cells = {(cell.row, cell.column): _both(getattr(cell, what), write)[:shown] for cell in played.cells}
+    return [[row, *("\n".join(cells.get((row, column), "-")) for column in names)] for row in names]
 
 
 # Numbers as text
@@ -332,6 +308,10 @@ def _means(estimates: Iterable[Estimate]) -> Write:
     return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
 
 
+def _both(estimate: Estimate, write: Write) -> tuple[str, str]:
+    return write(estimate.mean), _ends(estimate.interval, write)
+
+
 def _ends(interval: Interval, write: Write) -> str:
     return f"{write(interval.low)} to {write(interval.high)}" if interval.exists else "none"
 
@@ -340,12 +320,5 @@ def _shares(outcomes: Outcomes) -> tuple[str, str, str]:
     return percent(outcomes.wins), percent(outcomes.draws), percent(outcomes.losses)
 
 
-def _columns(rows: list[dict[str, str]]) -> list[str]:
-    """Write rows of named values as text, the same position in each row below one another."""
-    cells = [list(row.items()) for row in rows]
-    names = [max(len(name) for name, _ in column) for column in zip(*cells, strict=True)]
-    values = [max(len(value) for _, value in column) for column in zip(*cells, strict=True)]
-    return [
-        _GAP.join(f"{name:<{wide}} {value:>{far}}" for (name, value), wide, far in zip(row, names, values, strict=True))
-        for row in cells
-    ]
+def _named(values: Mapping[str, str]) -> str:
+    return _GAP.join(f"{name} {value}" for name, value in values.items())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rl_eval.errors import ComparisonError
 from rl_eval.records.agents import agent_columns, agents_in
-from rl_eval.records.episode import Fault, Outcome
+from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
 from rl_eval.redaction import redact, redact_text
 from rl_eval.reports.charts import Plot, histogram, means, running_mean, scatter
@@ -39,10 +39,7 @@ _LONGEST: Final = 300
 _MOST_PAIRS: Final = 8
 _HIDDEN: Final = ("signature", "notes")
 """Parts of the provenance that tell a reader nothing, or that stand elsewhere."""
-_FATES: Final = {
-    Outcome.COMPLETED: "completed all the same", Outcome.FAILED: "given up", Outcome.MISSING: "without a record",
-}  # fmt: skip
-"""Ends of episodes that had a fault."""
+_MOST_INDICES: Final = 12
 _PATH: Final = "path"
 """Argument of the factories of other libraries' policies that names the file of a model."""
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
@@ -105,27 +102,25 @@ def _ends(interval: Interval, places: int = 2) -> str:
 
 def _agent_tables(result: EvalResult) -> list[Table]:
     """Return a table of the agents; none for episodes of a single agent."""
-    rows, level = result.counted_agents, f"{100 * result.confidence:g} % interval"
-    shown = []
+    rows, shown = result.counted_agents, []
     for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
         own = rows[rows["agent"] == agent]
-        shares = [percent(float(np.mean(own["outcome"] == code))) if len(own) else "n/a" for code in (1, 0, -1)]
-        ends, length = _ends(return_interval(own["return"], result.confidence), 3), exact_mean(own["length"])
-        shown.append((agent, f"{len(own):,}", number(exact_mean(own["return"]), 3), ends, number(length, 3), *shares))
-    headings = ("agent", "episodes", "mean return", level, "mean length", "won", "drawn", "lost")
+        shares = [percent(exact_mean(own["outcome"] == code)) for code in (1, 0, -1)]
+        shown.append((agent, *_numbers(own["return"], own["length"], result.confidence), *shares))
+    headings = ("agent", "episodes", "mean return", _level(result), "mean length", "won", "drawn", "lost")
     return [Table("By agent", headings, shown)] if shown else []
 
 
 def group_tables(result: EvalResult) -> list[Table]:
     """Return a table for each info scalar that divides the counted episodes into a few groups by whole numbers."""
-    rows, keys, level = result.counted_rows, result.table.info_keys, f"{100 * result.confidence:g} % interval"
-    of_agents, tables = {*agent_columns(agents_in(keys))}, []
+    rows, keys, tables = result.counted_rows, result.table.info_keys, []
+    of_agents = {*agent_columns(agents_in(keys))}
     for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
         groups = {value: rows[column == value] for value in ([] if key in of_agents else _groups(column))}
-        headings = (key, "episodes", "mean return", level, "mean length", "success", level)
         shown = [(f"{value:.0f}", *_group_row(own, result.confidence)) for value, own in groups.items()]
         few = any(len(own) < FEW for own in groups.values())
         caption = f"Of fewer than {FEW} episodes an interval is too narrow if returns are skewed." if few else ""
+        headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
         tables += [Table(f"By {key}", headings, shown, caption)] if shown else []
     return tables[:_MOST_TABLES]
 
@@ -140,14 +135,18 @@ def _groups(column: npt.NDArray[np.float64]) -> list[float]:
 def _group_row(own: npt.NDArray[np.void], confidence: float) -> list[str]:
     successes, reporting = success_counts(own["success_at_end"])
     success = success_interval(successes, reporting, confidence, num_unknown=len(own) - reporting)
-    return [
-        f"{len(own):,}",
-        number(exact_mean(own["episode_return"])),
-        _ends(return_interval(own["episode_return"], confidence)),
-        number(exact_mean(own["length"]), 1),
-        percent(successes / len(own)) if reporting else "n/a",
-        f"{percent(success.low)} to {percent(success.high)}" if success.exists else "n/a",
-    ]
+    rate = percent(successes / len(own)) if reporting else "n/a"
+    ends = f"{percent(success.low)} to {percent(success.high)}" if success.exists else "n/a"
+    return [*_numbers(own["episode_return"], own["length"], confidence), rate, ends]
+
+
+def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float) -> list[str]:
+    ends = _ends(return_interval(returns, confidence))
+    return [f"{len(returns):,}", number(exact_mean(returns)), ends, number(exact_mean(lengths), 1)]
+
+
+def _level(result: EvalResult) -> str:
+    return f"{100 * result.confidence:g} % interval"
 
 
 def _fault_table(result: EvalResult) -> Table:
@@ -160,13 +159,11 @@ def _fault_table(result: EvalResult) -> Table:
     rows = []
     for name, own in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))[:_MOST_KINDS]:
         indices = sorted({fault.index for fault in own})
-        more = f", and {len(indices) - 12:,} more" if len(indices) > 12 else ""
-        example = f"{own[0]}, on {own[0].node}\n{own[0].traceback}"
-        rows.append((f"{len(own):,}", name, f"{', '.join(map(str, indices[:12]))}{more}", example))
-    ends = result.table.rows["outcome"][list(result.table.faults)].tolist()
-    told = ", ".join(f"{ends.count(outcome):,} {fate}" for outcome, fate in _FATES.items() if outcome in ends)
-    more = f" The {_MOST_KINDS} most frequent of {len(kinds)} kinds are shown." if len(kinds) > _MOST_KINDS else ""
-    caption = f"Attempts that ended in a fault: {len(result.faults):,}. Their episodes: {told}.{more}"
+        episodes = ", ".join(map(str, indices[:_MOST_INDICES])) + (", ..." if len(indices) > _MOST_INDICES else "")
+        rows.append((f"{len(own):,}", name, episodes, f"{own[0]}, on {own[0].node}\n{own[0].traceback}"))
+    caption = (
+        f"{len(kinds):,} kinds of faults; the {_MOST_KINDS} most frequent are shown." if len(kinds) > len(rows) else ""
+    )
     return Table("Faults", ("count", "fault", "episodes", "one of them"), rows, caption, folded=True)
 
 
@@ -195,7 +192,9 @@ def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
     table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
     of_one = len({environment_name(result.provenance) for result in results}) == 1  # Others share no axis.
     figures = [_means(numbered, results, "result") if of_one else None, _curve(results)]
-    return Page("All results", "", "", [table, *filter(None, figures)])
+    beyond = f"Only {_MOST_PAIRS} results are compared with the first one; rl-eval compare compares any two."
+    notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
+    return Page("All results", "", "", [table, *filter(None, figures)], notes=notes)
 
 
 def _means(steps: Sequence[float], results: Sequence[EvalResult], label: str, *, joined: bool = False) -> Plot | None:
@@ -239,27 +238,20 @@ def _checkpoint(result: EvalResult) -> int | None:
 def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
     """Compare each result with the first one, as ``rl-eval compare`` does; a page says why one cannot be compared."""
     pages = []
-    for place, (name, result) in enumerate(zip(names[1:], results[1:], strict=True)):
+    for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
         page = Page(f"{name} against {names[0]}", f"a is {names[0]}, b is {name}", "", [])
-        if place >= _MOST_PAIRS:
-            why = f"a page compares {_MOST_PAIRS} results with the first one; rl-eval compare compares any two"
-            pages.append(replace(page, notes=[f"Not compared: {why}"]))
-            continue
         try:
-            pages.append(_pair(page, names[0], name, results[0], result))
+            compared = page_of(compare(results[0], result, results[0].confidence))
+            sections = [*compared.sections, *_pair_figures(results[0], result)]
+            pages.append(replace(compared, title=page.title, subtitle=page.subtitle, state="", sections=sections))
         except ComparisonError as error:
             pages.append(replace(page, notes=[f"Not compared: {error}"]))
     return pages
 
 
-def _pair(page: Page, name_a: str, name_b: str, a: EvalResult, b: EvalResult) -> Page:
-    found = compare(a, b, a.confidence)
-    both, compared = a.counted & b.counted, page_of(found)
+def _pair_figures(a: EvalResult, b: EvalResult) -> list[Plot]:
+    both = a.counted & b.counted
     ours, theirs = (side.table.rows["episode_return"][both] for side in (a, b))
-    marks = [("mean", "mean", found.difference.mean), ("equal", "no difference", 0.0)]
-    figures = [
-        scatter(ours, theirs, (f"return of a: {name_a}", f"return of b: {name_b}")),
-        histogram(theirs - ours, "difference of returns, b minus a", marks=marks),
-    ]
-    sections = [*compared.sections, *filter(None, figures)]
-    return replace(compared, title=page.title, subtitle=page.subtitle, state="", sections=sections)
+    marks = [("mean", "mean", exact_mean(theirs - ours)), ("equal", "no difference", 0.0)]
+    differences = histogram(theirs - ours, "difference of returns, b minus a", marks=marks)
+    return [figure for figure in (scatter(ours, theirs, ("return of a", "return of b")), differences) if figure]

@@ -21,7 +21,7 @@ import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
-from rl_eval.reports.html import Source, breakable, render
+from rl_eval.reports.html import Source, render
 from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import load
@@ -126,20 +126,8 @@ def test_a_run_opens_as_its_report(client: Client, made: Path) -> None:
     answer = client.get(f"/report?run={ids['b']}")
     assert (answer.status, answer.text) == (200, render([Source(str(made / "b"), load(made / "b"))]))
     several = client.get("/report?" + "&".join(f"run={ids[name]}" for name in ("deeper/c", "a", "deeper/c", "b")))
-    assert re.findall(r'<a href="#run-\d">(.*?)</a>', several.text) == ["b", "c", "a"]
-    assert re.findall(r"<h2>(\w) against (\w)</h2>", several.text) == [("c", "b"), ("a", "b")]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "2026-11-24-152540-|CartPole-|v1", "20261124-151010-|lunarlander-|ablation-3", "seed_1/|best_|model",
-        "my_|pkg.|policies:|make", "v1.2.3", "0123456789abcdef0123|456789&amp;",
-    ],
-)  # fmt: skip
-def test_a_line_ends_between_the_parts_of_a_name(name: str) -> None:
-    """A time, a version and a number stay whole; a word without end is broken all the same."""
-    assert breakable(html.unescape(name.replace("|", ""))) == name.replace("|", "<wbr>")
+    assert re.findall(r'<a href="#run-\d">(.*?)</a>', several.text) == ["b", "deeper/c", "a"]
+    assert re.findall(r"<h2>(.*) against (.*)</h2>", several.text) == [("deeper/c", "b"), ("a", "b")]
 
 
 def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> None:
