@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -167,9 +166,11 @@ def _environment() -> jinja2.Environment:
 
 def _names(sources: Sequence[Source]) -> list[str]:
     """Return the parts of paths that tell them apart; equal paths get a number."""
-    folders = [_folder_of(source.path) for source in sources]
-    common = len(os.path.commonprefix([folder.parent.parts for folder in folders]))
-    names = [str(Path(*folder.parts[common:])) for folder in folders]
+    parts = [_folder_of(source.path).parts for source in sources]
+    if len(parts) == 1:
+        return [parts[0][-1]]
+    common = next((depth for depth, level in enumerate(zip(*parts, strict=False)) if len({*level}) > 1), 0)
+    names = [str(Path(*each[common:])) for each in parts]
     return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]
 
 

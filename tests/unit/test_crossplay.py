@@ -117,13 +117,6 @@ def test_the_order_of_games_does_not_matter(played: Games, seed: int) -> None:
     assert repr(one) == repr(other)  # NaN equals itself here.
 
 
-def test_games_of_one_seed_and_seating_have_no_order_either() -> None:
-    """As an environment that ignores its seed makes them."""
-    returns = [[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]]
-    one, other = (crossplay(games(["ab"] * 3, own, [0, 0, 0])) for own in (returns, returns[::-1]))
-    assert repr(one) == repr(other)
-
-
 def test_a_seed_is_one_observation() -> None:
     """Games of one seed that always go alike make no interval narrower."""
     rng = np.random.default_rng(1)
@@ -352,12 +345,6 @@ def test_a_config_with_wrong_matchups_is_refused(evaluation: dict[str, Any], mes
         config.build()
 
 
-def test_matchups_need_policies() -> None:
-    """A config of one policy has nobody to seat."""
-    with pytest.raises(ConfigError, match="give several policies, by name"):
-        EvalConfig().environment("CartPole-v1").evaluation(matchups="self").build()
-
-
 def test_an_agent_that_never_appears_is_an_error() -> None:
     """A seat without a return is not worth zero."""
     played = evaluate(duel_config(DUELS, "round_robin", 6))
@@ -401,12 +388,6 @@ def test_payoffs_are_means_by_seating() -> None:
     assert tables[:, 0, 1].tolist() == [0.5, 0.5]
     assert tables[:, 1, 0].tolist() == [5, 6]
     assert np.isnan(tables[:, [0, 1], [0, 1]]).all()
-
-
-def test_payoffs_that_do_not_fit_are_refused() -> None:
-    """Ten seats of ten policies are not made into a table of a hundred thousand million."""
-    with pytest.raises(UsageError, match="payoff tables of 10 policies in 10 seats"):
-        payoff_tables(games(["abcdefghij"], [[0.0] * 10]))
 
 
 # ------------------------------------------------------------------------------ looks
