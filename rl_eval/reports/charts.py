@@ -12,25 +12,21 @@ import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import histogram_edges
 
-__all__ = ["Axis", "Plot", "Shape", "axis_over", "histogram", "means", "running_mean", "scatter"]
+__all__ = ["Axis", "Plot", "Shape", "axis_over", "histogram", "means", "running_mean"]
 
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
+"""Pixels of a drawing, which the template repeats."""
 _LEFT: Final = 60.0
 _RIGHT: Final = 20.0
 _TOP: Final = 10.0
 _BOTTOM: Final = 44.0
-_SQUARE: Final = 420.0
 
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _WIDEST: Final = 1e300
 """Greatest magnitude that is drawn: differences of greater ones may leave the range of floats."""
 _POINTS: Final = 300
 """Episodes at which a running mean is drawn."""
-_MOST_DOTS: Final = 1_500
-"""Pairs of which each has a dot; beyond, pairs within a few pixels share one."""
-_SHARED: Final = 14.0
-"""Pixels between shared dots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +100,6 @@ class Plot:
     x: Axis
     y: Axis
     shapes: list[Shape]
-    width: float = WIDTH
-    height: float = HEIGHT
     key: list[tuple[str, str]] = field(default_factory=list)
     """Classes that are drawn, with their meanings."""
     caption: str = ""
@@ -179,35 +173,6 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
     )
 
 
-def scatter(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], names: tuple[str, str]) -> Plot | None:
-    """Draw pairs of returns, one of either side; None if there is nothing to draw.
-
-    The area of a dot is that of its share of the pairs, where pairs share dots.
-    """
-    both = np.concatenate([a, b])
-    x = axis_over(names[0], both, _LEFT, _SQUARE - _RIGHT)
-    y = axis_over(names[1], both, _SQUARE - _BOTTOM, _TOP)
-    if x is None or y is None:
-        return None
-    known = (a >= x.low) & (a <= x.high) & (b >= y.low) & (b <= y.high)
-    points = np.column_stack([x.place(a[known]), y.place(b[known])])
-    shared = len(points) > _MOST_DOTS
-    grid = _SHARED if shared else 0.1
-    found, counts = np.unique(np.round(points / grid) * grid, axis=0, return_counts=True)
-    sizes = np.maximum(0.6, _SHARED / 2 * np.sqrt(counts / counts.max(initial=1))) if shared else [2.5] * len(found)
-    titles = [f"{count:,} episodes" if shared else "" for count in counts.tolist()]
-    dots = [_dot("dot", at[0], at[1], size, title) for at, size, title in zip(found, sizes, titles, strict=True)]
-    return Plot(
-        f"Returns of {len(points):,} pairs of episodes: {names[1]} against {names[0]}",
-        x,
-        y,
-        [_path("equal", [x.start, x.end], [y.start, y.end]), *dots],
-        _SQUARE,
-        _SQUARE,
-        key=[("dot", "episodes; the larger, the more" if shared else "an episode"), ("equal", "equal returns")],
-    )
-
-
 def means(
     steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str, *, joined: bool
 ) -> Plot | None:
@@ -230,7 +195,8 @@ def means(
     for step, mean, pair in drawn:
         if not math.isnan(pair[0]):
             shapes.append(_path("whisker", x.place([step] * 2), y.place(pair)))
-        shapes.append(_dot("point", float(x.place(step)), float(y.place(mean)), 4, f"{mean:,.6g}"))
+        at = {"cx": _px(float(x.place(step))), "cy": _px(float(y.place(mean))), "r": "4"}
+        shapes.append(Shape("circle", "point", at, f"{mean:,.6g}"))
     title = "Mean return over checkpoints" if joined else "Mean returns with their intervals"
     return Plot(title, x, y, shapes, key=[("line", "mean return"), ("whisker", "interval")] if joined else [])
 
@@ -239,10 +205,6 @@ def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "
     return Shape(
         "path", css, {"d": "M" + "L".join(f"{_px(x)} {_px(y)}" for x, y in zip(across, up, strict=True))}, title
     )
-
-
-def _dot(css: str, across: float, up: float, radius: float, title: str) -> Shape:
-    return Shape("circle", css, {"cx": _px(across), "cy": _px(up), "r": _px(radius)}, title)
 
 
 def _px(value: float) -> str:

@@ -39,6 +39,7 @@ GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 STATIC_ROWS: Final = 100
 """Episodes that are readable without JavaScript."""
 
+_HEADINGS: Final = ("episode", "seed", "return", "length", "end", "success", "attempts", "runner", "seconds")
 _FOLDER: Final = Path(__file__).parent
 _MANY: Final = 3
 """Environments that a heading counts and does not name."""
@@ -91,25 +92,16 @@ def render(sources: Sequence[Source]) -> str:
 def _static_rows(result: EvalResult) -> Table:
     """Return the first episodes, with seven digits of their returns and three of their seconds."""
     shown = shown_rows(result)[:STATIC_ROWS]
-    records = [result.table.record(int(index)) for index in shown]
-    rows = [
-        {
-            "episode": str(record.index),
-            "seed": str(record.seed),
-            "return": "" if math.isnan(record.episode_return) else f"{record.episode_return + 0.0:.7g}",
-            "length": str(record.length),
-            "end": "failed" if record.outcome == "failed" else "terminated" if record.terminated else "truncated",
-            "success": {None: "", True: "yes", False: "no"}[record.success_at_end],
-            "attempts": str(record.attempts),
-            "runner": "" if record.runner < 0 else str(record.runner),
-            "seconds": f"{seconds:.3g}",
-        }
-        for record, seconds in zip(records, episode_seconds(result.table.rows[shown]).tolist(), strict=True)
-    ]
-    if all(record.success_at_end is None for record in records):
-        for row in rows:
-            del row["success"]
-    return Table("Episodes", tuple(rows[0]) if rows else (), [list(row.values()) for row in rows])
+    rows = []
+    for index, seconds in zip(shown.tolist(), episode_seconds(result.table.rows[shown]).tolist(), strict=True):
+        record = result.table.record(index)
+        value = "" if math.isnan(record.episode_return) else f"{record.episode_return + 0.0:.7g}"
+        end = "failed" if record.outcome == "failed" else "terminated" if record.terminated else "truncated"
+        success = {None: "", True: "yes", False: "no"}[record.success_at_end]
+        runner = "" if record.runner < 0 else record.runner
+        cells = (index, record.seed, value, record.length, end, success, record.attempts, runner, f"{seconds:.3g}")
+        rows.append(list(map(str, cells)))
+    return Table("Episodes", _HEADINGS, rows)
 
 
 def render_template(template: str, script: str = "", data: Any = None, form: str = "'none'", **shown: Any) -> str:

@@ -16,7 +16,7 @@ from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
 from rl_eval.redaction import redact, redact_text
-from rl_eval.reports.charts import Plot, histogram, means, running_mean, scatter
+from rl_eval.reports.charts import Plot, histogram, means, running_mean
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.reports.pages import headline, page_of, result_page
 from rl_eval.results.comparison import compare
@@ -237,21 +237,17 @@ def _checkpoint(result: EvalResult) -> int | None:
 
 def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
     """Compare each result with the first one, as ``rl-eval compare`` does; a page says why one cannot be compared."""
-    pages = []
+    pages, first = [], results[0]
     for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
-        page = Page(f"{name} against {names[0]}", f"a is {names[0]}, b is {name}", "", [])
+        title, sides = f"{name} against {names[0]}", f"a is {names[0]}, b is {name}"
         try:
-            compared = page_of(compare(results[0], result, results[0].confidence))
-            sections = [*compared.sections, *_pair_figures(results[0], result)]
-            pages.append(replace(compared, title=page.title, subtitle=page.subtitle, state="", sections=sections))
+            compared = page_of(compare(first, result, first.confidence))
         except ComparisonError as error:
-            pages.append(replace(page, notes=[f"Not compared: {error}"]))
+            pages.append(Page(title, sides, "", [], notes=[f"Not compared: {error}"]))
+            continue
+        rows = [side.table.rows["episode_return"][first.counted & result.counted] for side in (first, result)]
+        marks = [("mean", "mean", exact_mean(rows[1] - rows[0])), ("equal", "no difference", 0.0)]
+        figure = histogram(rows[1] - rows[0], "difference of returns, b minus a", marks=marks)
+        sections = [*compared.sections, *([figure] if figure else [])]
+        pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections))
     return pages
-
-
-def _pair_figures(a: EvalResult, b: EvalResult) -> list[Plot]:
-    both = a.counted & b.counted
-    ours, theirs = (side.table.rows["episode_return"][both] for side in (a, b))
-    marks = [("mean", "mean", exact_mean(theirs - ours)), ("equal", "no difference", 0.0)]
-    differences = histogram(theirs - ours, "difference of returns, b minus a", marks=marks)
-    return [figure for figure in (scatter(ours, theirs, ("return of a", "return of b")), differences) if figure]

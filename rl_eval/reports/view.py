@@ -97,15 +97,14 @@ class RunServer(socketserver.ThreadingTCPServer):
             return None
         with self._one_at_a_time:
             known = [self._runs[id_] for id_ in dict.fromkeys(query.get("run", [])) if id_ in self._runs]
-            match parts.path, known:
-                case "/", _:
-                    text = self._index()
-                case "/report", [_, *_]:
-                    text = render([self._source(run) for run in sorted(known, key=lambda run: run.when)])
-                case "/video", [run]:
-                    return video_files(self._folder / run.path).get(query.get("name", [""])[0])
-                case _:
-                    return None
+            if parts.path == "/video" and known:
+                return video_files(self._folder / known[0].path).get(query.get("name", [""])[0])
+            if parts.path == "/":
+                text = self._index()
+            elif parts.path == "/report" and known:
+                text = render([self._source(run) for run in sorted(known, key=lambda run: run.when)])
+            else:
+                return None
         page = Path(self._written.name, f"{hashlib.sha256(target.encode()).hexdigest()}.html")
         page.write_text(text, encoding="utf-8")
         return page

@@ -101,7 +101,7 @@ class Comparison(Printed):
     @property
     def notes(self) -> list[str]:
         """Notes that a reader needs before using the numbers; empty for an ordinary comparison."""
-        return _notes(self)
+        return list(_notes(self))
 
     @property
     def regressed(self) -> bool:
@@ -116,15 +116,13 @@ class Comparison(Printed):
         where it does badly would pass.
         """
         if self.num_dropped:
+            total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
-                f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs them again "
-                "where the run has a log (--log-dir)"
+                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval retry runs them again"
             )
         if self.num_unfinished:
             return (
-                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
-                "early; if it has a log, the same command with its --log-dir continues it"
+                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: continue the run"
             )
         if why := _undecided(self.difference):
             return why
@@ -170,7 +168,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     paired = a.counted & b.counted
     dropped = int((reached & ~paired).sum())
     if not paired.any():
-        raise ComparisonError(_no_pairs(a, b, dropped))
+        counts = f"a completed {int(a.counted.sum())} and b {int(b.counted.sum())} of {len(a.plan)}"
+        raise ComparisonError(f"no episode completed in both results: {counts}")
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
         a.table.rows["episode_return"][paired],
@@ -282,13 +281,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
 
-def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
-    return (
-        f"no episode completed in both results: a completed {int(a.counted.sum())} and b "
-        f"{int(b.counted.sum())} of {len(a.plan)}; pairs dropped because a side failed: {dropped}"
-    )
-
-
 def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
     return Side(
         policy=policy_name(result.provenance),
@@ -358,25 +350,17 @@ def is_shown(difference: PairedDifference, confidence: float) -> bool:
     return leaves_out_0 and difference.p_value <= 1 - confidence and not difference.rounding
 
 
-def _notes(comparison: Comparison) -> list[str]:
-    a, b, found = comparison.a, comparison.b, []
-    found += [
-        f"{name} is not a function of its seeds, and compared all the same: the difference may be one of the layouts"
-        for name, side in (("a", a), ("b", b))
-        if side.deterministic is False
-    ]
-    if comparison.num_dropped:
-        found.append(
-            f"pairs dropped because a side failed: {comparison.num_dropped} "
-            f"(in a {a.num_failed}, in b {b.num_failed}); if failing depends on the policy, the difference is biased"
-        )
-    if comparison.num_unfinished:
-        found.append(
-            f"planned episodes that not both sides reached: {comparison.num_unfinished} of {comparison.num_planned}"
-        )
+def _notes(comparison: Comparison) -> Iterator[str]:
+    a, b, dropped, unfinished = comparison.a, comparison.b, comparison.num_dropped, comparison.num_unfinished
+    for name, side in (("a", a), ("b", b)):
+        if side.deterministic is False:
+            yield f"{name} is not a function of its seeds: the difference may be one of the layouts"
+    if dropped:
+        failed = f"in a {a.num_failed}, in b {b.num_failed}"
+        yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
+    if unfinished:
+        yield f"planned episodes that not both sides reached: {unfinished} of {comparison.num_planned}"
     if a.fingerprint == b.fingerprint:
-        found.append("both results hold the same records")
-    silent = comparison.num_pairs - comparison.success.count if comparison.success else 0
-    if silent:
-        found.append(f"pairs left out of the success test, as a side reports no success: {silent}")
-    return found
+        yield "both results hold the same records"
+    if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
+        yield f"pairs left out of the success test, as a side reports no success: {silent}"

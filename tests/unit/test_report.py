@@ -21,7 +21,7 @@ from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.records.episode import Outcome
-from rl_eval.reports.charts import Plot, axis_over, histogram, means, running_mean, scatter
+from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
 from rl_eval.reports.episodes import episode_data, pack
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.pages import result_page
@@ -122,12 +122,6 @@ def test_it_is_readable_without_javascript() -> None:
     assert f"37 {record.seed} {float(f'{record.episode_return:.7g}')} {record.length}" in found.shown
     assert " ".join(TRACEBACK.split()) in found.shown
     assert "rl-eval replay runs/0 --episodes I" in found.shown
-
-
-def test_an_unreported_success_has_no_column() -> None:
-    plain = with_column(make_result(30), "success_at_end", -1)
-    assert "episode seed return length end attempts runner seconds 0" in Elements(page(plain)).shown
-    assert "episode seed return length end success attempts runner seconds 0" in Elements(page(make_result(30))).shown
 
 
 def unpack(packed):
@@ -245,11 +239,10 @@ def test_unreported_successes_are_unknown() -> None:
 
 
 def test_results_of_one_plan_are_compared_with_the_first() -> None:
-    """With the verdict of ``rl-eval compare``, a scatter plot and the differences."""
+    """With the verdict of ``rl-eval compare`` and the differences."""
     a, b = make_result(200, 1), make_result(200, 2, shift=30)
     text = page(a, b)
     assert compare(a, b).verdict in Elements(text).shown
-    assert "Returns of 200 pairs of episodes" in text
     assert "Histogram of 200 values of difference of returns" in text
 
 
@@ -268,7 +261,7 @@ def test_a_refused_comparison_has_its_reason() -> None:
 def test_pairs_beyond_the_limit_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_eval.reports.report._MOST_PAIRS", 1)
     text = page(*[make_result(20)] * 4)
-    assert text.count("Returns of 20 pairs") == text.count("Only 1 results are compared") == 1
+    assert text.count("difference of returns") == 2 * text.count("Only 1 results are compared") == 2
 
 
 def checkpoint(number: int, key: str) -> EvalResult:
@@ -415,7 +408,7 @@ def check_drawn(plot: Plot | None) -> None:
     ticks = [at for axis in (plot.x, plot.y) for at, _ in axis.ticks]
     texts = [text for shape in plot.shapes for name, text in shape.at.items() if not name.startswith("data")]
     found = [float(part) for text in texts for part in re.findall(r"[^ MLZ]+", text)]
-    assert all(math.isfinite(value) and -1 <= value <= max(plot.width, plot.height) + 1 for value in found + ticks)
+    assert all(math.isfinite(value) and -1 <= value <= WIDTH + 1 for value in found + ticks)
     assert len(ticks) <= 40
 
 
@@ -427,7 +420,6 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     ends = [(value, value) for value in values]
     check_drawn(histogram(array, "x", marks=[("mean", "mean", values[0])]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))
-    check_drawn(scatter(array, array[::-1], ("a", "b")))
     for joined in (True, False):
         check_drawn(means(range(len(values)), values, ends, "step", joined=joined))
 
@@ -453,13 +445,6 @@ def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     assert sum(int(bar.title.rpartition(": ")[2].split()[0].replace(",", "")) for bar in bars) == len(values)
     ranges = [(float(bar.at["data-low"]), float(bar.at["data-high"])) for bar in bars]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
-
-
-def test_many_pairs_share_dots_and_all_are_counted() -> None:
-    a, b = np.random.default_rng(0).normal(size=(2, 20_000))
-    dots = [shape for shape in scatter(a, b, ("a", "b")).shapes if shape.css == "dot"]
-    assert len(dots) < 1_500
-    assert sum(int(dot.title.split()[0].replace(",", "")) for dot in dots) == 20_000
 
 
 def test_the_running_mean_ends_at_the_mean_with_its_interval() -> None:
@@ -499,7 +484,7 @@ def test_the_command_writes_one_file(folder: Path) -> None:
     first = (folder / "report.html").read_bytes()
     assert outcome.stdout == f"report.html: 1 result, {len(first) / 1000:,.0f} kB\n"
     assert call("report", "a", "b").exit_code == 0
-    assert b"Returns of 39 pairs" in (folder / "report.html").read_bytes()
+    assert b"Histogram of 39 values of difference" in (folder / "report.html").read_bytes()
     (folder / "latest").symlink_to("a")
     assert call("report", "latest").exit_code == 0
     assert (folder / "report.html").read_bytes() == first

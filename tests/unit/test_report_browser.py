@@ -93,19 +93,6 @@ def opened(browser: Any, file: Path) -> Iterator[Opened]:
     opened.page.close()
 
 
-def test_every_episode_is_in_the_table(opened: Opened) -> None:
-    """All pages together have each index once."""
-    assert opened.count == "10,000 of 10,000 episodes"
-    seen = []
-    following = opened.table.get_by_role("button", name="next")
-    while True:
-        seen += opened.column(1)
-        if following.is_disabled():
-            break
-        following.evaluate("button => button.click()")
-    assert seen == [str(index) for index in range(10_000)]
-
-
 def test_sorting_is_that_of_numbers(opened: Opened) -> None:
     """Up, then down; failed episodes, which have no return, stand last."""
     returns = np.sort(RESULTS[0].counted_rows["episode_return"])
@@ -292,7 +279,6 @@ def test_the_index_leads_to_reports_comparisons_and_videos(browser: Any, address
     page.get_by_role("button", name="Compare").press("Enter")
     page.wait_for_selector("html[data-ready]", state="attached")
     assert page.locator("section.compare").count() == 1
-    assert page.locator(".dot, rect.point").count() > 0
     assert said == []
     assert all(url.startswith(address) for url in asked)
     assert page.locator("img").count() == 0
