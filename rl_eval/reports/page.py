@@ -115,13 +115,9 @@ def rich_page(page: Page, *, rule: str = "─") -> RenderableType:
 def _parts(page: Page, rule: str) -> Iterator[RenderableType]:
     from rich.constrain import Constrain
     from rich.rule import Rule
-    from rich.table import Table as Grid
 
-    head = Grid.grid(expand=True)
-    head.add_column()
-    head.add_column(justify="right")
-    head.add_row(_text(page.title, "bold"), _text(page.state, _COLOURS.get(page.state, "")))
-    yield Constrain(head, WIDTH)
+    title, state = _text(page.title, "bold"), _text(page.state, _COLOURS.get(page.state, ""))
+    yield title.append(" " * max(1, WIDTH - len(title) - len(state))).append(state)
     if page.subtitle:
         yield Constrain(_text(page.subtitle), WIDTH)
     yield from (_hanging(line, "bold red") for line in page.head)
