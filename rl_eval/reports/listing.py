@@ -1,4 +1,4 @@
-"""List of the runs in a folder, whoever made them: each is read as data, and one that cannot be read says why.
+"""List of the runs in a folder, foreign ones included: each is read as data, and one that cannot be read has a reason.
 
 A complete result is listed as its summary has it, since computing all its numbers again takes long for many runs;
 ``load`` and ``rl-eval show`` verify them. Of an unfinished run the log is read.

@@ -52,17 +52,17 @@ def page_of(shown: Any) -> Page:
 
 
 def text(shown: Any) -> str:
-    """Return what is printed as plain text."""
+    """Return the page of a value as plain text."""
     return text_page(page_of(shown))
 
 
 def rich(shown: Any) -> RenderableType:
-    """Return what is printed for :mod:`rich`."""
+    """Return the page of a value for :mod:`rich`."""
     return rich_page(page_of(shown))
 
 
 def notebook(shown: Any) -> str:
-    """Return what a notebook shows, as HTML."""
+    """Return the page of a value as HTML for a notebook."""
     return notebook_page(page_of(shown))
 
 

@@ -78,7 +78,7 @@ def run_page(result: EvalResult) -> Page:
 
 
 def _meaning(result: EvalResult) -> str:
-    """Return what the mean return and its interval say about the policy, and no more than the numbers show."""
+    """Return the meaning of the mean return and its interval for the policy, without more than the numbers show."""
     interval, places = result.interval, decimals(result.aggregates.sem, result.mean_return)
     if not result.aggregates.count:
         return "No episode that counts has completed, so nothing is known about the policy's return."
@@ -214,7 +214,7 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
 
 
 def _setting(result: EvalResult) -> Any:
-    """Return what was evaluated but for the weights: the plan, and what the result depends on."""
+    """Return everything that the result depends on but for the weights, with the plan."""
     identity = result.provenance.get("identity")
     if not isinstance(identity, Mapping):
         return result.plan_fingerprint, None

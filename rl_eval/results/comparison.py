@@ -246,7 +246,7 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 
 
 def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
-    """Yield the modules of environment or policy whose source, or whose package, is another one.
+    """Yield the modules of environment or policy with another source or another version of their package.
 
     Both sides must have recorded them; versions that every result has are told elsewhere.
     """

@@ -79,7 +79,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One seat, whoever sat there."""
+    """One seat, of whichever policy."""
 
     seat: str
     outcomes: Outcomes
@@ -121,7 +121,7 @@ class CrossPlay(Printed):
     """In the order of the policies."""
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """Return what one policy did against another; None if they never met."""
+        """Return one policy against another; None if they never met."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def matrix(self, number: str = "score") -> npt.NDArray[np.float64]:

@@ -66,7 +66,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What must be known of ``result.json`` to make a table of the records beside it."""
+    """Part of ``result.json`` that the table of the records beside it needs."""
 
     plan: _Plan
     faults: list[Fault]

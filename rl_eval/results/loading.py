@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
 
 
 def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
-    """Build the result of what a log holds.
+    """Build the result of a log.
 
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.

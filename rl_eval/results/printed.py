@@ -15,7 +15,7 @@ _RENDERER: Final = "rl_eval.reports.pages"
 
 
 class Printed:
-    """Base of what prints as a page: in text, for :mod:`rich` in colour, and in a notebook as a table."""
+    """Base of values that print as a page: in text, for :mod:`rich` in colour, and in a notebook as a table."""
 
     __slots__ = ()
 

@@ -280,7 +280,7 @@ class EvalResult(Numbers, Printed):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvalResult:
-        """Read what :meth:`save` wrote, compute every number anew and check the fingerprint.
+        """Read the files of :meth:`save`, compute every number anew and check the fingerprint.
 
         Args:
             path: The folder, or the ``result.json`` in it.
