@@ -24,7 +24,7 @@ from benchmarks.runner import Row
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.result import Timing
-from rl_eval.results.stats import mean_interval
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.scheduling.plan import EpisodePlan, episode_seeds
 
 __all__ = ["ATTEMPTS", "WORLDS", "World", "evaluated", "measure", "rerolled", "simulated"]

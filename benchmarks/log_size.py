@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_eval.log import EvaluationLog, Manifest, read_log
 from rl_eval.records.episode import ROW, Batch, EpisodeTable, Outcome
-from rl_eval.results.stats import aggregate
+from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["measure"]

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, sync_playwright
 from terminal import record, svg
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.results.page.html import Source, render
+from rl_eval.reports.html import Source, render
 
 ROOT = Path(__file__).parents[1]
 PICTURES = {"light": "report.webp", "dark": "report_dark.webp"}

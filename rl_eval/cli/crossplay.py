@@ -119,7 +119,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
 
 
 def _save(folder: Path, text: str, games: Games) -> None:
-    from rl_eval.results.game_files import write_openskill, write_payoffs
+    from rl_eval.results.games import write_openskill, write_payoffs
 
     write_text(folder / CROSSPLAY_FILE, text + "\n")
     write_openskill(folder / OPENSKILL_FILE, games)

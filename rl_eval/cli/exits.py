@@ -19,7 +19,7 @@ from rich.text import Text
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.redaction import redact_text
-from rl_eval.results.report.printable import lines
+from rl_eval.reports.page import lines
 
 __all__ = [
     "COMPARE_CODES",

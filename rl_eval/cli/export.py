@@ -169,8 +169,8 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
     """
     import pyarrow.compute as pc
 
+    from rl_eval.results.files import episode_table
     from rl_eval.results.replay import recorded_episode
-    from rl_eval.results.report.files import episode_table
 
     rows = episode_table(result.table)
     if episodes is None:

@@ -14,7 +14,7 @@ from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
-    from rl_eval.results.listing import ListedRun
+    from rl_eval.reports.listing import ListedRun
 
 __all__ = ["list_"]
 
@@ -29,7 +29,7 @@ def list_(
 ) -> None:
     """List the runs in a folder and below, the latest first; what they hold is read, and nothing they name runs."""
     with reported(debug):
-        from rl_eval.results.listing import list_runs
+        from rl_eval.reports.listing import list_runs
 
         runs = list_runs(folder)
         if as_json:

@@ -225,7 +225,7 @@ def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = Fals
         run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
         force: Whether any result may be replaced.
     """
-    from rl_eval.results.report.files import RESULT_FILE, check_ours
+    from rl_eval.results.files import RESULT_FILE, check_ours
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output {shown(folder)} is a file: give a folder")
@@ -261,7 +261,7 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
         return run_dir is not None
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.results.report.files import RESULT_FILE
+    from rl_eval.results.files import RESULT_FILE
 
     manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder / RESULT_FILE)
     if manifest is None:
@@ -272,14 +272,14 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
 
 def is_saved(fingerprint: str, folder: Path) -> bool:
     """Return whether a folder holds a result with this fingerprint already."""
-    from rl_eval.results.report.files import RESULT_FILE
+    from rl_eval.results.files import RESULT_FILE
 
     return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)
 
 
 def _read_result(path: Path) -> dict[str, Any]:
     """Return the contents of a result file; empty for anything else."""
-    from rl_eval.results.report.files import read_summary
+    from rl_eval.results.files import read_summary
 
     try:
         return read_summary(path)

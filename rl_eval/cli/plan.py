@@ -14,12 +14,13 @@ from rl_eval.cli.printing import AsJson, print_json, print_note, print_page
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
-from rl_eval.results.report.table import Line, Page, decimals, environment_name, number, policy_name
+from rl_eval.reports.page import Line, Page
+from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.results.result import EvalResult
-    from rl_eval.results.stats.sample_size import Spread
+    from rl_eval.results.stats.power import Spread
 
 __all__ = ["plan"]
 
@@ -127,7 +128,7 @@ class _Planned:
     @property
     def spread(self) -> Spread | None:
         """Standard deviation of the pilot's returns; None if they do not differ, or are not finite."""
-        from rl_eval.results.stats.sample_size import Spread
+        from rl_eval.results.stats.power import Spread
 
         numbers = self.result.aggregates
         return Spread(numbers.std, numbers.count) if 0 < numbers.std < math.inf else None

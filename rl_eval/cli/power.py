@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.shared import argument
-from rl_eval.results.report.table import Line, Page, interval_text, percent
+from rl_eval.reports.page import Line, Page
+from rl_eval.results.text import interval_text, percent
 
 if TYPE_CHECKING:
-    from rl_eval.results.stats.rates import Rate, RateComparison
+    from rl_eval.results.stats.power import Rate, RateComparison
 
 __all__ = ["power"]
 
@@ -23,7 +24,7 @@ def power(
 ) -> None:
     """Compare two success rates of different episodes: b minus a, and how many episodes would tell them apart."""
     with reported(debug):
-        from rl_eval.results.stats.rates import compare_rates, parse_rate
+        from rl_eval.results.stats.power import compare_rates, parse_rate
 
         found = compare_rates(parse_rate(a), parse_rate(b))
         if as_json:

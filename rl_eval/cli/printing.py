@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rl_eval.cli.stdout import print_line, results, written
 from rl_eval.redaction import redact_text
-from rl_eval.results.report.table import Page, rich_page, text_page
+from rl_eval.reports.page import Page, rich_page, text_page
 
 if TYPE_CHECKING:
     from rl_eval.ope import OffPolicyEstimates

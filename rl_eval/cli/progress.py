@@ -22,16 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_eval.cli.printing import counted
-from rl_eval.results.report.table import (
-    WIDTH,
-    Line,
-    Page,
-    decimals,
-    environment_name,
-    number,
-    policy_name,
-    rich_page,
-)
+from rl_eval.reports.page import WIDTH, Line, Page, rich_page
+from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 if TYPE_CHECKING:
     from rich.live import Live

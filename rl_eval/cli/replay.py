@@ -13,7 +13,7 @@ from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.show import Results
 from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
-from rl_eval.results.report.table import Line, Page
+from rl_eval.reports.page import Line, Page
 
 if TYPE_CHECKING:
     from rl_eval.results.replay import Replay

@@ -17,7 +17,7 @@ from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_eval.results.page.html import Source
+    from rl_eval.reports.html import Source
 
 __all__ = ["report"]
 
@@ -38,7 +38,7 @@ def report(
     with reported(debug):
         if not force:
             _check_replaceable(output)
-        from rl_eval.results.page.html import render
+        from rl_eval.reports.html import render
 
         text = render([_source(path, output) for path in paths])
         try:
@@ -54,8 +54,8 @@ def report(
 
 def _source(path: str, output: Path) -> Source:
     """Return a result under its own name, not that of a link to it, and with links to its videos from the page."""
+    from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
-    from rl_eval.results.page.html import Source
     from rl_eval.results.videos import videos_of
 
     if Path(path).is_symlink():  # runs/latest leads elsewhere tomorrow.
@@ -67,7 +67,7 @@ def _source(path: str, output: Path) -> Source:
 
 def _check_replaceable(path: Path) -> None:
     """Make sure that a file is not there, or is a report."""
-    from rl_eval.results.page.html import GENERATOR
+    from rl_eval.reports.html import GENERATOR
 
     try:
         with path.open("rb") as file:

@@ -24,7 +24,7 @@ from rl_eval.cli.shared import absolute_path, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import flush_results, print_line
 from rl_eval.errors import ClusterDied, ConfigError
-from rl_eval.results.report.table import interval_text
+from rl_eval.results.text import interval_text
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
@@ -289,7 +289,7 @@ def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bo
     Raises:
         ClusterError: It cannot be saved.
     """
-    from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE
+    from rl_eval.results.files import EPISODES_FILE, RESULT_FILE
 
     try:
         if folder is not None:
@@ -314,7 +314,7 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
 
 def _summary(result: EvalResult) -> str:
     """Say the result in one line."""
-    from rl_eval.results.report.metrics import value_notes
+    from rl_eval.results.metrics import value_notes
 
     parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
     if result.aggregates.count:

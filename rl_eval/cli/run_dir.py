@@ -14,9 +14,9 @@ from rl_eval.log.code_changes import code_differences, newest_code
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
 from rl_eval.policies.filters import configured_weights
+from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import result_of_log
 from rl_eval.results.provenance import manifest_of
-from rl_eval.results.report.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 
 __all__ = ["finished_result", "fresh_run_dir"]

@@ -12,7 +12,7 @@ from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.printing import AsJson, print_json, print_page
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.cli.stdout import print_line
-from rl_eval.results.report.table import Line, Page
+from rl_eval.reports.page import Line, Page
 
 __all__ = ["app"]
 

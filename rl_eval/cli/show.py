@@ -14,8 +14,8 @@ from rl_eval.cli.printing import AsJson, counted, print_json, print_page, print_
 from rl_eval.cli.shared import argument
 from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
-from rl_eval.results.report.printable import lines, one_line
-from rl_eval.results.report.table import Line, Page, number
+from rl_eval.reports.page import Line, Page, lines, one_line
+from rl_eval.results.text import number
 
 if TYPE_CHECKING:
     from rl_eval.records.episode import EpisodeRecord, Fault
@@ -167,7 +167,7 @@ def _labelled(label: str, lines: list[Line]) -> list[Line]:
 def _slowest(result: EvalResult) -> list[EpisodeRecord]:
     import numpy as np
 
-    from rl_eval.results.report.metrics import episode_seconds
+    from rl_eval.results.metrics import episode_seconds
 
     order = np.argsort(np.where(result.table.completed, -episode_seconds(result.table.rows), np.inf), kind="stable")
     return [result.table.record(int(index)) for index in order[: min(_SHOWN, int(result.table.completed.sum()))]]

@@ -15,7 +15,7 @@ from rl_eval.cli.shared import option, shown
 from rl_eval.cli.show import Results
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
-from rl_eval.results.report.table import Line, Page
+from rl_eval.reports.page import Line, Page
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult

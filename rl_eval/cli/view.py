@@ -16,7 +16,7 @@ from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_eval.results.page.server import RunServer
+    from rl_eval.reports.view import RunServer
 
 __all__ = ["view"]
 
@@ -32,7 +32,7 @@ def view(
 ) -> None:
     """Show the runs in a folder to a browser on this machine: an index, a report of each, comparisons; until Ctrl-C."""
     with reported(debug), suppress(KeyboardInterrupt), _serving(folder, port) as server:
-        runs = server.site.num_runs
+        runs = server.num_runs
         if as_json:
             print_json({"url": server.url, "folder": str(folder), "runs": runs})
         else:
@@ -49,12 +49,10 @@ def _serving(folder: Path, port: int) -> RunServer:
         UsageError: There is no such folder.
         ConfigError: The port cannot be had.
     """
-    from rl_eval.results.page.server import RunServer
-    from rl_eval.results.page.site import RunSite
+    from rl_eval.reports.view import RunServer
 
-    site = RunSite(folder)
     try:
-        return RunServer(site, port)
+        return RunServer(folder, port)
     except OSError as error:
         raise ConfigError(
             f"port {port} cannot be used: {error.strerror or error}; without --port it is a free one"

@@ -26,7 +26,7 @@ from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
-from rl_eval.results.report.metrics import episode_seconds
+from rl_eval.results.metrics import episode_seconds
 from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]

@@ -12,7 +12,7 @@ import numpy as np
 from rl_eval.errors import ConfigError
 from rl_eval.loggers.base import Logger, finite_metrics, prefix_of
 from rl_eval.results.point import EvalPoint
-from rl_eval.results.stats.histogram import histogram_edges
+from rl_eval.results.stats.aggregate import histogram_edges
 
 if TYPE_CHECKING:
     from rl_eval.video import Video

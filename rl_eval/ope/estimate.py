@@ -35,9 +35,9 @@ from rl_eval.ope.estimators import (
 from rl_eval.ope.target import target_log_probs, with_log_probs
 from rl_eval.protocols import Policy
 from rl_eval.records.plain import plain
-from rl_eval.results.report.table import decimals, number
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, mean_interval, no_interval
+from rl_eval.results.text import decimals, number
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult

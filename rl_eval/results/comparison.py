@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
-from rl_eval.results.report.table import difference_places, environment_name, number, policy_name, weights_name
+from rl_eval.results.printed import Printed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
+from rl_eval.results.text import environment_name, interval_places, number, policy_name, weights_name
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from rich.console import RenderableType
 
     from rl_eval.results.result import EvalResult
 
@@ -78,7 +78,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Printed):
     """Comparison of two results on the same plan: their difference, ``b`` minus ``a``."""
 
     environment: str
@@ -101,7 +101,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Notes that a reader needs before using the numbers; empty for an ordinary comparison."""
-        return _notes(self)
+        return list(_notes(self))
 
     @property
     def regressed(self) -> bool:
@@ -116,15 +116,13 @@ class Comparison:
         where it does badly would pass.
         """
         if self.num_dropped:
+            total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
-                f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs them again "
-                "where the run has a log (--log-dir)"
+                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval retry runs them again"
             )
         if self.num_unfinished:
             return (
-                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: one was ended "
-                "early; if it has a log, the same command with its --log-dir continues it"
+                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: continue the run"
             )
         if why := _undecided(self.difference):
             return why
@@ -141,16 +139,6 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
-
-    def __str__(self) -> str:
-        from rl_eval.results.report.table import comparison_page, text_page
-
-        return text_page(comparison_page(self))
-
-    def __rich__(self) -> RenderableType:
-        from rl_eval.results.report.table import comparison_page, rich_page
-
-        return rich_page(comparison_page(self))
 
 
 def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
@@ -180,7 +168,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     paired = a.counted & b.counted
     dropped = int((reached & ~paired).sum())
     if not paired.any():
-        raise ComparisonError(_no_pairs(a, b, dropped))
+        counts = f"a completed {int(a.counted.sum())} and b {int(b.counted.sum())} of {len(a.plan)}"
+        raise ComparisonError(f"no episode completed in both results: {counts}")
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
         a.table.rows["episode_return"][paired],
@@ -199,7 +188,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         difference=difference,
         success=_success(a, b, paired),
         confidence=confidence,
-        verdict=verdict_of(difference, confidence, settings=settings),
+        verdict=verdict_of(difference, confidence, settings),
         different_settings=settings,
     )
 
@@ -257,7 +246,7 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 
 
 def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
-    """Yield the modules of environment or policy whose source, or whose package, is another one.
+    """Yield the modules of environment or policy with another source or another version of their package.
 
     Both sides must have recorded them; versions that every result has are told elsewhere.
     """
@@ -292,17 +281,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
 
-def _no_pairs(a: EvalResult, b: EvalResult, dropped: int) -> str:
-    return (
-        f"no episode completed in both results: a completed {int(a.counted.sum())} and b "
-        f"{int(b.counted.sum())} of {len(a.plan)}; pairs dropped because a side failed: {dropped}"
-    )
-
-
 def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> Side:
     return Side(
         policy=policy_name(result.provenance),
-        weights=weights_name(result),
+        weights=weights_name(result.provenance, result.metrics["weights_version"]),
         status=result.status,
         fingerprint=result.fingerprint,
         mean_return=exact_mean(result.table.rows["episode_return"][paired]),
@@ -323,14 +305,8 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
 
-def verdict_of(
-    difference: PairedDifference,
-    confidence: float,
-    a: str = "a",
-    b: str = "b",
-    settings: Sequence[DifferentSetting] = (),
-) -> str:
-    """Return what pairs show, of results with these names and different settings.
+def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
+    """Return the verdict on pairs of results with different settings.
 
     A difference is shown only if the interval and the test agree on it, and if it is more than rounding.
     """
@@ -339,7 +315,7 @@ def verdict_of(
         return f"no verdict: {why}"
     if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
         return f"no difference: both returned the same in each of {difference.count} pairs"
-    places = difference_places(difference)
+    places = interval_places(interval, difference.mean)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     if difference.rounding:
         cause = ", ".join(_changes_of_floats(settings))
@@ -348,7 +324,7 @@ def verdict_of(
     facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
     outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
     if is_shown(difference, confidence):
-        return f"{b} returns {'more' if difference.mean > 0 else 'less'} than {a} at {level}: {facts}"
+        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
     elif rejected:
@@ -374,25 +350,17 @@ def is_shown(difference: PairedDifference, confidence: float) -> bool:
     return leaves_out_0 and difference.p_value <= 1 - confidence and not difference.rounding
 
 
-def _notes(comparison: Comparison) -> list[str]:
-    a, b, found = comparison.a, comparison.b, []
-    found += [
-        f"{name} is not a function of its seeds, and compared all the same: the difference may be one of the layouts"
-        for name, side in (("a", a), ("b", b))
-        if side.deterministic is False
-    ]
-    if comparison.num_dropped:
-        found.append(
-            f"pairs dropped because a side failed: {comparison.num_dropped} "
-            f"(in a {a.num_failed}, in b {b.num_failed}); if failing depends on the policy, the difference is biased"
-        )
-    if comparison.num_unfinished:
-        found.append(
-            f"planned episodes that not both sides reached: {comparison.num_unfinished} of {comparison.num_planned}"
-        )
+def _notes(comparison: Comparison) -> Iterator[str]:
+    a, b, dropped, unfinished = comparison.a, comparison.b, comparison.num_dropped, comparison.num_unfinished
+    for name, side in (("a", a), ("b", b)):
+        if side.deterministic is False:
+            yield f"{name} is not a function of its seeds: the difference may be one of the layouts"
+    if dropped:
+        failed = f"in a {a.num_failed}, in b {b.num_failed}"
+        yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
+    if unfinished:
+        yield f"planned episodes that not both sides reached: {unfinished} of {comparison.num_planned}"
     if a.fingerprint == b.fingerprint:
-        found.append("both results hold the same records")
-    silent = comparison.num_pairs - comparison.success.count if comparison.success else 0
-    if silent:
-        found.append(f"pairs left out of the success test, as a side reports no success: {silent}")
-    return found
+        yield "both results hold the same records"
+    if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
+        yield f"pairs left out of the success test, as a side reports no success: {silent}"

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 from rl_eval.results.games import Games
+from rl_eval.results.printed import Printed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, return_interval
 from rl_eval.results.stats.ratings import Rating, rate
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 __all__ = ["Cell", "CrossPlay", "Estimate", "LineUp", "Outcomes", "Seat", "Standing", "crossplay"]
 
@@ -81,7 +79,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One seat, whoever sat there."""
+    """One seat, of whichever policy."""
 
     seat: str
     outcomes: Outcomes
@@ -104,7 +102,7 @@ class LineUp:
 
 
 @dataclass(frozen=True)
-class CrossPlay:
+class CrossPlay(Printed):
     """Everything that the games of several policies say."""
 
     policies: tuple[str, ...]
@@ -123,7 +121,7 @@ class CrossPlay:
     """In the order of the policies."""
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """Return what one policy did against another; None if they never met."""
+        """Return one policy against another; None if they never met."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def matrix(self, number: str = "score") -> npt.NDArray[np.float64]:
@@ -140,11 +138,6 @@ class CrossPlay:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)
-
-    def __rich__(self) -> RenderableType:
-        from rl_eval.results.report.crossplay import crossplay_report
-
-        return crossplay_report(self)
 
 
 def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:

@@ -19,7 +19,7 @@ from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
 from rl_eval.records.foreign import check_claim, damage, typed
-from rl_eval.results.report.files import RESULT_FILE, check_fingerprint, read_folder
+from rl_eval.results.files import RESULT_FILE, check_fingerprint, read_folder
 from rl_eval.results.result import EvalResult, Timing, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
 
 
 def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
-    """Build the result of what a log holds.
+    """Build the result of a log.
 
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.

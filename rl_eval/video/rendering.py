@@ -98,11 +98,11 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
     Args:
         result: Of the evaluation.
         indices: Which episodes.
-        trust: Whether code that the result names may run although somebody else may have made it.
+        trust: Whether code that the result names may be imported and called.
 
     Raises:
         UsageError: An episode has no record.
-        UntrustedError: Somebody else may have made the result.
+        UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: There is no display, the environment opens no window, or the recorded config cannot be used again.
         EnvError: An episode that completed fails beside the window.

@@ -21,8 +21,8 @@ from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.log.code_changes import code_differences
 from rl_eval.records.foreign import parse_json, typed
 from rl_eval.records.plain import differences, plain
-from rl_eval.results.report.table import interval_text
 from rl_eval.results.result import EvalResult
+from rl_eval.results.text import interval_text
 from rl_eval.watching.checkpoints import Checkpoint
 
 __all__ = ["Entry", "Journal", "Score", "claim_output"]

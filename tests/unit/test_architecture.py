@@ -34,6 +34,7 @@ LAYERS = (
     "results",
     "trajectories",
     "execution",
+    "reports",
     "ope",
     "video",
     "watching",

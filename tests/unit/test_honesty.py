@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_eval.results.stats import interval, mean_interval
+from rl_eval.results.stats import interval
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.scheduling.plan import EpisodePlan
 
 sys.path.append(str(Path(__file__).parents[2]))  # The benchmarks are not part of the package.

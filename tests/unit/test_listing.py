@@ -12,9 +12,9 @@ import pytest
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
 from rl_eval.log import EvaluationLog
-from rl_eval.results.listing import list_runs
+from rl_eval.reports.listing import list_runs
+from rl_eval.reports.view import RunServer
 from rl_eval.results.loading import load
-from rl_eval.results.page.site import RunSite
 from tests.unit.cli_world import call, make_folder
 
 
@@ -103,7 +103,8 @@ def test_a_run_that_is_no_function_of_its_seeds_says_so(runs):
     assert "complete, not deterministic" in call("list", runs).stdout
     found = listed(runs)
     assert (found["result"].deterministic, found["some"].status) == (False, "partial")
-    assert "complete, not deterministic" in RunSite(runs).answer("/").content.decode()
+    with RunServer(runs) as server:
+        assert "complete, not deterministic" in server.file_at("/").read_text()
 
 
 def test_the_list_as_json(runs):

@@ -1,17 +1,14 @@
-"""``rl-eval report``: what the page says, and that it is inert, small, equal for equal results, and safe to make."""
+"""Reports: what a page holds, and that it is inert, small, equal for equal results, and safe to make."""
 
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -23,16 +20,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import UsageError
 from rl_eval.records.episode import Outcome
+from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
+from rl_eval.reports.episodes import episode_data, pack
+from rl_eval.reports.html import Source, render
+from rl_eval.reports.pages import result_page
+from rl_eval.reports.report import group_tables
 from rl_eval.results.comparison import compare
-from rl_eval.results.loading import load
-from rl_eval.results.page.axes import axis_over
-from rl_eval.results.page.breakdowns import group_tables
-from rl_eval.results.page.columns import episode_data, pack
-from rl_eval.results.page.html import Source, render
-from rl_eval.results.page.plots import Plot, curve, forest, histogram, running_mean, scatter
-from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
@@ -73,7 +68,7 @@ class Elements(HTMLParser):
 
     @property
     def data(self) -> list:
-        """What the script reads."""
+        """Data that the script reads."""
         return json.loads(self.inside["script"][0])
 
 
@@ -92,42 +87,29 @@ def inflate(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
 
-# What it says
+# One result
 
 
-def test_the_headline_says_what_the_result_says() -> None:
-    """Number, interval, status, notes, success and determinism, and what the interval means."""
+def test_a_report_holds_the_page_of_its_result() -> None:
+    """Each number and each note that a terminal shows, and the meaning of the interval."""
     result = make_result(400, failed=(5, 7), return_bounds=(0, 1000))
     shown = Elements(page(result)).shown
-    assert f"mean return {result.mean_return:.1f} 95 % interval {result.interval.low:.1f} to" in shown
-    assert "partial" in shown
-    assert "The policy's true mean return in this environment is plausibly" in shown
-    assert "failed: 2 of 400; the numbers go over the 398 that completed" in shown
-    assert f"success {100 * result.success_rate:.1f} %" in shown
-    assert "20 of 20 re-run episodes identical" in shown
+    lines = [line for section in result_page(result).sections for line in section]
+    assert {"mean return", "success", "episodes", "determinism"} <= {line.label for line in lines}
+    for text in [line.strong for line in lines] + [line.rest for line in lines] + result.notes:
+        assert " ".join(text.split()) in shown
+    assert f"is plausibly {result.interval.low:.1f} to {result.interval.high:.1f}" in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            {"failed": (1,)},
-            "how far the policy's true mean return may be from it is not known: 1 of 30 episodes failed",
-        ),
-        ({"failed": tuple(range(30)), "status": "failed"}, "so nothing is known about the policy's return"),
+        ({"failed": (1,)}, "is unknown: 1 of 30 episodes failed"),
+        ({"failed": tuple(range(30)), "status": "failed"}, "nothing is known about the policy's return"),
     ],
 )
-def test_the_headline_claims_no_more_than_is_known(arguments: dict, sentence: str) -> None:
-    """Without an interval it says so, and why."""
+def test_the_meaning_claims_no_more_than_is_known(arguments: dict, sentence: str) -> None:
     assert sentence in Elements(page(make_result(30, **arguments))).shown
-
-
-def test_in_the_table_of_all_results_equal_returns_are_told_in_a_whole_sentence() -> None:
-    """Others have the ends of their interval there."""
-    other = with_column(make_result(30, 1), "episode_return", 500.0)
-    shown = Elements(page(make_result(30), other)).shown
-    assert "500 all equal, so the 95 % interval is this one value complete" in shown
-    assert re.search(r" [\d.]+ to [\d.]+, BCa bootstrap complete 30", shown)
 
 
 def test_it_is_readable_without_javascript() -> None:
@@ -142,21 +124,10 @@ def test_it_is_readable_without_javascript() -> None:
     assert "rl-eval replay runs/0 --episodes I" in found.shown
 
 
-def test_what_nobody_reports_has_no_column_and_no_row() -> None:
-    """Success where no environment reports it, and a discount where there is none."""
-    plain = with_column(make_result(30), "success_at_end", -1)
-    shown = Elements(page(plain)).shown
-    assert "episode seed return length end attempts runner seconds 0" in shown
-    assert "discounted" not in shown
-    assert "episode seed return length end success attempts runner seconds 0" in Elements(page(make_result(30))).shown
-    plain.provenance["identity"]["gamma"] = 0.99
-    assert "discounted by 0.99" in Elements(page(plain)).shown
-
-
 def unpack(packed):
-    """Return what :func:`pack` was given, with seven digits."""
+    """Return the argument of :func:`pack`, with seven digits."""
     kind, count, text = packed
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(int(kind[1:]), count)
+    planes = np.frombuffer(inflate(text), np.uint8).reshape(int(kind[1:]), count)
     return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(count)
 
 
@@ -165,9 +136,10 @@ def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
     result = make_result(500, failed=(5, 7))
     [run] = Elements(page(result)).data
     rows, columns = result.table.rows, {name: unpack(packed) for name, packed in run["columns"].items()}
-    for name, expected in {"index": "index", "seed": "seed", "length": "length", "attempts": "attempts"}.items():
-        np.testing.assert_array_equal(columns[name], rows[expected])
+    for name in ("index", "seed", "length", "attempts"):
+        np.testing.assert_array_equal(columns[name], rows[name])
     np.testing.assert_allclose(columns["return"], rows["episode_return"], rtol=1e-7)
+    np.testing.assert_allclose(columns["seconds"], rows["step_seconds"], rtol=2e-4)
     np.testing.assert_array_equal(columns["runner"] - 1, rows["runner"])
     completed = rows[result.table.completed]
     ends = [int(completed["terminated"].sum()), int(completed["truncated"].sum()), 0, 2]
@@ -177,50 +149,27 @@ def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
     np.testing.assert_allclose(unpack(packed), result.table.infos[:, 0], rtol=1e-7)
     faults = json.loads(inflate(run["faults"]))
     assert [row[:2] for row in faults["rows"]] == [[5, 1], [5, 2], [7, 1], [7, 2]]
-    told = [event.text for index in (5, 7) for event in story(result, index) if event.fault]
-    assert [row[3] for row in faults["rows"]] == told
-    assert told[0] == "env failed in step after 12 steps: RuntimeError: diverged at 0.7143"
+    assert [row[3] for row in faults["rows"]] == [e.text for index in (5, 7) for e in story(result, index) if e.fault]
     assert faults["tracebacks"] == [TRACEBACK]
 
 
-def test_faults_are_counted_by_what_became_of_their_episodes() -> None:
-    """An episode without a record, as of a run that ended early, has not been retried and cannot be replayed."""
+def test_faults_are_shown_by_kind_with_one_in_full() -> None:
+    """The most frequent first; without a record there is nothing to replay."""
     result = make_result(30, failed=(3, 5, 7))
-    shown = Elements(page(result)).shown
-    assert "Attempts that ended in a fault: 6. Their episodes: 3 given up." in shown
-    assert "trouble 6 faults in 3 episodes; 3 failed" in shown
-    outcomes = result.table.rows["outcome"].copy()
-    outcomes[[3, 5]] = Outcome.MISSING, Outcome.COMPLETED
-    shown = Elements(page(with_column(result, "outcome", outcomes))).shown
-    assert "Their episodes: 1 completed all the same, 1 given up, 1 without a record." in shown
-    assert "rl-eval replay" in shown
+    assert f"6 RuntimeError: env failed in step 3, 5, 7 {result.faults[0]}, on host" in Elements(page(result)).shown
     shown = Elements(page(with_column(result, "outcome", Outcome.MISSING))).shown
-    assert "Attempts that ended in a fault: 6. Their episodes: 3 without a record." in shown
-    assert "No episode has a record." in shown
     assert "rl-eval replay" not in shown
 
 
 def test_minus_zero_is_zero() -> None:
-    """In the numbers and in the table of episodes."""
     returns = np.where(np.arange(30) % 2, -0.0, -3.0)
-    shown = Elements(page(with_column(make_result(30), "episode_return", returns))).shown
-    assert "maximum 0.0" in shown
-    assert not re.search(r"-0(\.0*)? ", shown)
+    assert not re.search(r"-0(\.0*)? ", Elements(page(with_column(make_result(30), "episode_return", returns))).shown)
 
 
-@given(st.lists(st.floats(), min_size=0, max_size=50))
+@given(st.lists(st.floats(), max_size=50))
 def test_any_numbers_can_be_packed(values: list[float]) -> None:
     """NaN, infinities, and numbers that a float of four bytes cannot hold."""
     np.testing.assert_allclose(unpack(pack(np.array(values, np.float64))), values, rtol=1.1e-7)
-
-
-def test_seconds_keep_three_digits() -> None:
-    """Those that they have without JavaScript, for each number of three digits."""
-    seconds = [digits * 10.0**place for digits in range(100, 1000) for place in range(-8, 4)]
-    result = make_result(len(seconds))
-    result.table.rows["step_seconds"] = seconds
-    shown = unpack(episode_data(result)["columns"]["seconds"])
-    assert [f"{told:.3g}" for told in shown] == [f"{exact:.3g}" for exact in seconds]
 
 
 @given(st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=20))
@@ -229,22 +178,15 @@ def test_any_integers_can_be_packed(values: list[int]) -> None:
     assert unpack(pack(np.array(values, np.int64))).tolist() == values
 
 
-def test_info_scalars_that_take_too_much_room_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ones stay."""
-    result = make_result(200, info_keys=[f"key{n}" for n in range(30)])
-    monkeypatch.setattr("rl_eval.results.page.columns._MOST_TEXT", 6_000)
-    data = episode_data(result)
-    assert 0 < len(data["infos"]) < 30
-    assert data["infos_omitted"] == 30 - len(data["infos"])
+def test_columns_and_rows_beyond_the_limits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones stay; the numbers go over all of them."""
+    monkeypatch.setattr("rl_eval.reports.episodes._MOST_TEXT", 6_000)
+    data = episode_data(make_result(200, info_keys=[f"key{n}" for n in range(30)]))
+    assert 0 < len(data["infos"]) == 30 - data["infos_omitted"] < 30
     assert data["infos"][0][0] == "key0"
-
-
-def test_rows_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers still go over all of them."""
-    monkeypatch.setattr("rl_eval.results.page.columns.MOST_ROWS", 50)
+    monkeypatch.setattr("rl_eval.reports.episodes.MOST_ROWS", 50)
     data = episode_data(make_result(80))
-    assert data["omitted"] == 30
-    assert data["columns"]["index"][1] == 50
+    assert (data["omitted"], data["columns"]["index"][1]) == (30, 50)
 
 
 # Groups
@@ -257,11 +199,9 @@ def test_a_task_has_its_own_numbers() -> None:
     result.table.infos[80:, 1] = np.nan
     result.table.infos[:, 2] = 5
     [group] = group_tables(result)
-    assert group.caption == ""
-    assert group.headings[0] == "task"
+    assert (group.caption, group.title, group.headings[0]) == ("", "By task", "task")
     assert [row[:2] for row in group.rows] == [("0", "27"), ("1", "26"), ("2", "26")]
-    own = [i for i in range(80) if i % 3 == 1 and i != 4]
-    rows = result.table.rows[own]
+    rows = result.table.rows[[i for i in range(80) if i % 3 == 1 and i != 4]]
     interval = mean_interval(rows["episode_return"])
     expected = (
         f"{rows['episode_return'].mean():.2f}", f"{interval.low:.2f} to {interval.high:.2f}",
@@ -276,9 +216,7 @@ def test_a_task_has_its_own_numbers() -> None:
 def test_few_episodes_of_a_task_have_a_caption() -> None:
     result = make_result(40, info_keys=("task",))
     result.table.infos[:, 0] = np.arange(40) < 19
-    assert (
-        group_tables(result)[0].caption == "Of fewer than 20 episodes an interval is too narrow if returns are skewed."
-    )
+    assert group_tables(result)[0].caption
 
 
 @pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])
@@ -288,94 +226,79 @@ def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
     assert group_tables(result) == []
 
 
-def test_successes_that_nobody_reports_are_none() -> None:
-    """A group of which some do has an interval that is true whatever the others were."""
+def test_unreported_successes_are_unknown() -> None:
+    """A group of which some are reported has an interval that is true whatever the others were."""
     reports = [-1] * 20 + [1] * 10 + [-1] * 10
     result = with_column(make_result(40, info_keys=("task",)), "success_at_end", reports)
     result.table.infos[:, 0] = np.arange(40) // 20
-    nobody, half = group_tables(result)[0].rows
-    assert group_tables(result)[0].caption == ""
-    assert nobody[5:] == ("n/a", "n/a")
-    assert half[5] == "50.0 %"
-    assert half[6] == "29.9 % to 100.0 %"
+    none, half = group_tables(result)[0].rows
+    assert (none[5:], half[5:]) == (("n/a", "n/a"), ("50.0 %", "29.9 % to 100.0 %"))
 
 
 # Several results
 
 
 def test_results_of_one_plan_are_compared_with_the_first() -> None:
-    """With the verdict of ``rl-eval compare``, a scatter plot and the differences."""
+    """With the verdict of ``rl-eval compare`` and the differences."""
     a, b = make_result(200, 1), make_result(200, 2, shift=30)
     text = page(a, b)
-    assert compare(a, b).verdict.replace("b returns more than a", "1 returns more than 0") in Elements(text).shown
-    assert "Returns of 200 pairs of episodes" in text
+    assert compare(a, b).verdict in Elements(text).shown
     assert "Histogram of 200 values of difference of returns" in text
 
 
-def test_what_cannot_be_compared_is_said() -> None:
-    """With the words of the refusal; the page is made all the same."""
-    shown = Elements(page(make_result(50), make_result(50, env="Walker2d-v5"))).shown
+def test_a_refused_comparison_has_its_reason() -> None:
+    """The page is made all the same; returns in different environments share no axis."""
+    text = page(make_result(50), make_result(50, env="Walker2d-v5"))
+    shown = Elements(text).shown
     assert "Not compared: the results were not made in the same setting: environment.env is 'Hopper-v5' in a" in shown
     assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
+    assert "Mean returns with their intervals" not in text
+    assert "Mean returns with their intervals" in page(make_result(20), make_result(20))
     many = [make_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
 
 
-def test_returns_in_different_environments_share_no_axis() -> None:
-    """They are numbers of different things."""
-    chart, other = ("aria-label", "Mean returns with their intervals"), make_result(20, env="Ant-v5")
-    assert chart in Elements(page(make_result(20), make_result(20))).attributes
-    assert chart not in Elements(page(make_result(20), make_result(20), other)).attributes
-
-
-def test_results_that_are_not_compared_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_eval.results.page.relations._MOST_PAIRS", 1)
+def test_pairs_beyond_the_limit_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_eval.reports.report._MOST_PAIRS", 1)
     text = page(*[make_result(20)] * 4)
-    assert text.count("Returns of 20 pairs") == 1
-    assert text.count("Not compared: a page compares 1 results with the first one") == 2
+    assert text.count("difference of returns") == 2 * text.count("Only 1 results are compared") == 2
+
+
+def checkpoint(number: int, key: str) -> EvalResult:
+    """Return a result of a checkpoint with a number in the name of the file of weights, or of the model."""
+    result, file = make_result(50), f"runs/1/rl_model_{number}_steps.zip"
+    result.provenance["config"] = {"policy": {"weights": file} if key == "weights" else {}}
+    if key == "path":
+        result.provenance["identity"]["policy_kwargs"] = {"path": file}
+    return result
 
 
 def test_checkpoints_of_one_run_have_a_curve() -> None:
-    """In the order of their versions; results of different policies have none."""
-    found = page(make_result(50, version=200), make_result(50, 1, version=100), make_result(50, 2, version=300))
-    assert "Mean return over checkpoints" in found
-    assert "Mean return over checkpoints" not in page(make_result(50), make_result(50, version=8, policy="other"))
-    assert "Mean return over checkpoints" not in page(make_result(50), make_result(50))
-
-
-def test_checkpoints_that_were_evaluated_one_by_one_have_a_curve_over_their_numbers() -> None:
-    """By the file of weights, or by that of the model; what was evaluated otherwise has no point in it."""
-
-    def checkpoint(number: int, key: str, seed: int = 0) -> EvalResult:
-        result = make_result(50, seed)
-        result.provenance["config"] = {"policy": {}}
-        file = f"runs/1/rl_model_{number}_steps.zip"
-        if key == "weights":
-            result.provenance["config"]["policy"]["weights"] = file
-        else:
-            result.provenance["identity"]["policy_kwargs"] = {"path": file}
-        return result
-
+    """Over versions, or over the numbers of their files; results of different policies have none."""
+    curve = "Mean return over checkpoints"
+    assert curve in page(make_result(50, version=200), make_result(50, 1, version=100), make_result(50, 2, version=300))
+    assert curve not in page(make_result(50), make_result(50, version=8, policy="other"))
+    assert curve not in page(make_result(50), make_result(50))
     for key in ("weights", "path"):
         text = page(checkpoint(2000, key), checkpoint(100, key), make_result(50, env="Walker2d-v5"))
-        assert "Mean return over checkpoints" in text
+        assert curve in text
         assert "number in the checkpoint" in text
-        assert "Mean return over checkpoints" not in page(checkpoint(100, key), checkpoint(100, key))
+        assert curve not in page(checkpoint(100, key), checkpoint(100, key))
 
 
 def test_folders_of_one_name_are_told_apart() -> None:
     """By as much of their paths as that takes."""
     result = make_result(10)
-    text = render([Source("old/cartpole", result), Source("new/cartpole/result.json", result)])
-    assert "old/cartpole" in Elements(text).shown
-    assert "new/cartpole" in Elements(text).shown
+    shown = Elements(render([Source("old/cartpole", result), Source("new/cartpole/result.json", result)])).shown
+    assert "old/cartpole" in shown
+    assert "new/cartpole" in shown
     assert "cartpole (2)" in render([Source("x/cartpole", result), Source("x/cartpole", result)])
 
 
 # Inert, small, equal
 
 
-def test_what_is_foreign_stays_text() -> None:
+def test_foreign_text_stays_text() -> None:
     """Names, messages, tracebacks, paths and keys cannot add an element, an attribute or a placeholder."""
     hostile = make_result(
         30, failed=(3,), policy=EVIL, env=EVIL, info_keys=[EVIL], traceback=EVIL, reason=EVIL,
@@ -384,7 +307,6 @@ def test_what_is_foreign_stays_text() -> None:
     plain = Elements(page(make_result(30, failed=(3,)), make_result(30, failed=(3,))))
     found = Elements(text)
     assert found.tags <= plain.tags | {"p"}
-    assert "img" not in found.tags
     assert {name for name, _ in found.attributes} <= {name for name, _ in plain.attributes}
     assert len(found.inside["script"]) == len(found.inside["style"]) * 2 == 2
     assert "49" not in found.shown.replace("{{ 7 * 7 }}", "")[:200]
@@ -419,14 +341,12 @@ def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_episodes", "limit"), [(1, 250_000), (10_000, 500_000), (100_000, 2_000_000)])
 def test_the_page_is_small(num_episodes: int, limit: int) -> None:
     """Whatever the number of episodes, with 1 % of them failed: bytes of the whole page."""
-    result = make_result(num_episodes, failed=range(1, num_episodes, 100))
-    assert len(page(result).encode()) <= limit
+    assert len(page(make_result(num_episodes, failed=range(1, num_episodes, 100))).encode()) <= limit
 
 
 def test_a_comparison_of_ten_thousand_pairs_is_no_larger() -> None:
     """Seeds, and whatever else both sides have in common, are in it once."""
-    a, b = (make_result(10_000, seed, failed=range(1, 10_000, 100)) for seed in (1, 2))
-    text = page(a, b)
+    text = page(*(make_result(10_000, seed, failed=range(1, 10_000, 100)) for seed in (1, 2)))
     assert len(text.encode()) <= 500_000
     first, second = Elements(text).data
     assert {"return", "length"} <= set(second["columns"])
@@ -437,7 +357,7 @@ def test_a_comparison_of_ten_thousand_pairs_is_no_larger() -> None:
 
 
 def filmed(folder: Path, result: EvalResult, index: int) -> str:
-    """Put what is called like the video of an episode where videos are; return its name."""
+    """Put a file that is named like the video of an episode where videos are; return its name."""
     record = result.table.record(index)
     name = video_name(index, record.seed, None if record.outcome == "failed" else record.episode_return)
     (folder / "videos").mkdir(parents=True, exist_ok=True)
@@ -446,7 +366,7 @@ def filmed(folder: Path, result: EvalResult, index: int) -> str:
 
 
 def test_the_videos_of_a_run_are_those_that_its_records_agree_with(tmp_path: Path) -> None:
-    """By index, seed and return; of another run, another evaluation, or called otherwise, they are not its own."""
+    """By index, seed and return; of another run, another evaluation, or named otherwise, they are not its own."""
     result, other = make_result(30, failed=(5,)), make_result(40, 1)
     names = {index: filmed(tmp_path, result, index) for index in (12, 5)}
     for index in (7, 35):
@@ -469,45 +389,39 @@ def test_a_report_links_to_the_videos_of_its_runs(tmp_path: Path, monkeypatch: p
     result.save(strange)
     names = [filmed(Path(strange), result, index) for index in (3, 5)]
     Path("pages").mkdir()
-    assert call("report", strange, "-o", "pages/one.html").exit_code == 0
-    found = Elements(Path("pages/one.html").read_text())
-    links = [value for name, value in found.attributes if name == "href" and not value.startswith("#")]
-    assert [unquote(link) for link in links] == [f"../{strange}/videos/{name}" for name in names]
-    assert all(re.fullmatch(r"[\w./%+-]+", link) for link in links)
-    assert found.data[0]["videos"] == {"3": links[0], "5": links[1]}
-    assert call("report", strange, "-o", "here.html").exit_code == 0
-    link = next(v for n, v in Elements(Path("here.html").read_text()).attributes if n == "href" and v[0] != "#")
-    assert link.startswith("no%20javascript%3Aalert")
+    for output, beside in (("pages/one.html", "../"), ("here.html", "")):
+        assert call("report", strange, "-o", output).exit_code == 0
+        found = Elements(Path(output).read_text())
+        links = [value for name, value in found.attributes if name == "href" and not value.startswith("#")]
+        assert [unquote(link) for link in links] == [f"{beside}{strange}/videos/{name}" for name in names]
+        assert all(re.fullmatch(r"[\w./%+-]+", link) for link in links)
+        assert found.data[0]["videos"] == {"3": links[0], "5": links[1]}
 
 
 # Charts
-
-
-FLOATS = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40)
 
 
 def check_drawn(plot: Plot | None) -> None:
     """Every coordinate is a number on the drawing."""
     if plot is None:
         return
-    ticks = [tick.at for axis in (plot.x, plot.y) for tick in axis.ticks]
-    texts = [text for shape in plot.shapes for text in shape.at.values()]
+    ticks = [at for axis in (plot.x, plot.y) for at, _ in axis.ticks]
+    texts = [text for shape in plot.shapes for name, text in shape.at.items() if not name.startswith("data")]
     found = [float(part) for text in texts for part in re.findall(r"[^ MLZ]+", text)]
-    assert all(math.isfinite(value) and -1 <= value <= max(plot.width, plot.height) + 1 for value in found + ticks)
+    assert all(math.isfinite(value) and -1 <= value <= WIDTH + 1 for value in found + ticks)
     assert len(ticks) <= 40
 
 
-@given(FLOATS)
+@given(st.lists(st.floats(), min_size=1, max_size=40))
 @example([0.0, 0.0, 0.0, -1e54, -1e-254])  # The range is more widths of a bin than a float can tell.
 def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     """NaN, infinities, equal and extreme values leave the page whole."""
     array = np.array(values)
     ends = [(value, value) for value in values]
-    check_drawn(histogram(array, "x", lines=[("mean", "mean", values[0])]))
+    check_drawn(histogram(array, "x", marks=[("mean", "mean", values[0])]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))
-    check_drawn(scatter(array, array[::-1], ("a", "b")))
-    check_drawn(forest([str(value) for value in values], values, ends))
-    check_drawn(curve(range(len(values)), values, ends, "step"))
+    for joined in (True, False):
+        check_drawn(means(range(len(values)), values, ends, "step", joined=joined))
 
 
 @given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
@@ -515,11 +429,11 @@ def test_ticks_are_round_and_on_the_axis(low: float, width: float) -> None:
     """Between two and nine of them, in order."""
     axis = axis_over("x", [low, low + width], 10.0, 110.0)
     assert axis is not None
-    places = [tick.at for tick in axis.ticks]
+    places = [at for at, _ in axis.ticks]
+    assert len({text for _, text in axis.ticks}) == len(places)
     assert places == sorted(places)
     assert 2 <= len(places) <= 9
-    assert places[0] >= 9.99
-    assert places[-1] <= 110.01
+    assert 9.99 <= places[0] <= places[-1] <= 110.01
 
 
 @pytest.mark.parametrize("values", [np.arange(30.0) % 7, np.random.default_rng(0).normal(size=999), np.full(9, 3.5)])
@@ -529,7 +443,7 @@ def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     assert plot is not None
     bars = [shape for shape in plot.shapes if shape.css == "bar"]
     assert sum(int(bar.title.rpartition(": ")[2].split()[0].replace(",", "")) for bar in bars) == len(values)
-    ranges = [bar.value for bar in bars]
+    ranges = [(float(bar.at["data-low"]), float(bar.at["data-high"])) for bar in bars]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
 
 
@@ -543,12 +457,12 @@ def test_the_running_mean_ends_at_the_mean_with_its_interval() -> None:
         for shape in plot.shapes
     )
     assert len(line) == 199
-    assert line[-1][1] == pytest.approx(plot.y.at(values.mean()), abs=0.06)
+    assert line[-1][1] == pytest.approx(plot.y.place(values.mean()), abs=0.06)
     for count in (30, 200):
         low, high = stats.t.interval(0.95, count - 1, values[:count].mean(), stats.sem(values[:count]))
         lower, upper = band[count - 2], band[-(count - 1)]
-        assert lower[0] == upper[0] == pytest.approx(plot.x.at(count - 1), abs=0.06)
-        assert (lower[1], upper[1]) == pytest.approx((plot.y.at(low), plot.y.at(high)), abs=0.06)
+        assert lower[0] == upper[0] == pytest.approx(plot.x.place(count - 1), abs=0.06)
+        assert (lower[1], upper[1]) == pytest.approx(plot.y.place([low, high]), abs=0.06)
 
 
 # The command
@@ -564,79 +478,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_writes_one_file(folder: Path) -> None:
-    """By default ``report.html``; an older report is replaced, and says so by being there."""
+    """By default ``report.html``; an older report is replaced, and a link has the name of its target."""
     outcome = call("report", "a")
     assert outcome.exit_code == 0, outcome.output
     first = (folder / "report.html").read_bytes()
     assert outcome.stdout == f"report.html: 1 result, {len(first) / 1000:,.0f} kB\n"
     assert call("report", "a", "b").exit_code == 0
-    assert b"Returns of 39 pairs" in (folder / "report.html").read_bytes()
-    assert call("report", "a").exit_code == 0
-    assert (folder / "report.html").read_bytes() == first
-    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "report.html"]
-
-
-def test_a_link_is_reported_under_the_name_of_what_it_leads_to(folder: Path) -> None:
-    """``runs/latest`` is another run tomorrow, but the page says how an episode of this one is run again."""
+    assert b"Histogram of 39 values of difference" in (folder / "report.html").read_bytes()
     (folder / "latest").symlink_to("a")
-    assert call("report", "latest", "-o", "link.html").exit_code == 0
-    assert call("report", "a").exit_code == 0
-    assert (folder / "link.html").read_bytes() == (folder / "report.html").read_bytes()
+    assert call("report", "latest").exit_code == 0
+    assert (folder / "report.html").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "latest", "report.html"]
 
 
-def test_a_file_that_is_no_report_is_kept(folder: Path) -> None:
-    """Unless told otherwise; so is a folder, even then."""
+def test_a_file_that_is_not_a_report_is_kept(folder: Path) -> None:
+    """Unless ``--force`` is given; so is a folder, even then, and a missing result writes nothing."""
     (folder / "mine.html").write_text("<p>mine")
     outcome = call("report", "a", "-o", "mine.html")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "mine.html exists and is not a report" in outcome.stderr
+    assert "mine.html" in outcome.stderr
     assert (folder / "mine.html").read_text() == "<p>mine"
     assert call("report", "a", "-o", "mine.html", "--force").exit_code == 0
     assert (folder / "mine.html").read_text().startswith("<!doctype html>")
     assert call("report", "a", "-o", "b", "--force").exit_code == ExitCode.USAGE
     assert call("report", "a", "-o", "mine.html/x.html").exit_code == ExitCode.USAGE
-
-
-def test_nothing_to_report_on_is_a_usage_error(folder: Path) -> None:
-    """And leaves no file."""
-    outcome = call("report", "nowhere")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "nowhere" in outcome.stderr
+    assert call("report", "nowhere").exit_code == ExitCode.USAGE
     assert not (folder / "report.html").exists()
-
-
-STRANGE = [None, "<b>", -5, 10**30, 10**400, [["a"]], {"a": 1}, "\ud800x", "a\nb\x1b[2J"]
-PLACES = [
-    ("provenance",), ("provenance", "identity"), ("provenance", "identity", "environment"), ("provenance", "config"),
-    ("provenance", "config", "policy"), ("provenance", "weights"), ("provenance", "notes"),
-    ("timing", "step_seconds"), ("timing", "num_runners"), ("timing",), ("faults",), ("faults", 0, "traceback"),
-    ("faults", 0, "error_type"), ("faults", 0, "step"), ("faults", 0, "index"),
-    ("faults", 0, "attempt"), ("reason",), ("return_bounds",), ("confidence",),
-    ("determinism",), ("determinism", "remark"), ("audit_mismatches",), ("status",),
-]  # fmt: skip
-
-
-def strangers(data: dict, place: tuple) -> Iterator[str]:
-    """Yield a description with something strange in one place, as JSON, for each strange thing."""
-    for strange in STRANGE:
-        changed = copy.deepcopy(data)
-        within = changed
-        for key in place[:-1]:
-            within = within[key]
-        within[place[-1]] = strange
-        yield json.dumps(changed)
-
-
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
-def test_a_strangers_result_is_shown_or_refused(tmp_path: Path, place: tuple) -> None:
-    """Whatever stands where: never an unexpected error, and never an element."""
-    make_result(3, failed=(1,)).save(tmp_path)
-    data = json.loads((tmp_path / RESULT_FILE).read_text())
-    data["provenance"]["config"]["policy"] = {}
-    for text in strangers(data, place):
-        (tmp_path / RESULT_FILE).write_text(text)
-        with suppress(UsageError):
-            assert "<b>" not in render([Source("x", load(tmp_path))])
 
 
 READERS = [
@@ -655,27 +522,19 @@ def test_a_deeply_nested_result_is_refused(folder: Path, words: tuple[str, ...],
     (folder / "a" / RESULT_FILE).write_text(f'{{"format": 1, "status": "complete", "provenance": {nested}}}')
     outcome = call(*words)
     assert outcome.exit_code == (0 if words[0] == "list" else ExitCode.USAGE), outcome.output
-    assert f"{RESULT_FILE} is damaged: it is nested too deeply" in outcome.output
+    assert f"{RESULT_FILE} is damaged" in outcome.output
 
 
 def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
-    """As its result is."""
     (folder / "a" / "segments").mkdir()
     (folder / "a" / "segments" / "x").touch()
     (folder / "a" / "manifest.json").write_text("[" * 100_000)
     outcome = call("show", "a")
     assert outcome.exit_code == ExitCode.CLUSTER, outcome.output
-    assert "manifest.json is damaged (it is nested too deeply" in outcome.stderr
+    assert "manifest.json is damaged" in outcome.stderr
 
 
-NAMES = {
-    "half a character": "\ud800x",
-    "two lines": "x\nmean 1e9",
-    "a command of a terminal": "x\x1b[2J\x9b2J",
-}
-
-
-@pytest.mark.parametrize("name", NAMES.values(), ids=list(NAMES))
+@pytest.mark.parametrize("name", ["\ud800x", "x\nmean 1e9", "x\x1b[2J\x9b2J"], ids=["half", "lines", "command"])
 @pytest.mark.parametrize(
     "words",
     [("show", "a"), ("show", "a", "--faults"), ("show", "a", "--episodes", "3"), ("compare", "a", "b")],
@@ -683,26 +542,21 @@ NAMES = {
 )
 def test_foreign_names_are_printed_on_one_line(folder: Path, words: tuple[str, ...], name: str) -> None:
     """Whatever they hold: a second line would be taken for one of ours, and half a character cannot be written."""
-    harmless = "".join(char if char.isprintable() else " " for char in name)
-    named(folder / "a" / RESULT_FILE, name)
-    outcome = call(*words)
-    assert outcome.exit_code == 0, outcome.output
-    assert all(line.isprintable() for line in outcome.stdout.splitlines())
-    named(folder / "a" / RESULT_FILE, harmless)
-    assert call(*words).stdout == outcome.stdout
+    shown = []
+    for given_name in (name, "".join(char if char.isprintable() else " " for char in name)):
+        data = json.loads((folder / "a" / RESULT_FILE).read_text())
+        data["provenance"]["identity"]["policy"], data["provenance"]["notes"] = given_name, [given_name]
+        named = {"error_type": given_name, "node": given_name, "message": given_name}
+        data["faults"] = [fault | named for fault in data["faults"]]
+        (folder / "a" / RESULT_FILE).write_text(json.dumps(data))
+        outcome = call(*words)
+        assert outcome.exit_code == 0, outcome.output
+        assert all(line.isprintable() for line in outcome.stdout.splitlines())
+        shown.append(outcome.stdout)
+    assert shown[0] == shown[1]
 
 
-def named(path: Path, name: str) -> None:
-    """Put a name wherever a result names something."""
-    data = json.loads(path.read_text())
-    data["provenance"]["identity"]["policy"] = name
-    data["provenance"]["notes"] = [name]
-    data["faults"] = [{**fault, "error_type": name, "node": name, "message": name} for fault in data["faults"]]
-    path.write_text(json.dumps(data))
-
-
-def test_foreign_names_in_an_error_are_no_commands(folder: Path) -> None:
-    """Nor half a character."""
+def test_foreign_names_in_an_error_are_not_commands(folder: Path) -> None:
     path = folder / "a" / RESULT_FILE
     data = json.loads(path.read_text())
     data["provenance"]["identity"]["environment"]["env"] = "\x9b2J\ud800x"

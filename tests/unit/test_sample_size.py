@@ -11,8 +11,7 @@ from rl_eval.errors import UsageError
 from rl_eval.results.comparison import is_shown
 from rl_eval.results.loading import load
 from rl_eval.results.stats.paired import paired_difference
-from rl_eval.results.stats.rates import compare_rates, parse_rate
-from rl_eval.results.stats.sample_size import Spread, episodes_for_rates
+from rl_eval.results.stats.power import Spread, compare_rates, episodes_for_rates, parse_rate
 from tests.unit.cli_world import call, make_folder
 
 # Success rates

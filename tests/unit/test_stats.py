@@ -13,17 +13,10 @@ import pytest
 from scipy import stats
 
 from rl_eval.errors import UsageError
-from rl_eval.results.stats import (
-    aggregate,
-    exact_mean,
-    interval,
-    mcnemar,
-    mean_interval,
-    paired_difference,
-    success_interval,
-)
-from rl_eval.results.stats.histogram import histogram_edges
-from rl_eval.results.stats.paired import _every_sum, sign_flip_test
+from rl_eval.results.stats import interval
+from rl_eval.results.stats.aggregate import aggregate, exact_mean, histogram_edges
+from rl_eval.results.stats.interval import mean_interval, success_interval
+from rl_eval.results.stats.paired import _every_sum, mcnemar, paired_difference, sign_flip_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,11 +62,6 @@ def test_worst_tenth_of_a_sample_is_that_of_the_sample_repeated_ten_times(size: 
     sample = SKEWED[:size]
     repeated = np.sort(np.repeat(sample, 10))
     assert aggregate(sample).cvar10 == pytest.approx(repeated[:size].mean(), rel=1e-14)
-
-
-def test_worst_tenth_weighs_the_last_value_by_the_fraction_that_is_left() -> None:
-    """The definition in the docstring, written out."""
-    assert aggregate(np.arange(25.0)).cvar10 == (0 + 1 + 2 / 2) / 2.5
 
 
 def test_empty_sample_has_no_numbers() -> None:
@@ -174,19 +162,6 @@ def test_of_few_values_an_interval_covers_the_truth_as_often_as_it_says(size: in
     """Also of two, by which nobody would be led to pass a requirement."""
     rng = np.random.default_rng(size)
     assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, size), 5.0, 2_000, 0.95) <= 0.965
-
-
-def test_a_bootstrap_of_two_values_holds_the_truth_in_half_of_all_cases() -> None:
-    """It can have no end beyond either of them."""
-    rng = np.random.default_rng(2)
-    samples = rng.normal(size=(400, 2))
-    assert 0.45 <= np.mean([0.0 in interval._bca(sample, 0.95) for sample in samples]) <= 0.6
-
-
-def test_more_confidence_is_a_wider_interval() -> None:
-    """99 % holds 95 % holds 80 %."""
-    wide, middle, narrow = (mean_interval(SKEWED, confidence) for confidence in (0.99, 0.95, 0.8))
-    assert wide.low < middle.low < narrow.low < SKEWED.mean() < narrow.high < middle.high < wide.high
 
 
 @pytest.mark.parametrize("size", [2, 30, 6_000])
@@ -306,11 +281,6 @@ def test_unknown_success_spans_from_none_to_all() -> None:
     assert "2 unknown" in found.note
 
 
-def test_no_trials_have_no_success_interval() -> None:
-    """And the reason is given."""
-    assert success_interval(0, 0, num_unknown=3).method == "none"
-
-
 # Pairs
 
 
@@ -327,14 +297,6 @@ def test_difference_is_b_minus_a() -> None:
     assert found.count == 50
     assert found.mean == exact_mean(b - a)
     assert found.interval == mean_interval(b - a, 0.9)
-
-
-def test_paired_interval_is_narrower_when_starts_are_shared() -> None:
-    """The reason to pair at all: what both sides share cancels."""
-    a, b = _pairs(50, 0.5)
-    shuffled = np.random.default_rng(6).permutation(b)
-    paired, unpaired = paired_difference(a, b).interval, paired_difference(a, shuffled).interval
-    assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
 
 
 @pytest.mark.parametrize("size", [2, 5, 11])

@@ -30,11 +30,11 @@ from rl_eval.records.columns import episode_columns, fault_columns
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Outcome
 from rl_eval.records.foreign import MOST_UNRECORDED, check_claim
+from rl_eval.reports.html import Source, render
+from rl_eval.reports.listing import list_runs
 from rl_eval.results.comparison import compare, is_shown, verdict_of
-from rl_eval.results.listing import list_runs
+from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, read_folder, write_episodes
 from rl_eval.results.loading import load
-from rl_eval.results.page.html import Source, render
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, read_folder, write_episodes
 from rl_eval.results.stats.paired import paired_difference
 from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import EpisodePlan

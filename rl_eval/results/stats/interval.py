@@ -88,7 +88,7 @@ def mean_interval(
     num_missing: int = 0,
     bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Return an interval for the mean of what the values were drawn from.
+    """Return an interval for the mean of the distribution of the values.
 
     Args:
         values: One value per completed episode, shape (n,).

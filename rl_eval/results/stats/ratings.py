@@ -109,7 +109,7 @@ def _newton_step(
 
 
 def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Say which policies have met nobody of the others, directly or through others; empty if there are none."""
+    """Name policies that never met the others, directly or through others; return an empty text if there are none."""
     connected = _closure(total + total.T > 0)[0]
     if connected.all():
         return ""
@@ -118,7 +118,7 @@ def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
 
 
 def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Say who won every game against the rest, so that no finite strength fits (Ford 1957); empty if nobody did."""
+    """Name policies that won every game against the rest, so that no finite strength fits (Ford 1957), or return ""."""
     beats = _closure(total > 0)
     # Those that nobody outside has a point against: the ones that reach the most.
     top = int(np.argmax(beats.sum(axis=1)))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import Outcome
-from rl_eval.results.report.metrics import episode_seconds
+from rl_eval.results.metrics import episode_seconds
 from rl_eval.results.story import story
 
 if TYPE_CHECKING:
@@ -55,40 +55,36 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
         packed text of a JSON object; ``omitted``: episodes that are not there.
     """
     positions = shown_rows(result)
-    rows = result.table.rows[positions]
+    rows, infos = result.table.rows[positions], []
+    ends = np.where(rows["terminated"], 0, np.maximum(rows["truncated_by"], 1))
+    mantissas, exponents = np.frexp(episode_seconds(rows))  # Noise beyond a few digits does not compress.
     columns = {
         "index": rows["index"],
         "seed": rows["seed"],
         "return": rows["episode_return"],
         "length": rows["length"],
-        "end": _ends(rows),
+        "end": np.where(rows["outcome"] == Outcome.FAILED, 3, ends),
         "success": rows["success_at_end"].astype(np.int16) + 1,
         "attempts": rows["attempts"],
         "runner": rows["runner"].astype(np.int64) + 1,
-        "seconds": _three_digits(episode_seconds(rows)),
-        "counted": result.counted[positions].astype(np.uint8),
+        "seconds": np.ldexp(np.round(mantissas * 2**13) / 2**13, exponents),
+        "counted": result.counted[positions],
     }
     packed = {name: pack(values) for name, values in columns.items()}
-    infos = _info_columns(result, positions, _MOST_TEXT - sum(len(text) for _, _, text in packed.values()))
+    left = _MOST_TEXT - sum(len(text) for _, _, text in packed.values())
+    for name, values in zip(result.table.info_keys, result.table.infos.T, strict=True):
+        column = pack(values[positions])
+        left -= len(column[2])
+        if left < 0:
+            break
+        infos.append([name, column])
     return {
         "columns": packed,
         "infos": infos,
         "infos_omitted": len(result.table.info_keys) - len(infos),
-        "faults": _pack_text(_fault_data(result)),
+        "faults": _compressed(json.dumps(_fault_data(result), separators=(",", ":"), allow_nan=False).encode("ascii")),
         "omitted": int(result.table.filled.sum()) - len(rows),
     }
-
-
-def _info_columns(result: EvalResult, positions: npt.NDArray[np.intp], left: int) -> list[list[Any]]:
-    """Return the first info scalars, as pairs of name and packed column, in at most ``left`` characters."""
-    found: list[list[Any]] = []
-    for name, values in zip(result.table.info_keys, result.table.infos.T, strict=True):
-        packed = pack(values[positions])
-        left -= len(packed[2])
-        if left < 0:
-            break
-        found.append([name, packed])
-    return found
 
 
 def shown_rows(result: EvalResult) -> npt.NDArray[np.intp]:
@@ -100,8 +96,7 @@ def pack(values: npt.NDArray[Any]) -> list[Any]:
     """Return an array of numbers as ``[type, count, text]``."""
     small = _narrow(values)
     planes = small.view(np.uint8).reshape(len(small), small.itemsize).T
-    text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode()
-    return [small.dtype.str[1:], len(small), text]
+    return [small.dtype.str[1:], len(small), _compressed(planes.tobytes())]
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -117,21 +112,6 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return small if shows else wide
 
 
-def _ends(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    """Return how episodes ended: 0 terminated, 1 cut by the environment, 2 by ``max_episode_steps``, 3 failed."""
-    ends = np.where(rows["terminated"], 0, np.maximum(rows["truncated_by"], 1))
-    return np.where(rows["outcome"] == Outcome.FAILED, 3, ends).astype(np.uint8)
-
-
-def _three_digits(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Round to three decimal digits, then to the eleven binary ones that tell them apart: noise does not compress."""
-    with np.errstate(all="ignore"):
-        scale = 10.0 ** (np.floor(np.log10(np.abs(seconds))) - 2)
-        mantissas, exponents = np.frexp(np.round(seconds / scale) * scale)
-    rounded = np.ldexp(np.round(mantissas * 2**11) / 2**11, exponents)
-    return np.where(np.isfinite(rounded), rounded, seconds)
-
-
 def _fault_data(result: EvalResult) -> dict[str, Any]:
     """Return faults as rows, told as in a story, and each different traceback once; a row without one has place -1."""
     texts: dict[str, int] = {}
@@ -143,9 +123,8 @@ def _fault_data(result: EvalResult) -> dict[str, Any]:
             left -= len(fault.traceback)
             texts[fault.traceback] = len(texts)
         rows.append([fault.index, fault.attempt, fault.runner, text, texts.get(fault.traceback, -1)])
-    return {"rows": rows, "tracebacks": list(texts), "omitted": max(0, len(result.faults) - _MOST_FAULTS)}
+    return {"rows": rows, "tracebacks": list(texts)}
 
 
-def _pack_text(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    return base64.b64encode(zlib.compress(text, 9)).decode()
+def _compressed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,14 +25,11 @@ from rl_eval.records.episode import COLUMNS, EpisodeTable, Fault
 from rl_eval.records.foreign import check_claim, damage, parse_json, typed
 from rl_eval.records.parquet import ParquetColumns
 from rl_eval.records.plain import plain
-from rl_eval.redaction import redact
 from rl_eval.scheduling.plan import MAX_EPISODES
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-    from rl_eval.results.result import EvalResult
 
 __all__ = [
     "EPISODES_FILE",
@@ -42,9 +39,9 @@ __all__ = [
     "check_format",
     "check_ours",
     "check_regular",
-    "describe",
     "episode_frame",
     "episode_table",
+    "fault_values",
     "json_text",
     "read_folder",
     "read_summary",
@@ -69,37 +66,10 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What must be known of ``result.json`` to make a table of the records beside it."""
+    """Part of ``result.json`` that the table of the records beside it needs."""
 
     plan: _Plan
     faults: list[Fault]
-
-
-def describe(result: EvalResult) -> dict[str, Any]:
-    """Return everything but the records of a result as plain JSON values."""
-    success = result.success_interval
-    described = {
-        "format": FORMAT,
-        "status": result.status,
-        "reason": result.reason,
-        "fingerprint": result.fingerprint,
-        "records_digest": result.table.digest(),
-        "plan": {**result.plan.to_dict(), "fingerprint": result.plan_fingerprint},
-        "notes": result.notes,
-        "metrics": result.metrics,
-        "confidence": result.confidence,
-        "interval": result.interval.to_dict(),
-        "success_interval": success.to_dict() if success else None,
-        "return_bounds": result.return_bounds,
-        "mean_return_bounds": result.mean_return_bounds,
-        "audit_mismatches": result.audit_mismatches,
-        "determinism": result.determinism.to_dict() | {"summary": str(result.determinism)},
-        "timing": asdict(result.timing),
-        "provenance": result.provenance | {key: redact(result.provenance.get(key)) for key in ("config", "identity")},
-        "fault_counts": result.fault_counts,
-    }
-    faults = [fault_values(fault) for fault in result.faults]
-    return {key: plain(value) for key, value in described.items()} | {"faults": faults}
 
 
 def fault_values(fault: Fault) -> dict[str, Any]:

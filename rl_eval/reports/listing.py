@@ -1,4 +1,4 @@
-"""List of the runs in a folder, whoever made them: each is read as data, and one that cannot be read says why.
+"""List of the runs in a folder, foreign ones included: each is read as data, and one that cannot be read has a reason.
 
 A complete result is listed as its summary has it, since computing all its numbers again takes long for many runs;
 ``load`` and ``rl-eval show`` verify them. Of an unfinished run the log is read.
@@ -17,10 +17,10 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.foreign import damage
 from rl_eval.records.plain import plain
+from rl_eval.reports.page import one_line
+from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
 from rl_eval.results.loading import load
-from rl_eval.results.report.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
-from rl_eval.results.report.printable import one_line
-from rl_eval.results.report.table import decimals, environment_name, number, policy_name
+from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 __all__ = ["ListedRun", "list_runs"]
 
@@ -82,9 +82,7 @@ class ListedRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; NaN becomes None."""
-        described = plain(asdict(self))
-        assert isinstance(described, dict)
-        return described
+        return {name: plain(value) for name, value in asdict(self).items()}
 
 
 def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
@@ -104,77 +102,55 @@ def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
 def _places(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the folders of runs, by path."""
     for place, folders, files in os.walk(folder):
-        if _is_run(folders, files):
+        parts = _LOG_FOLDERS & {*folders}
+        if RESULT_FILE in files or parts == _LOG_FOLDERS or (parts and MANIFEST_FILE in files):
             folders[:] = []
             yield Path(place)
-        else:
-            folders.sort()
-
-
-def _is_run(folders: list[str], files: list[str]) -> bool:
-    return (
-        RESULT_FILE in files
-        or (bool(_LOG_FOLDERS & {*folders}) and MANIFEST_FILE in files)
-        or {*folders} >= _LOG_FOLDERS
-    )
+        folders.sort()
 
 
 def _listed(path: Path, name: str) -> ListedRun:
     try:
-        return _of_summary(path, name) or _of_log(path, name)
+        return _run(name, _summary(path) or load(path).to_dict())
     except EvalError as error:
         problem = str(error)
-    except Exception as error:  # Strangers' files can be wrong in any way.
+    except Exception as error:  # Foreign files can be wrong in any way.
         problem = f"it is damaged ({damage(error)})"
     return ListedRun(name, "broken", problem=_line(problem))
 
 
-def _of_summary(path: Path, name: str) -> ListedRun | None:
-    """Read a complete result; None if the log knows better."""
+def _summary(path: Path) -> dict[str, Any]:
+    """Return the summary of a complete result; empty if the log knows better."""
     if not (path / RESULT_FILE).exists():
-        return None
+        return {}
     data = read_summary(path / RESULT_FILE)
     if data.get("status") != "complete":
-        return None
+        return {}
     check_format(data)
-    planned = int(data["plan"]["num_episodes"])
-    _check_records(path / EPISODES_FILE, planned)
-    provenance, metrics, interval = data["provenance"], data["metrics"], data["interval"]
-    return ListedRun(
-        name,
-        "complete",
-        episodes=int(metrics["num_episodes"]),
-        planned=planned,
-        mean_return=_number(metrics["episode_return_mean"]),
-        low=_number(interval["low"]),
-        high=_number(interval["high"]),
-        deterministic=_flag(data["determinism"]["passed"]),
-        **_names(provenance),
-    )
+    _check_records(path / EPISODES_FILE, int(data["plan"]["num_episodes"]))
+    return data
 
 
-def _of_log(path: Path, name: str) -> ListedRun:
-    result = load(path)
-    return ListedRun(
-        name,
-        result.status,
-        episodes=result.aggregates.count,
-        planned=len(result.plan),
-        mean_return=result.mean_return,
-        low=result.interval.low,
-        high=result.interval.high,
-        deterministic=result.determinism.passed,
-        **_names(result.provenance),
-    )
-
-
-def _names(provenance: Mapping[str, Any]) -> dict[str, str]:
+def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
+    """Read a description, which may be foreign."""
+    metrics, interval, provenance = data["metrics"], data["interval"], data["provenance"]
+    numbers = (metrics["episode_return_mean"], interval["low"], interval["high"])
+    mean, low, high = (math.nan if value is None else float(value) for value in numbers)
+    passed = data["determinism"]["passed"]
     when = provenance.get("finished_at") or provenance.get("started_at") or ""
-    return {
-        "policy": _line(policy_name(provenance)),
-        "environment": _line(environment_name(provenance)),
-        "when": _line(str(when)),
-    }
+    return ListedRun(
+        name,
+        _line(str(data["status"])),
+        episodes=int(metrics["num_episodes"]),
+        planned=int(data["plan"]["num_episodes"]),
+        mean_return=mean,
+        low=low,
+        high=high,
+        policy=_line(policy_name(provenance)),
+        environment=_line(environment_name(provenance)),
+        when=_line(str(when)),
+        deterministic=None if passed is None else bool(passed),
+    )
 
 
 def _check_records(path: Path, planned: int) -> None:
@@ -190,14 +166,6 @@ def _check_records(path: Path, planned: int) -> None:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
     if count != planned:
         raise UsageError(f"{path.name} holds {count} of {planned} episodes")
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _flag(value: Any) -> bool | None:
-    return None if value is None else bool(value)
 
 
 def _line(text: str) -> str:

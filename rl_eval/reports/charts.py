@@ -1,0 +1,211 @@
+"""Charts of a report as shapes with their places on a drawing; the template draws them as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.results.stats.aggregate import histogram_edges
+
+__all__ = ["Axis", "Plot", "Shape", "axis_over", "histogram", "means", "running_mean"]
+
+WIDTH: Final = 540.0
+HEIGHT: Final = 250.0
+"""Pixels of a drawing, which the template repeats."""
+_LEFT: Final = 60.0
+_RIGHT: Final = 20.0
+_TOP: Final = 10.0
+_BOTTOM: Final = 44.0
+
+_STEPS: Final = (1, 2, 2.5, 5, 10)
+_WIDEST: Final = 1e300
+"""Greatest magnitude that is drawn: differences of greater ones may leave the range of floats."""
+_POINTS: Final = 300
+"""Episodes at which a running mean is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A linear axis: values from ``low`` to ``high`` lie at pixels from ``start`` to ``end``."""
+
+    label: str
+    low: float
+    high: float
+    start: float
+    end: float
+    whole: bool = False
+    """Whether only whole numbers mean something."""
+
+    def place(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the places of values, in pixels; those outside lie at the ends."""
+        share = (np.clip(np.asarray(values, np.float64), self.low, self.high) - self.low) / (self.high - self.low)
+        return np.asarray(self.start + share * (self.end - self.start))
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Four to eight round numbers with their places in pixels, fewer where they are whole."""
+        width = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(width))
+        step = next(step * power for step in _STEPS if step * power >= width * (1 - 1e-9))
+        step = max(1.0, math.ceil(step)) if self.whole else step
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [(float(self.place(n * step)), f"{n * step + 0.0:,.10g}") for n in range(first, last + 1)]
+
+
+def axis_over(
+    label: str, values: Iterable[float], start: float, end: float, *, margin: float = 0.04, whole: bool = False
+) -> Axis | None:
+    """Return an axis that shows values, with a margin on either side; None if none of them can be drawn.
+
+    Args:
+        label: Meaning of the values.
+        values: NaN, infinities and values near the end of the floats are left out.
+        start: Pixels of the lower end.
+        end: Pixels of the upper end.
+        margin: As a share of their range.
+        whole: Whether only whole numbers mean something.
+    """
+    drawn = [value for value in map(float, values) if abs(value) <= _WIDEST]
+    if not drawn:
+        return None
+    low, high = min(drawn), max(drawn)
+    size = max(abs(low), abs(high))
+    room = (high - low) * margin if high - low > 1e-7 * size else size / 100 or 1.0  # The numbers on the axis differ.
+    return Axis(label, low - room, high + room, start, end, whole)
+
+
+class Shape(NamedTuple):
+    """One element of a drawing."""
+
+    tag: Literal["path", "rect", "circle"]
+    css: str
+    """Class that gives it its colour."""
+    at: dict[str, str]
+    """Attributes: its place, and the range of returns that it stands for if episodes can be chosen by it."""
+    title: str = ""
+    """Shown when it is pointed at."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing with its axes."""
+
+    title: str
+    """Description for those who cannot see it."""
+    x: Axis
+    y: Axis
+    shapes: list[Shape]
+    key: list[tuple[str, str]] = field(default_factory=list)
+    """Classes that are drawn, with their meanings."""
+    caption: str = ""
+
+
+def histogram(
+    values: npt.NDArray[np.float64], label: str, *, marks: Sequence[tuple[str, str, float]] = ()
+) -> Plot | None:
+    """Draw how often values occur; None if there is nothing to draw.
+
+    Args:
+        values: Shape (n,).
+        label: Meaning of the values, for the axis.
+        marks: Upright lines: class, meaning, place.
+    """
+    x = axis_over(label, values, _LEFT, WIDTH - _RIGHT, margin=0.02)
+    if x is None:
+        return None
+    drawn = values[(values >= x.low) & (values <= x.high)]
+    edges = histogram_edges(drawn)
+    counts, _ = np.histogram(drawn, edges)
+    x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
+    y = Axis("episodes", 0.0, float(counts.max()) * 1.05, HEIGHT - _BOTTOM, _TOP, whole=True)
+    shapes, known = [], [mark for mark in marks if math.isfinite(mark[2])]
+    for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
+        (left, right), top = x.place([low, high]), y.place(count)
+        at = {"x": left, "y": top, "width": max(right - left - (right - left > 4), 0.5), "height": y.start - top}
+        chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
+        shapes += [Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")] if count else []
+    for css, meaning, value in known:
+        shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
+    left_out = f"{len(values) - len(drawn):,} that cannot be drawn are left out." if len(drawn) < len(values) else ""
+    key = list(dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]))
+    return Plot(f"Histogram of {len(drawn):,} values of {label}", x, y, shapes, key=key, caption=left_out)
+
+
+def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
+    """Draw the mean of the first n episodes of a plan, for every n, with Student t limits; None without three values.
+
+    Args:
+        places: Indices of the episodes, in order, shape (n,).
+        values: Their returns.
+        confidence: Nominal coverage of the band at each place by itself.
+    """
+    from scipy.special import stdtrit
+
+    if len(values) < 3 or not np.isfinite(values).all() or np.abs(values).max() > 1e150:
+        return None
+    count, centre = np.arange(2, len(values) + 1), values.mean()
+    sums, squares = np.cumsum(values - centre)[1:], np.cumsum((values - centre) ** 2)[1:]
+    variance = np.maximum(squares - sums**2 / count, 0) / (count - 1)
+    half = stdtrit(count - 1, (1 + confidence) / 2) * np.sqrt(variance / count)
+    shown = np.unique(np.linspace(0, len(count) - 1, min(_POINTS, len(count))).astype(int))
+    mean, half = (centre + sums / count)[shown], half[shown]
+    settled = shown >= min(len(values) // 10 - 1, shown[-1])
+    x = axis_over("episode index", places, _LEFT, WIDTH - _RIGHT, margin=0.0, whole=True)
+    ends = np.concatenate([(mean - half)[settled], (mean + half)[settled], mean])
+    y = axis_over("mean return so far", ends, HEIGHT - _BOTTOM, _TOP)
+    if x is None or y is None:
+        return None
+    across, low, high = x.place(places[1:][shown]), y.place(mean - half), y.place(mean + half)
+    band = _path("band", [*across, *across[::-1]], [*low, *high[::-1]])
+    level = f"{100 * confidence:g} %"
+    return Plot(
+        f"Running mean of {len(values):,} returns by episode index",
+        x,
+        y,
+        [band, _path("line", across, y.place(mean))],
+        key=[("line", "mean of the episodes up to this index"), ("band", f"{level} band (Student t)")],
+        caption="In the order of the plan, whatever finished first. The band holds at each place by itself.",
+    )
+
+
+def means(
+    steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str, *, joined: bool
+) -> Plot | None:
+    """Draw mean returns with their intervals; None if there is nothing to draw.
+
+    Args:
+        steps: Places of the means, in ascending order.
+        values: One for each step; NaN is left out.
+        ends: Low and high end of each interval; NaN without one.
+        label: Meaning of a step.
+        joined: Whether a line leads from mean to mean, as over checkpoints.
+    """
+    x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)
+    y = axis_over("mean return", [*values, *(end for pair in ends for end in pair)], HEIGHT - _BOTTOM, _TOP)
+    if x is None or y is None:
+        return None
+    drawn = [(step, mean, pair) for step, mean, pair in zip(steps, values, ends, strict=True) if not math.isnan(mean)]
+    line = _path("line", x.place([step for step, _, _ in drawn]), y.place([mean for _, mean, _ in drawn]))
+    shapes = [line] if joined and drawn else []
+    for step, mean, pair in drawn:
+        if not math.isnan(pair[0]):
+            shapes.append(_path("whisker", x.place([step] * 2), y.place(pair)))
+        at = {"cx": _px(float(x.place(step))), "cy": _px(float(y.place(mean))), "r": "4"}
+        shapes.append(Shape("circle", "point", at, f"{mean:,.6g}"))
+    title = "Mean return over checkpoints" if joined else "Mean returns with their intervals"
+    return Plot(title, x, y, shapes, key=[("line", "mean return"), ("whisker", "interval")] if joined else [])
+
+
+def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:
+    return Shape(
+        "path", css, {"d": "M" + "L".join(f"{_px(x)} {_px(y)}" for x, y in zip(across, up, strict=True))}, title
+    )
+
+
+def _px(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

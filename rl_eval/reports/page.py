@@ -1,0 +1,203 @@
+"""Page as data, and its renderings for a terminal, as plain text and for a notebook.
+
+Foreign text is shown on one line: a line break in a name makes a line that looks like ours, the terminal obeys control
+characters, and half a surrogate pair, which JSON and file names can hold, cannot be written at all.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    from rl_eval.reports.charts import Plot
+
+__all__ = ["WIDTH", "Line", "Page", "Table", "lines", "notebook_page", "one_line", "rich_page", "text_page"]
+
+WIDTH: Final = 80
+_LABEL: Final = 13
+_GAP: Final = 3
+_COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
+_BYTES: Final = 0xDC00
+"""Where Python puts bytes of a file name that are not UTF-8, among the halves of surrogate pairs."""
+
+
+class Line(NamedTuple):
+    """One labelled line; a second line of the same topic has an empty label."""
+
+    label: str
+    strong: str
+    """Number or word that the line is about, set in bold."""
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, the first column of which names the rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    folded: bool = False
+    """Whether a browser shows it only after a click on its title."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of a page, before it is laid out."""
+
+    title: str
+    subtitle: str
+    state: str
+    """Shown at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
+    sections: Sequence[Sequence[Line] | Table | Plot]
+    """Figures are for browsers alone."""
+    notes: Sequence[str] = field(default_factory=list)
+    verdict: str = ""
+    failure: str = ""
+    """Why there are no numbers to trust, before everything else."""
+
+    @property
+    def head(self) -> list[Line]:
+        """The failure, as a line."""
+        return [Line("failed", "", self.failure)] if self.failure else []
+
+    @property
+    def tail(self) -> list[Line]:
+        """Verdict and notes, as lines."""
+        verdict = [Line("verdict", "", self.verdict)] if self.verdict else []
+        return verdict + [Line("note", "", note) for note in self.notes]
+
+
+def one_line(text: str) -> str:
+    """Return text on one line: a space stands for each unprintable character, but for bytes of file names."""
+    return text if text.isprintable() else "".join(map(_printed, text))
+
+
+def _printed(char: str) -> str:
+    r"""Return a character or its stand-in: ``\xff`` for such a byte, which tells one file name from another."""
+    if char.isprintable():
+        return char
+    byte = ord(char) - _BYTES
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else " "
+
+
+def lines(text: str) -> str:
+    """Return text with its own lines, such as a traceback."""
+    return "\n".join(one_line(line.expandtabs()).rstrip() for line in text.splitlines())
+
+
+def text_page(page: Page) -> str:
+    """Render a page as plain text."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=1_000, color_system=None, highlight=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(rich_page(page, rule="-"))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def rich_page(page: Page, *, rule: str = "─") -> RenderableType:
+    """Render a page for :mod:`rich`; all but its tables is at most 80 columns wide."""
+    from rich.console import Group
+
+    return Group(*_parts(page, rule))
+
+
+def _parts(page: Page, rule: str) -> Iterator[RenderableType]:
+    from rich.constrain import Constrain
+    from rich.rule import Rule
+
+    title, state = _text(page.title, "bold"), _text(page.state, _COLOURS.get(page.state, ""))
+    yield title.append(" " * max(1, WIDTH - len(title) - len(state))).append(state)
+    if page.subtitle:
+        yield Constrain(_text(page.subtitle), WIDTH)
+    yield from (_hanging(line, "bold red") for line in page.head)
+    yield Constrain(Rule(style="dim", characters=rule), WIDTH)
+    shown = [section for section in page.sections if section and isinstance(section, (Table, Sequence))]
+    grouped = [line for section in shown if not isinstance(section, Table) for line in section]
+    label = max([_LABEL, *(len(line.label) + 1 for line in grouped)])
+    strong = max([len(line.strong) for line in grouped], default=0) + _GAP
+    for place, section in enumerate(shown):
+        if place:
+            yield ""
+        if isinstance(section, Table):
+            yield from _table(section)
+            continue
+        grid = _grid(label, strong)
+        for line in section:
+            grid.add_row(_text(line.label, "dim"), _text(line.strong, "bold"), _text(line.rest))
+        yield Constrain(grid, WIDTH)
+    if page.tail:
+        yield Constrain(Rule(style="dim", characters=rule), WIDTH)
+    yield from (_hanging(line, "bold" if line.label == "verdict" else "yellow") for line in page.tail)
+
+
+def _table(table: Table) -> Iterator[RenderableType]:
+    from rich.table import Table as Grid
+
+    laid_out = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for place, heading in enumerate(table.headings):
+        laid_out.add_column(_text(heading), justify="right" if place else "left", no_wrap=True)
+    for row in table.rows:
+        laid_out.add_row(*("\n".join(map(one_line, cell.split("\n"))) for cell in row))
+    yield from (_text(table.title, "dim"), laid_out)
+    if table.caption:
+        yield _text(table.caption, "dim")
+
+
+def _hanging(line: Line, style: str) -> RenderableType:
+    """Return a sentence with a label before it."""
+    from rich.constrain import Constrain
+
+    row = _grid(_LABEL)
+    row.add_row(_text(line.label, style), _text(line.rest))
+    return Constrain(row, WIDTH)
+
+
+def _grid(*widths: int) -> Grid:
+    """Return an empty grid: columns of the given widths, and one that takes the rest."""
+    from rich.table import Table as Grid
+
+    grid = Grid.grid()
+    for width in widths:
+        grid.add_column(width=width)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(one_line(text), style)
+
+
+def notebook_page(page: Page) -> str:
+    """Render a page as one HTML table for a notebook; all text is escaped."""
+    rows: list[Sequence[str]] = []
+    for section in (page.head, *page.sections, page.tail):
+        if isinstance(section, Table):
+            rows += [(section.title,), section.headings, *section.rows]
+        elif isinstance(section, Sequence):
+            rows += section
+    caption = _escaped(" ".join(filter(None, (page.title, page.subtitle, page.state))))
+    return f"<table><caption>{caption}</caption>{''.join(map(_html_row, rows))}</table>"
+
+
+def _html_row(row: Sequence[str]) -> str:
+    first, *cells = map(_escaped, row)
+    if isinstance(row, Line):
+        cells[0] = f"<b>{cells[0]}</b>"
+    return f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _escaped(text: str) -> str:
+    return escape(one_line(text))

@@ -1,0 +1,324 @@
+"""Pages of a result, of a comparison and of cross-play: their numbers, the order of these, and their precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.reports.page import Line, Page, Table, notebook_page, rich_page, text_page
+from rl_eval.results.comparison import Comparison
+from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
+from rl_eval.results.metrics import policy_names
+from rl_eval.results.result import EvalResult
+from rl_eval.results.text import (
+    decimals,
+    environment_name,
+    interval_places,
+    interval_text,
+    lookup,
+    number,
+    percent,
+    policy_name,
+    weights_name,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rl_eval.results.stats.interval import Interval
+
+__all__ = ["headline", "notebook", "page_of", "result_page", "rich", "text"]
+
+Write = Callable[[float], str]
+
+_GAP: Final = "   "
+_SETTINGS: Final = 8
+"""Differing settings that a comparison shows."""
+_NAMED: Final = ("policy", "policy_kwargs.path")
+"""Settings that a policy's name stands for."""
+_MEANS: Final = ("module_episode_returns", "policy_team_return", "policy_per_capita_return")
+_LEAST_SHOWN: Final = 0.0005
+"""Share that is no longer written as 0.0 %."""
+_WITH_INTERVALS: Final = 4
+"""Most policies whose matrices show intervals, so that they fit into 80 columns."""
+
+
+@singledispatch
+def page_of(shown: Any) -> Page:
+    """Return the page of a result, a comparison or cross-play."""
+    raise TypeError(f"there is no page of a {type(shown).__name__}")
+
+
+def text(shown: Any) -> str:
+    """Return the page of a value as plain text."""
+    return text_page(page_of(shown))
+
+
+def rich(shown: Any) -> RenderableType:
+    """Return the page of a value for :mod:`rich`."""
+    return rich_page(page_of(shown))
+
+
+def notebook(shown: Any) -> str:
+    """Return the page of a value as HTML for a notebook."""
+    return notebook_page(page_of(shown))
+
+
+# A result
+
+
+@page_of.register
+def result_page(result: EvalResult) -> Page:
+    """Return the page of a result: its numbers, how its episodes went, and its identity."""
+    sections: list[list[Line] | Table] = [
+        [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
+        *_policy_tables(result),
+        [*_episode_lines(result), *_time_lines(result)],
+        _identity_lines(result),
+    ]
+    return Page(
+        title=environment_name(result.provenance) or "evaluation",
+        subtitle=", ".join(filter(None, [policy_name(result.provenance), _sampled(result.provenance)])),
+        state=result.status,
+        sections=sections,
+        notes=([result.reason] if result.reason and result.status != "failed" else []) + result.notes,
+        failure=result.reason if result.status == "failed" else "",
+    )
+
+
+def _sampled(provenance: Mapping[str, Any]) -> str:
+    """Return a remark if the actions of all policies were sampled."""
+    identity = provenance.get("identity")
+    several = identity.get("policies") if isinstance(identity, Mapping) else None
+    asked = list(several.values()) if isinstance(several, Mapping) and several else [identity]
+    return "sampled actions" if all(lookup(one, "deterministic") == "False" for one in asked) else ""
+
+
+def headline(result: EvalResult) -> Line:
+    """Return the mean return with its interval."""
+    write = _writer(decimals(result.aggregates.sem, result.mean_return))
+    return Line("mean return", write(result.mean_return), interval_text(result.interval, write))
+
+
+def _return_lines(result: EvalResult) -> list[Line]:
+    numbers, lines = result.aggregates, [headline(result)]
+    write = _writer(decimals(numbers.sem, numbers.mean))
+    if result.num_missing and (bounds := result.mean_return_bounds):
+        worst, best = map(write, bounds)
+        lines.append(Line("", "", f"mean if the failed were all worst {worst}, all best {best}"))
+    if numbers.minimum == numbers.maximum or not numbers.count:
+        return lines
+    middle = {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)}
+    ends = {"min": write(numbers.minimum), "max": write(numbers.maximum), "worst 10 %": write(numbers.cvar10)}
+    return [*lines, Line("", "", _named(middle)), Line("", "", _named(ends))]
+
+
+def _length_lines(result: EvalResult) -> list[Line]:
+    shown = result.metrics
+    if not result.aggregates.count:
+        return []
+    terminated, truncated = shown["terminated_rate"], shown["truncated_rate"]
+    ended = {"terminated": percent(terminated), "truncated": percent(truncated)}
+    if (both := terminated + truncated - 1) >= _LEAST_SHOWN:
+        ended["both"] = percent(both)
+    ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
+    return [
+        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{_named(ends)}"),
+        Line("", "", _named(ended)),
+    ]
+
+
+def _success_lines(result: EvalResult) -> list[Line]:
+    interval = result.success_interval
+    if interval is None or result.success_rate is None:
+        return []
+    lines = [Line("success", percent(result.success_rate), interval_text(interval))]
+    once = result.metrics["success_once_rate"]
+    return lines if once == result.success_rate else [*lines, Line("", "", f"at any step {percent(once)}")]
+
+
+def _policy_tables(result: EvalResult) -> list[Table]:
+    """Return a table of the policies, per agent and episode; none for episodes of a single agent."""
+    if not len(result.agents):
+        return []
+    names, shown = policy_names(result.provenance), result.metrics
+    means = [shown[f"module_episode_returns_mean/{name}"] for name in names]
+    places = max(decimals(abs(mean) / 10, mean) for mean in means)
+    rows = [
+        (
+            name,
+            *(number(shown[f"{mean}_mean/{name}"], places) for mean in _MEANS),
+            *(percent(shown[f"{word}_rate/{name}"]) for word in ("win", "draw", "loss")),
+        )
+        for name in names
+    ]
+    return [Table("by policy", ("policy", "return", "team", "per capita", "won", "drawn", "lost"), rows)]
+
+
+def _episode_lines(result: EvalResult) -> list[Line]:
+    trouble = f"{result.num_failed:,} failed{_GAP}{result.num_retried:,} retried{_GAP}{len(result.faults):,} faults"
+    lines = [Line("episodes", f"{result.aggregates.count:,}", f"of {len(result.plan):,}{_GAP}{trouble}")]
+    if result.fault_counts:
+        kinds = [f"{count:,} {kind}" for kind, count in list(result.fault_counts.items())[:4]]
+        more = len(result.fault_counts) - len(kinds)
+        lines.append(Line("faults", "", _GAP.join(kinds) + (f"{_GAP}and {more} more kinds" if more else "")))
+    return lines
+
+
+def _time_lines(result: EvalResult) -> list[Line]:
+    timing, shares = result.timing, result.timing.shares
+    where = f"on {timing.num_runners} runner{'s' if timing.num_runners > 1 else ''}"
+    steps = f"{timing.env_steps:,} steps in {number(timing.wall_seconds)} s "
+    steps += where if timing.num_runners else "in this process"
+    lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
+    spent = _GAP.join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    return [*lines, Line("time", "", spent)] if shares else lines
+
+
+def _identity_lines(result: EvalResult) -> list[Line]:
+    weights = weights_name(result.provenance, result.metrics["weights_version"])
+    named = {"fingerprint": result.fingerprint[:16], "weights": weights, "determinism": str(result.determinism)}
+    return [Line(label, "", text) for label, text in named.items() if text]
+
+
+# A comparison
+
+
+@page_of.register
+def _(shown: Comparison) -> Page:
+    sections = [_side_lines(shown), _setting_lines(shown), _difference_lines(shown), _mcnemar_lines(shown)]
+    title = shown.environment or "comparison"
+    return Page(title, "", "b against a", sections, notes=shown.notes, verdict=shown.verdict)
+
+
+def _side_lines(comparison: Comparison) -> list[Line]:
+    sides = {"a": comparison.a, "b": comparison.b}
+    places = max(decimals(0.0, side.mean_return) for side in sides.values())
+    lines = []
+    for name, side in sides.items():
+        lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
+        lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
+    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers here go over these"
+    return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned{fewer}")]
+
+
+def _setting_lines(comparison: Comparison) -> list[Line]:
+    """Return the settings that differ, but for those that the lines of the sides show to differ."""
+    a, b = comparison.a, comparison.b
+    names, weights = a.policy != b.policy, a.weights != b.weights
+    different = [
+        one
+        for one in comparison.different_settings
+        if not (names and one.key in _NAMED) and not (weights and one.key.startswith("weights."))
+    ]
+    if not different:
+        return [Line("settings", "", "nothing else that is recorded differs")]
+    lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
+    more = len(different) - len(lines)
+    return lines + ([Line("", "", f"and {more} more differences: see --json")] if more else [])
+
+
+def _difference_lines(comparison: Comparison) -> list[Line]:
+    difference = comparison.difference
+    write = _writer(interval_places(difference.interval, difference.mean))
+    if difference.rounding:
+        return [Line("b - a", write(difference.mean), "rounding")]
+    how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
+    lines = [
+        Line("b - a", write(difference.mean), interval_text(difference.interval, write)),
+        Line("p-value", f"{difference.p_value:.2g}", f"of no difference: sign-flip test over {how}"),
+    ]
+    if difference.correlation is not None:
+        lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
+    if difference.episodes_saved is not None:
+        saved = f"{difference.episodes_saved:,.2f} x"
+        lines.append(Line("equal seeds", saved, "as many episodes would be needed without them"))
+    return lines
+
+
+def _mcnemar_lines(comparison: Comparison) -> list[Line]:
+    found = comparison.success
+    if found is None:
+        return []
+    counts = {"both": found.both, "only a": found.only_a, "only b": found.only_b, "neither": found.neither}
+    return [
+        Line("success", "", _named({name: f"{count:,}" for name, count in counts.items()})),
+        Line("p-value", f"{found.p_value:.2g}", "of equal success rates: McNemar's exact test"),
+    ]
+
+
+# Cross-play
+
+
+@page_of.register
+def _(shown: CrossPlay) -> Page:
+    """Return the tables of cross-play; the best rated policy comes first."""
+    missing = f"; {shown.num_missing:,} games of the plan do not count" if shown.num_missing else ""
+    head = f"{shown.num_games:,} games on {shown.num_seeds:,} seeds{missing}; {100 * shown.confidence:g} % intervals"
+    best = sorted(shown.standings, key=lambda each: 0.0 if math.isnan(each.rating.value) else -each.rating.value)
+    names = [standing.policy for standing in best]
+    rated, seated = _means(each.mean_return for each in best), _means(each.mean_return for each in shown.seats)
+    teams, points = _means(each.team for each in shown.line_ups), "{:,.0f}".format
+    ratings = [
+        (one.policy, number(one.rating.value, 0), _ends(one.rating.interval, points), *_shares(one.outcomes),
+         rated(one.mean_return.mean))
+        for one in best
+    ]  # fmt: skip
+    seats = [(one.seat, *_shares(one.outcomes), *_both(one.mean_return, seated)) for one in shown.seats]
+    line_ups = [
+        (" + ".join(one.policies), f"{one.num_games:,}", *_both(one.team, teams),
+         ", ".join(f"{name} {teams(own.mean)}" for name, own in one.per_capita.items()))
+        for one in shown.line_ups
+    ]  # fmt: skip
+    won, returns = ("won", "drawn", "lost", "mean return"), _means(cell.mean_return for cell in shown.cells)
+    sections = [
+        Table("score of the row against the column: wins and half the draws", ("", *names),
+              _matrix(shown, names, "score", percent)),
+        Table("mean return of the row's seat", ("", *names), _matrix(shown, names, "mean_return", returns)),
+        Table("Bradley-Terry ratings, in Elo points", ("policy", "rating", "interval", *won), ratings),
+        Table("seats, of whichever policy", ("seat", *won, "interval"), seats),
+        Table("line-ups", ("policies", "games", "team return", "interval", "per capita"), line_ups),
+    ]  # fmt: skip
+    intervals = [each.rating.interval for each in shown.standings] + [each.score.interval for each in shown.cells]
+    intervals += [each.mean_return.interval for each in shown.seats]
+    notes = [f"no game of {name} counts, so it is in no table" for name in shown.absent]
+    notes += dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})
+    return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
+
+
+def _matrix(played: CrossPlay, names: list[str], what: str, write: Write) -> list[list[str]]:
+    """Return a row of estimates for each policy, with intervals below where there is room."""
+    shown = 2 if len(names) <= _WITH_INTERVALS else 1
+    cells = {(cell.row, cell.column): _both(getattr(cell, what), write)[:shown] for cell in played.cells}
+    return [[row, *("\n".join(cells.get((row, column), "-")) for column in names)] for row in names]
+
+
+# Numbers as text
+
+
+def _writer(places: int) -> Write:
+    return lambda value: number(value, places)
+
+
+def _means(estimates: Iterable[Estimate]) -> Write:
+    """Return a writer of numbers with the decimals of the most certain estimate."""
+    spreads = [(each.interval.high - each.interval.low) / 4 for each in estimates]
+    return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
+
+
+def _both(estimate: Estimate, write: Write) -> tuple[str, str]:
+    return write(estimate.mean), _ends(estimate.interval, write)
+
+
+def _ends(interval: Interval, write: Write) -> str:
+    return f"{write(interval.low)} to {write(interval.high)}" if interval.exists else "none"
+
+
+def _shares(outcomes: Outcomes) -> tuple[str, str, str]:
+    return percent(outcomes.wins), percent(outcomes.draws), percent(outcomes.losses)
+
+
+def _named(values: Mapping[str, str]) -> str:
+    return _GAP.join(f"{name} {value}" for name, value in values.items())

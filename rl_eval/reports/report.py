@@ -1,0 +1,253 @@
+"""Contents of a report: the pages of results with their figures, faults and provenance, and what relates them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ComparisonError
+from rl_eval.records.agents import agent_columns, agents_in
+from rl_eval.records.episode import Fault
+from rl_eval.records.plain import leaves
+from rl_eval.redaction import redact, redact_text
+from rl_eval.reports.charts import Plot, histogram, means, running_mean
+from rl_eval.reports.page import Line, Page, Table
+from rl_eval.reports.pages import headline, page_of, result_page
+from rl_eval.results.comparison import compare
+from rl_eval.results.metrics import success_counts
+from rl_eval.results.result import EvalResult
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.stats.interval import FEW, Interval, return_interval, success_interval
+from rl_eval.results.text import decimals, environment_name, lookup, number, percent
+
+__all__ = ["group_tables", "overview", "pair_pages", "run_page"]
+
+_MOST_AGENTS: Final = 50
+_MOST_GROUPS: Final = 50
+"""Different values of an info scalar; one that has more is a measurement and not the name of a task."""
+_MOST_TABLES: Final = 8
+_MOST_KINDS: Final = 20
+_MOST_LEAVES: Final = 400
+_LONGEST: Final = 300
+"""Characters of a value of the provenance that are shown."""
+_MOST_PAIRS: Final = 8
+_HIDDEN: Final = ("signature", "notes")
+"""Parts of the provenance that tell a reader nothing, or that stand elsewhere."""
+_MOST_INDICES: Final = 12
+_PATH: Final = "path"
+"""Argument of the factories of other libraries' policies that names the file of a model."""
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
+
+
+# One result
+
+
+def run_page(result: EvalResult) -> Page:
+    """Return the page of a result with everything that a browser shows in addition, but for the episodes."""
+    rows, interval, page = result.counted_rows, result.interval, result_page(result)
+    level = f"{100 * interval.confidence:g} % interval of the mean"
+    ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
+    marks = [("mean", "mean", result.mean_return), ("median", "median", result.aggregates.median), *ends]
+    figures = [
+        histogram(rows["episode_return"], "return", marks=marks),
+        running_mean(rows["index"], rows["episode_return"], result.confidence),
+    ]
+    places = decimals(result.aggregates.sem, result.mean_return)
+    metrics = [(name, number(value, places)) for name, value in result.metrics.items()]
+    return replace(
+        page,
+        sections=[
+            page.sections[0],
+            [Line("meaning", "", _meaning(result))],
+            *page.sections[1:],
+            *filter(None, figures),
+            *_agent_tables(result),
+            *group_tables(result),
+            Table("Numbers", ("metric", "value"), metrics, folded=True),
+            _fault_table(result),
+            _provenance(result.provenance),
+        ],
+        notes=list(dict.fromkeys(page.notes)),
+    )
+
+
+def _meaning(result: EvalResult) -> str:
+    """Return the meaning of the mean return and its interval for the policy, without more than the numbers show."""
+    interval, places = result.interval, decimals(result.aggregates.sem, result.mean_return)
+    if not result.aggregates.count:
+        return "No episode that counts has completed, so nothing is known about the policy's return."
+    if not interval.exists:
+        return f"Mean of the completed episodes; the distance of the true mean return is unknown: {interval.note}."
+    if interval.note == "all equal":
+        return f"All {result.aggregates.count:,} episodes returned the same; that does not exclude others elsewhere."
+    doubt = ", and the evaluation was stopped before its plan was done" if result.stopped_early else ""
+    if result.determinism.passed is False:
+        doubt = ", and it depends on the layout of the run, since episodes are not a function of their seeds"
+    return (
+        f"The policy's true mean return in this environment is plausibly {_ends(interval, places)}: an interval made "
+        f"like this holds it in {100 * interval.confidence:g} of 100 evaluations on other seeds; it is about this "
+        f"policy with these weights, not about others trained alike{doubt}."
+    )
+
+
+def _ends(interval: Interval, places: int = 2) -> str:
+    return f"{number(interval.low, places)} to {number(interval.high, places)}" if interval.exists else interval.note
+
+
+def _agent_tables(result: EvalResult) -> list[Table]:
+    """Return a table of the agents; none for episodes of a single agent."""
+    rows, shown = result.counted_agents, []
+    for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
+        own = rows[rows["agent"] == agent]
+        shares = [percent(exact_mean(own["outcome"] == code)) for code in (1, 0, -1)]
+        shown.append((agent, *_numbers(own["return"], own["length"], result.confidence), *shares))
+    headings = ("agent", "episodes", "mean return", _level(result), "mean length", "won", "drawn", "lost")
+    return [Table("By agent", headings, shown)] if shown else []
+
+
+def group_tables(result: EvalResult) -> list[Table]:
+    """Return a table for each info scalar that divides the counted episodes into a few groups by whole numbers."""
+    rows, keys, tables = result.counted_rows, result.table.info_keys, []
+    of_agents = {*agent_columns(agents_in(keys))}
+    for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
+        groups = {value: rows[column == value] for value in ([] if key in of_agents else _groups(column))}
+        shown = [(f"{value:.0f}", *_group_row(own, result.confidence)) for value, own in groups.items()]
+        few = any(len(own) < FEW for own in groups.values())
+        caption = f"Of fewer than {FEW} episodes an interval is too narrow if returns are skewed." if few else ""
+        headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
+        tables += [Table(f"By {key}", headings, shown, caption)] if shown else []
+    return tables[:_MOST_TABLES]
+
+
+def _groups(column: npt.NDArray[np.float64]) -> list[float]:
+    """Return the different values of a column if they are a few whole numbers, in ascending order."""
+    values = np.unique(column[~np.isnan(column)])
+    whole = (np.abs(values) < 1e6) & (values == np.rint(values))
+    return values.tolist() if 2 <= len(values) <= _MOST_GROUPS and whole.all() else []
+
+
+def _group_row(own: npt.NDArray[np.void], confidence: float) -> list[str]:
+    successes, reporting = success_counts(own["success_at_end"])
+    success = success_interval(successes, reporting, confidence, num_unknown=len(own) - reporting)
+    rate = percent(successes / len(own)) if reporting else "n/a"
+    ends = f"{percent(success.low)} to {percent(success.high)}" if success.exists else "n/a"
+    return [*_numbers(own["episode_return"], own["length"], confidence), rate, ends]
+
+
+def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float) -> list[str]:
+    ends = _ends(return_interval(returns, confidence))
+    return [f"{len(returns):,}", number(exact_mean(returns)), ends, number(exact_mean(lengths), 1)]
+
+
+def _level(result: EvalResult) -> str:
+    return f"{100 * result.confidence:g} % interval"
+
+
+def _fault_table(result: EvalResult) -> Table:
+    """Return the faults by type and place, each with one of them in full, the most frequent first."""
+    if not result.faults:
+        return Table("Faults", (), [], "No environment, policy or runner failed.")
+    kinds: dict[str, list[Fault]] = {}
+    for fault in result.faults:
+        kinds.setdefault(f"{fault.error_type}: {fault.cause} failed in {fault.phase}", []).append(fault)
+    rows = []
+    for name, own in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))[:_MOST_KINDS]:
+        indices = sorted({fault.index for fault in own})
+        episodes = ", ".join(map(str, indices[:_MOST_INDICES])) + (", ..." if len(indices) > _MOST_INDICES else "")
+        rows.append((f"{len(own):,}", name, episodes, f"{own[0]}, on {own[0].node}\n{own[0].traceback}"))
+    caption = (
+        f"{len(kinds):,} kinds of faults; the {_MOST_KINDS} most frequent are shown." if len(kinds) > len(rows) else ""
+    )
+    return Table("Faults", ("count", "fault", "episodes", "one of them"), rows, caption, folded=True)
+
+
+def _provenance(provenance: Mapping[str, Any]) -> Table:
+    """Return the leaves of a provenance without secrets, the items of a list in one row."""
+    told: dict[str, list[str]] = {}
+    for part in sorted(set(provenance) - set(_HIDDEN)):
+        for key, value in leaves(redact(provenance[part], part), part):
+            told.setdefault(key, []).append("none" if value is None else str(value))
+    texts = ((key, redact_text(" ".join(values))) for key, values in list(told.items())[:_MOST_LEAVES])
+    rows = [(key, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…") for key, text in texts]
+    more = f"{len(told) - _MOST_LEAVES:,} more are in the result's files" if len(told) > _MOST_LEAVES else ""
+    return Table("Provenance", ("entry", "value"), rows, more, folded=True)
+
+
+# Several results
+
+
+def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
+    """Return the page of all results side by side, and of their learning curve if they are checkpoints of one run."""
+    rows, numbered = [], range(1, len(results) + 1)
+    for place, name, result in zip(numbered, names, results, strict=True):
+        success = "" if result.success_rate is None else percent(result.success_rate)
+        counted = f"{result.aggregates.count:,}"
+        rows.append((f"{place}", name, *headline(result)[1:], result.status, counted, success))
+    table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
+    of_one = len({environment_name(result.provenance) for result in results}) == 1  # Others share no axis.
+    figures = [_means(numbered, results, "result") if of_one else None, _curve(results)]
+    beyond = f"Only {_MOST_PAIRS} results are compared with the first one; rl-eval compare compares any two."
+    notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
+    return Page("All results", "", "", [table, *filter(None, figures)], notes=notes)
+
+
+def _means(steps: Sequence[float], results: Sequence[EvalResult], label: str, *, joined: bool = False) -> Plot | None:
+    ends = [(result.interval.low, result.interval.high) for result in results]
+    return means(steps, [result.mean_return for result in results], ends, label, joined=joined)
+
+
+def _curve(results: Sequence[EvalResult]) -> Plot | None:
+    """Draw the results that differ from the first one in their weights and in nothing else that was asked for."""
+    alike = [result for result in results if _setting(result) == _setting(results[0])]
+    for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
+        points = {step: result for result in alike if (step := step_of(result)) is not None}
+        if len(points) == len(alike) > 1:
+            steps = sorted(points)
+            return _means(steps, [points[step] for step in steps], what, joined=True)
+    return None
+
+
+def _setting(result: EvalResult) -> Any:
+    """Return everything that the result depends on but for the weights, with the plan."""
+    identity = result.provenance.get("identity")
+    if not isinstance(identity, Mapping):
+        return result.plan_fingerprint, None
+    kwargs = identity.get("policy_kwargs")
+    others = {key: value for key, value in kwargs.items() if key != _PATH} if isinstance(kwargs, Mapping) else kwargs
+    return result.plan_fingerprint, {**identity, "policy_kwargs": others}
+
+
+def _version(result: EvalResult) -> int | None:
+    return int(result.counted_rows["weights_version"][0]) if len(result.counted_rows) else None
+
+
+def _checkpoint(result: EvalResult) -> int | None:
+    """Return the last number in the name of the file of weights or of the model."""
+    file = lookup(result.provenance, "config", "policy", "weights")
+    file = file or lookup(result.provenance, "identity", "policy_kwargs", _PATH)
+    numbers = _NUMBER.findall(PurePath(file).stem)
+    return int(numbers[-1]) if numbers else None
+
+
+def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
+    """Compare each result with the first one, as ``rl-eval compare`` does; a page says why one cannot be compared."""
+    pages, first = [], results[0]
+    for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
+        title, sides = f"{name} against {names[0]}", f"a is {names[0]}, b is {name}"
+        try:
+            compared = page_of(compare(first, result, first.confidence))
+        except ComparisonError as error:
+            pages.append(Page(title, sides, "", [], notes=[f"Not compared: {error}"]))
+            continue
+        rows = [side.table.rows["episode_return"][first.counted & result.counted] for side in (first, result)]
+        marks = [("mean", "mean", exact_mean(rows[1] - rows[0])), ("equal", "no difference", 0.0)]
+        figure = histogram(rows[1] - rows[0], "difference of returns, b minus a", marks=marks)
+        sections = [*compared.sections, *([figure] if figure else [])]
+        pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections))
+    return pages

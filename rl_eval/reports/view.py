@@ -1,0 +1,169 @@
+"""Server of the runs in a folder, for browsers on this machine: an index, reports and videos.
+
+A page is written when it is asked for, and sent by :mod:`http.server`. It listens on the loopback alone, and answers
+only requests that name it so: a page elsewhere whose host name was made to lead here is refused. Addresses name runs by
+ids that the index has given out, and never a file. Runs are foreign files: they are read as data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socketserver
+import sys
+import tempfile
+import threading
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, urlsplit
+
+from rl_eval.errors import EvalError
+from rl_eval.records.foreign import damage
+from rl_eval.redaction import redact_text
+from rl_eval.reports.html import Source, render, render_template
+from rl_eval.reports.listing import ListedRun, list_runs
+from rl_eval.results.loading import load
+from rl_eval.results.videos import video_files, videos_of
+
+__all__ = ["RunServer"]
+
+_LOOPBACK: Final = "127.0.0.1"
+_OWN_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
+"""Any port: a tunnel to this machine has one of its own."""
+_MOST_ROWS: Final = 2_000
+"""Runs that the index has: the newest."""
+_MOST_FIELDS: Final = 200
+"""Parts of a query that are read."""
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+}
+
+
+class RunServer(socketserver.ThreadingTCPServer):
+    """HTTP server of the runs in a folder and below, on 127.0.0.1, until it is closed.
+
+    Args:
+        folder: Folder of runs, which may be foreign.
+        port: By default one that is free.
+
+    Raises:
+        UsageError: There is no such folder.
+        OSError: The port is in use.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, folder: str | os.PathLike[str], port: int = 0) -> None:
+        self._folder = Path(folder)
+        self._one_at_a_time = threading.Lock()
+        self._runs: dict[str, ListedRun] = {}
+        self.num_runs = self._list()
+        self._written = tempfile.TemporaryDirectory(prefix="rl-eval-view-")
+        super().__init__((_LOOPBACK, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Address of the index."""
+        return f"http://{_LOOPBACK}:{self.server_address[1]}/"
+
+    def server_close(self) -> None:
+        """Close the socket, and remove the written pages."""
+        super().server_close()
+        self._written.cleanup()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report the error of a request, unless the browser has gone."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def file_at(self, target: str) -> Path | None:
+        """Return the file at an address, a page of which is written first; None if there is none.
+
+        Raises:
+            EvalError: The runs cannot be read.
+        """
+        try:
+            parts = urlsplit(target)
+            query = parse_qs(parts.query, max_num_fields=_MOST_FIELDS)
+        except ValueError:
+            return None
+        with self._one_at_a_time:
+            known = [self._runs[id_] for id_ in dict.fromkeys(query.get("run", [])) if id_ in self._runs]
+            if parts.path == "/video" and known:
+                return video_files(self._folder / known[0].path).get(query.get("name", [""])[0])
+            if parts.path == "/":
+                text = self._index()
+            elif parts.path == "/report" and known:
+                text = render([self._source(run) for run in sorted(known, key=lambda run: run.when)])
+            else:
+                return None
+        page = Path(self._written.name, f"{hashlib.sha256(target.encode()).hexdigest()}.html")
+        page.write_text(text, encoding="utf-8")
+        return page
+
+    def _list(self) -> int:
+        """Look for runs, and give the newest ids; return how many there are."""
+        runs = list_runs(self._folder)
+        self._runs = {_id(run): run for run in runs[:_MOST_ROWS]}
+        return len(runs)
+
+    def _index(self) -> str:
+        count, title = self._list(), f"Runs in {self._folder}"
+        page = render_template("index.html.j2", form="'self'", title=title, runs=self._runs, count=count)
+        return redact_text(page)
+
+    def _source(self, run: ListedRun) -> Source:
+        path = str(self._folder / run.path)
+        result = load(path)
+        videos = videos_of(result, path).items()
+        return Source(path, result, {index: f"video?run={_id(run)}&name={quote(file.name)}" for index, file in videos})
+
+
+def _id(run: ListedRun) -> str:
+    """Return a name for an address, the same whenever the folder is listed again."""
+    return hashlib.sha256(os.fsencode(run.path)).hexdigest()[:16]
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    server: RunServer
+    server_version = "rl-eval"
+    sys_version = ""
+    timeout = 60
+
+    def send_head(self) -> Any:
+        """Send the headers of the file at an address and return it open; None after an error."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].strip()):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, explain="this server answers to localhost and 127.0.0.1")
+            return None
+        try:
+            self._file = self.server.file_at(self.path)
+        except Exception as error:  # Foreign files can be wrong in any way.
+            why = str(error) if isinstance(error, EvalError) else f"the run is damaged ({damage(error)})"
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=redact_text(why))
+            return None
+        if self._file is None:
+            self.send_error(HTTPStatus.NOT_FOUND, explain="there is no such page; the list of runs is at /")
+            return None
+        return super().send_head()
+
+    def translate_path(self, path: str) -> str:
+        """Return the file that is sent, whatever the path."""
+        return str(self._file)
+
+    def end_headers(self) -> None:
+        """Add the headers of all answers, errors included."""
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name in the base class.
+        """Write nothing."""

@@ -1,0 +1,372 @@
+"""Numbers of a table of records: which of its episodes each number goes over, its name, and notes that belong to it.
+
+The rule: a run that went through its plan reports over the episodes that completed; a run that was
+stopped early reports over those of the leading stretch of the plan in which every episode finished,
+because which episodes finish first depends on their length. Failed episodes are never dropped in
+silence: they are counted, and they widen the interval or, without known return bounds, remove it.
+Names follow RLlib where it has one, so that dashboards and stopping rules written for it keep working.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from rl_eval.records.agents import agent_columns, agent_rows, agents_in
+from rl_eval.records.determinism import Determinism
+from rl_eval.records.episode import EpisodeTable, Outcome
+from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
+from rl_eval.results.stats.interval import Interval, no_interval, return_interval, success_interval
+
+__all__ = ["Numbers", "Timing", "episode_seconds", "policy_names", "success_counts", "value_notes"]
+
+_OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
+_SHORT: Final = {"minimum": "min", "maximum": "max"}
+_TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time that the parts of one evaluation took."""
+
+    wall_seconds: float
+    """From the first lease to the last record, on the driver's clock."""
+    env_steps: Annotated[int, Field(ge=0, lt=2**63)]
+    """Environment steps executed, those of wasted attempts included."""
+    reset_seconds: float
+    """Inside ``env.reset``, summed over runners; so are the next two."""
+    step_seconds: float
+    inference_seconds: float
+    num_runners: Annotated[int, Field(ge=0, lt=2**31)]
+    """Runner processes; 0 when the caller's process ran the episodes."""
+
+    @classmethod
+    def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
+        """Build it from sums by field name; missing ones are 0."""
+        times = {name: totals.get(name, 0.0) for name in _TIMES}
+        return cls(env_steps=int(totals.get("env_steps", 0)), num_runners=num_runners, **times)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fractions of the runners' time by activity; they sum to 1, or are empty without time."""
+        spent = {"step": self.step_seconds, "inference": self.inference_seconds, "reset": self.reset_seconds}
+        total = max(self.wall_seconds * max(1, self.num_runners), sum(spent.values()))
+        if not total > 0:
+            return {}
+        return {**{name: value / total for name, value in spent.items()}, "other": 1 - sum(spent.values()) / total}
+
+
+class Numbers:
+    """Numbers of one evaluation, each computed once from the table and a few settings.
+
+    Args:
+        table: Every record and fault.
+        timing: Time of the parts.
+        provenance: Names and versions of the policies, and notes.
+        confidence: Nominal coverage of every interval.
+        return_bounds: Least and greatest possible return, if known.
+        audit_mismatches: Indices of episodes that ran twice with different outcomes.
+        determinism: Outcome of running a few episodes again.
+    """
+
+    def __init__(
+        self,
+        table: EpisodeTable,
+        timing: Timing,
+        provenance: dict[str, Any],
+        confidence: float,
+        return_bounds: tuple[float, float] | None,
+        audit_mismatches: tuple[int, ...],
+        determinism: Determinism,
+    ) -> None:
+        self.table = table
+        self.timing = timing
+        self.provenance = provenance
+        self.confidence = confidence
+        self.return_bounds = return_bounds
+        self.audit_mismatches = audit_mismatches
+        self.determinism = determinism
+
+    # Which episodes count
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether some episodes of the plan have no record."""
+        return not bool(self.table.filled.all())
+
+    @cached_property
+    def scope(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that the numbers are about, shape (num_episodes,).
+
+        All rows, or the leading stretch of finished ones when the run was stopped early.
+        """
+        return np.arange(len(self.table)) < self.table.prefix()
+
+    @cached_property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that the numbers are computed from: completed and in scope."""
+        return self.scope & self.table.completed
+
+    @cached_property
+    def counted_rows(self) -> npt.NDArray[np.void]:
+        """The rows that the numbers are computed from, array of ``ROW``."""
+        return np.asarray(self.table.rows[self.counted])
+
+    @cached_property
+    def agents(self) -> npt.NDArray[np.void]:
+        """One row per completed episode and agent that appeared in it; empty where episodes have a single agent.
+
+        A structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``
+        (of that policy), ``return``, ``length`` (actions of the agent), ``terminated``, ``truncated`` and ``outcome``:
+        1 for a win, 0 for a draw, -1 for a loss, by the returns of the episode.
+        """
+        table, names = self.table, policy_names(self.provenance)
+        rows, infos = table.rows["index"][table.completed], table.infos[table.completed]
+        return agent_rows(rows, infos, table.info_keys, names, policy_versions(self.provenance))
+
+    @property
+    def counted_agents(self) -> npt.NDArray[np.void]:
+        """The rows of :attr:`agents` that belong to counted episodes."""
+        return self.agents[np.isin(self.agents["index"], self.counted_rows["index"])]
+
+    # Numbers
+
+    @cached_property
+    def aggregates(self) -> Aggregates:
+        """Numbers that describe the returns of the counted episodes."""
+        return aggregate(self.counted_rows["episode_return"])
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the counted episodes; NaN when there are none."""
+        return self.aggregates.mean
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Interval for the mean return."""
+        returns, missing = self.counted_rows["episode_return"], self.num_missing
+        if missing and self.num_outside_bounds:
+            return no_interval(self.confidence, "a return lies outside return_bounds")
+        return return_interval(returns, self.confidence, num_missing=missing, bounds=self.return_bounds)
+
+    @cached_property
+    def mean_return_bounds(self) -> tuple[float, float] | None:
+        """Mean return if the failed episodes in scope were all worst and all best; None if unknown."""
+        if not self.num_missing:
+            return self.mean_return, self.mean_return
+        if self.return_bounds is None or self.num_outside_bounds or not self.counted.any():
+            return None
+        worst, best = (
+            exact_mean(np.append(self.counted_rows["episode_return"], [bound] * self.num_missing))
+            for bound in self.return_bounds
+        )
+        return worst, best
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of counted episodes that were successful at their end; None when none reports it."""
+        successes, reporting = success_counts(self.counted_rows["success_at_end"])
+        return successes / len(self.counted_rows) if reporting else None
+
+    @cached_property
+    def success_interval(self) -> Interval | None:
+        """Interval for the success rate; failed and non-reporting episodes count as unknown."""
+        successes, reporting = success_counts(self.counted_rows["success_at_end"])
+        if not reporting:
+            return None
+        unknown = int(self.scope.sum()) - reporting
+        return success_interval(successes, reporting, self.confidence, num_unknown=unknown)
+
+    @property
+    def num_missing(self) -> int:
+        """Episodes in scope that have no return because they failed."""
+        return int(self.scope.sum() - self.counted.sum())
+
+    @property
+    def num_outside_bounds(self) -> int:
+        """Counted returns that contradict ``return_bounds``."""
+        if self.return_bounds is None:
+            return 0
+        returns = self.counted_rows["episode_return"]
+        return int(((returns < self.return_bounds[0]) | (returns > self.return_bounds[1])).sum())
+
+    @property
+    def num_failed(self) -> int:
+        """Episodes that ran out of attempts, whether or not they are in scope."""
+        return int((self.table.rows["outcome"] == Outcome.FAILED).sum())
+
+    @property
+    def num_retried(self) -> int:
+        """Episodes that took more than one attempt, failed ones included."""
+        return int((self.table.rows["attempts"][self.table.filled] > 1).sum())
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Every number as one flat mapping. All keys are always there; NaN where undefined."""
+        return {**_return_metrics(self), **_episode_metrics(self.counted_rows), **_run_metrics(self), **_by_agent(self)}
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes that a reader needs before using the numbers; empty for an ordinary result."""
+        return [*_scope_notes(self), *value_notes(self)]
+
+
+def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
+    """Return the number of successful episodes, and of those that report success at all."""
+    return int((column > 0).sum()), int((column >= 0).sum())
+
+
+def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+    """Return the seconds of each episode, in reset, step and inference together, shape (n,)."""
+    spent = [rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference")]
+    return np.asarray(spent[0] + spent[1] + spent[2])
+
+
+def policy_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ids of the policies of an evaluation, in the order in which records number them."""
+    found = _mapping(provenance, "config", "policy", "policies")
+    return tuple(sorted(map(str, found))) if found else ("default_policy",)
+
+
+def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the version of the weights of each policy of an evaluation, in the order of :func:`policy_names`."""
+    versions = _mapping(provenance, "weights", "versions")
+    numbers = (versions.get(name, 0) for name in policy_names(provenance))
+    return tuple(number if isinstance(number, int) and abs(number) < 2**63 else 0 for number in numbers)
+
+
+def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Follow keys into nested mappings; return an empty mapping where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+# Notes
+
+
+def _scope_notes(numbers: Numbers) -> Iterator[str]:
+    scope, counted = int(numbers.scope.sum()), numbers.aggregates.count
+    finished = int(numbers.table.filled.sum())
+    if numbers.stopped_early:
+        yield (
+            f"stopped early: the numbers go over episodes 0 to {scope - 1} of {len(numbers.table)} planned"
+            if scope
+            else "stopped early, before episode 0 finished: there are no numbers"
+        )
+        if finished > scope:
+            yield f"finished after a gap in the plan, and not counted: {finished - scope}"
+    if scope and not counted:
+        yield "no episode completed: there are no numbers"
+    elif counted < scope:
+        yield f"failed: {scope - counted} of {scope}; the numbers go over the {counted} that completed"
+
+
+def value_notes(numbers: Numbers) -> Iterator[str]:
+    """Yield the notes on the numbers themselves, whichever episodes they go over."""
+    if numbers.num_outside_bounds:
+        yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
+    _, reporting = success_counts(numbers.counted_rows["success_at_end"])
+    silent = len(numbers.counted_rows) - reporting
+    if reporting and silent:
+        yield f"completed without reporting success, counted as not successful: {silent}"
+    table, agents = numbers.table, agents_in(numbers.table.info_keys)
+    reported = ~np.isnan(table.infos[table.completed])
+    for key, column in zip(table.info_keys, reported.T, strict=True):
+        agent = key.removeprefix("return/")
+        if not len(column) or column.any():
+            continue
+        if agent in agents:
+            yield f"agent {agent!r} appeared in no completed episode"
+        elif key not in agent_columns(agents):
+            yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
+    if mismatches := numbers.audit_mismatches:
+        shown = ", ".join(map(str, mismatches[:5])) + (", ..." if len(mismatches) > 5 else "")
+        yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
+    if numbers.determinism.passed is False:
+        advice = f"; {numbers.determinism.advice}" if numbers.determinism.advice else ""
+        yield f"{numbers.determinism}, so the numbers depend on the layout{advice}"
+    told = numbers.provenance.get("notes")
+    yield from map(str, told if isinstance(told, list) else ())
+
+
+# Metrics by name
+
+
+def _return_metrics(numbers: Numbers) -> dict[str, float]:
+    named = {_SHORT.get(name, name): value for name, value in asdict(numbers.aggregates).items() if name != "count"}
+    return {f"episode_return_{name}": value for name, value in named.items()} | {
+        "episode_return_ci_low": numbers.interval.low,
+        "episode_return_ci_high": numbers.interval.high,
+        "discounted_return_mean": exact_mean(numbers.counted_rows["discounted_return"]),
+    }
+
+
+def _episode_metrics(rows: npt.NDArray[np.void]) -> dict[str, float]:
+    lengths = aggregate(rows["length"])
+    successes_once, reporting = success_counts(rows["success_once"])
+    return {
+        "episode_len_mean": lengths.mean,
+        "episode_len_min": lengths.minimum,
+        "episode_len_max": lengths.maximum,
+        "episode_duration_sec_mean": exact_mean(episode_seconds(rows)),
+        "terminated_rate": exact_mean(rows["terminated"]),
+        "truncated_rate": exact_mean(rows["truncated"]),
+        "success_once_rate": successes_once / len(rows) if reporting else math.nan,
+        "num_episodes": len(rows),
+        "weights_version": int(rows["weights_version"][0]) if len(rows) else math.nan,
+    }
+
+
+def _run_metrics(numbers: Numbers) -> dict[str, float]:
+    timing, rate, interval = numbers.timing, numbers.success_rate, numbers.success_interval
+    return {
+        "success_rate": math.nan if rate is None else rate,
+        "success_ci_low": interval.low if interval else math.nan,
+        "success_ci_high": interval.high if interval else math.nan,
+        "num_failed_episodes": numbers.num_failed,
+        "num_retried_episodes": numbers.num_retried,
+        "num_faults": sum(map(len, numbers.table.faults.values())),
+        "num_determinism_checked": numbers.determinism.checked,
+        "num_determinism_mismatched": len(numbers.determinism.mismatched) + len(numbers.determinism.failed),
+        "num_env_steps_sampled": timing.env_steps,
+        "env_steps_per_second": timing.env_steps / timing.wall_seconds if timing.wall_seconds > 0 else math.nan,
+        **{name: getattr(timing, name) for name in _TIMES},
+    }
+
+
+def _by_agent(numbers: Numbers) -> dict[str, float]:
+    """Return the numbers by agent and by policy; none for episodes of a single agent."""
+    agents, rows = agents_in(numbers.table.info_keys), numbers.counted_agents
+    named = {}
+    for seat, agent in enumerate(agents):
+        own = rows[rows["seat"] == seat]
+        named[f"agent_episode_returns_mean/{agent}"] = exact_mean(own["return"])
+        named[f"agent_episode_len_mean/{agent}"] = exact_mean(own["length"])
+    for policy in policy_names(numbers.provenance) if agents else ():
+        named |= {f"{name}/{policy}": value for name, value in _of_policy(rows[rows["policy"] == policy]).items()}
+    return named
+
+
+def _of_policy(own: npt.NDArray[np.void]) -> dict[str, float]:
+    mean = exact_mean(own["return"])
+    _, episode, counts = np.unique(own["index"], return_inverse=True, return_counts=True)
+    sums = np.bincount(episode, own["return"], len(counts))
+    return {
+        # RLlib's two spellings, of its new and its old API: the mean over episodes and agents.
+        "module_episode_returns_mean": mean,
+        "policy_reward_mean": mean,
+        "policy_team_return_mean": exact_mean(sums),
+        "policy_per_capita_return_mean": exact_mean(sums / counts),
+        "policy_episode_len_mean": exact_mean(own["length"]),
+        "policy_terminated_rate": exact_mean(own["terminated"]),
+        "policy_truncated_rate": exact_mean(own["truncated"]),
+        **{f"{name}_rate": exact_mean(own["outcome"] == value) for name, value in _OUTCOMES.items()},
+    }

@@ -1,0 +1,123 @@
+"""Numbers and names as text: how many decimals are worth showing, and what provenance calls things."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rl_eval.results.stats.interval import Interval
+
+__all__ = [
+    "decimals",
+    "environment_name",
+    "interval_places",
+    "interval_text",
+    "lookup",
+    "number",
+    "percent",
+    "policy_name",
+    "weights_name",
+]
+
+_METHODS: Final = {
+    "bca": "BCa bootstrap",
+    "percentile": "percentile bootstrap",
+    "student_t": "Student t",
+    "wilson": "Wilson",
+    "newcombe": "Newcombe",
+}
+_LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
+"""Factory of the models of a library."""
+
+
+def decimals(spread: float, value: float = 0.0) -> int:
+    """Return how many decimals are worth showing.
+
+    Args:
+        spread: A standard error: two of its digits are shown.
+        value: Shown value without a spread: four of its digits, none if it is whole.
+    """
+    if math.isfinite(spread) and spread > 0:
+        return max(0, 1 - math.floor(math.log10(spread)))
+    if not math.isfinite(value) or value == round(value):
+        return 0
+    return max(0, 3 - math.floor(math.log10(abs(value))))
+
+
+def interval_places(interval: Interval, value: float) -> int:
+    """Return decimals that fit a value with an interval, a quarter of which is about its standard error."""
+    return decimals((interval.high - interval.low) / 4, value)
+
+
+def number(value: float, places: int = 2) -> str:
+    """Write a number with thousands separators; ``n/a`` for NaN, powers of ten for the very large and small."""
+    if math.isnan(value):
+        return "n/a"
+    if math.isfinite(value) and (abs(value) >= 1e12 or places > 8):
+        return f"{value:.4g}"
+    text = f"{value:,.{places}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")
+
+
+def percent(value: float) -> str:
+    """Write a fraction as percentage; ``n/a`` for NaN."""
+    return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def interval_text(interval: Interval, write: Callable[[float], str] = percent) -> str:
+    """Write an interval, its method and the note on it; or why there is none."""
+    if not interval.exists:
+        return f"no interval: {interval.note}"
+    level = f"{100 * interval.confidence:g} % interval"
+    if interval.note == "all equal":
+        return f"all equal, so the {level} is this one value"
+    ends = f"{level} {write(interval.low)} to {write(interval.high)}, {_METHODS[interval.method]}"
+    return f"{ends} ({interval.note})" if interval.note else ends
+
+
+def lookup(value: Any, *keys: str) -> str:
+    """Follow keys into nested mappings; return the text found there, empty if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else str(value)
+
+
+def environment_name(provenance: Mapping[str, Any]) -> str:
+    """Return the environment's name, empty if the provenance has none."""
+    return lookup(provenance, "identity", "environment", "env")
+
+
+def policy_name(provenance: Mapping[str, Any]) -> str:
+    """Return the policy's name, empty if the provenance has none.
+
+    That of a model of another library is the end of its path, such as ``sb3:seed_1/best_model.zip``: all of them have
+    one factory, and many have one file name. Switches follow, such as ``vecnormalize=False``.
+    """
+    factory = lookup(provenance, "identity", "policy")
+    path = PurePath(lookup(provenance, "identity", "policy_kwargs", "path"))
+    library = _LOADER.fullmatch(factory)
+    if library is None or not path.name:
+        return factory
+    name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+    kwargs = provenance["identity"]["policy_kwargs"]
+    switches = [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, bool)]
+    return " ".join([f"{library[1]}:{name}", *switches])
+
+
+def weights_name(provenance: Mapping[str, Any], version: float) -> str:
+    """Return digests and version of the weights, as far as they are known.
+
+    Args:
+        provenance: Of the result.
+        version: Of the records; NaN without one.
+    """
+    digest, recorded = lookup(provenance, "weights", "digest"), provenance.get("weights")
+    files = recorded.get("files") if isinstance(recorded, Mapping) else None
+    named = {**files} if isinstance(files, Mapping) else {}
+    of_files = [f"{'model file' if name == 'path' else name} {str(found)[:16]}" for name, found in named.items()]
+    parts = (digest[:16], *of_files, "" if math.isnan(version) else f"version {int(version)}")
+    return "   ".join(filter(None, parts))
