@@ -16,7 +16,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.libs.pettingzoo import PettingZooWrapper
 from torchrl.envs.transforms import RewardSum
 
-from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl import as_agents_env
 
@@ -72,12 +72,9 @@ def rollout(make: Any, nets: dict[str, Net], seed: int) -> dict[str, float]:
             TensorDictModule(nets[group], in_keys=keys, out_keys=[(group, "scores")]),
             TensorDictModule(act, in_keys=[(group, "scores")], out_keys=[(group, "action")]),
         ]
-    data = env.rollout(100, TensorDictSequential(*parts))
-    found = {}
-    for group, agents in env.group_map.items():
-        for row, agent in enumerate(agents):
-            found[agent] = sum(data["next", group, "reward"][:, row, 0].tolist())
-    return found
+    rewards = env.rollout(100, TensorDictSequential(*parts))["next"]
+    seats = [(group, row, agent) for group, agents in env.group_map.items() for row, agent in enumerate(agents)]
+    return {agent: sum(rewards[group, "reward"][:, row, 0].tolist()) for group, row, agent in seats}
 
 
 WORLDS: dict[str, tuple[Any, dict[str, Net]]] = {
@@ -102,20 +99,18 @@ def config(world: str, **runners: Any) -> EvalConfig:
     )
 
 
-def returns_of(result: EvalResult) -> list[dict[str, float]]:
-    assert result.status == "complete", (result.reason, result.faults[:1])
-    episodes = [result.agents[result.agents["index"] == record.index] for record in result.episodes]
-    return [dict(zip(rows["agent"].tolist(), rows["return"].tolist(), strict=True)) for rows in episodes]
-
-
 @pytest.mark.parametrize("world", WORLDS)
 def test_returns_are_those_of_a_plain_rollout(world: str) -> None:
     """Every agent of every episode, in two layouts."""
-    result = evaluate(config(world, num_envs_per_runner=4))
     make, nets = WORLDS[world]
-    assert returns_of(result) == [rollout(make, nets, record.seed) for record in result.episodes]
-    assert evaluate(config(world, num_envs_per_runner=1)).fingerprint == result.fingerprint
-    assert set(result.agents["policy"]) == set(nets)
+    several, one = (evaluate(config(world, num_envs_per_runner=lanes)) for lanes in (4, 1))
+    assert several.status == "complete", (several.reason, several.faults[:1])
+    for record in several.episodes:
+        rows = several.agents[several.agents["index"] == record.index]
+        found = dict(zip(rows["agent"].tolist(), rows["return"].tolist(), strict=True))
+        assert found == rollout(make, nets, record.seed)
+    assert one.fingerprint == several.fingerprint
+    assert set(several.agents["policy"]) == set(nets)
 
 
 def test_policies_see_their_agents_part_alone() -> None:

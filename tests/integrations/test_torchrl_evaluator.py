@@ -1,12 +1,14 @@
-"""What TorchRL's own tests ask of its evaluators, asked of ours; ``RL_EVAL_SUBJECT=torchrl`` asks theirs the same.
+"""TorchRL's ``Evaluator`` and ``RayEvalWorker``: their arguments, keys and shapes, with returns that are known.
 
-Run ``RL_EVAL_SUBJECT=torchrl pytest tests/integrations/test_torchrl_evaluator.py`` to see which of these theirs fail.
+What every evaluator promises is tested in ``tests/contracts/test_evaluator_contract.py``.
 """
 
 from __future__ import annotations
 
-import threading
+import inspect
 import time
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,145 +17,225 @@ import pytest
 
 pytest.importorskip("torchrl")
 
+import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import nn
-from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, Transform, TransformedEnv, VecNormV2
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, Transform, TransformedEnv
 from torchrl.modules import RandomPolicy
 from torchrl_worlds import (
-    SUBJECT,
     Constant,
-    Evaluator,
-    RayEvalWorker,
-    bare_steps,
+    Steps,
     cartpole,
     constant,
-    make_constant,
+    normalized,
     steps,
+    torque,
     weights_of,
 )
 
+from rl_eval.errors import ConfigError, EvalError, UsageError, WeightsError
+from rl_eval.integrations.torchrl import Evaluator, RayCollector, RayEvalWorker
+from rl_eval.integrations.torchrl.arguments import ABSENT
+from rl_eval.scheduling.plan import EpisodePlan
+
 pytestmark = [
     pytest.mark.timeout(240),
-    # TorchRL and Ray warn of their own plans; what these tests are about is asserted.
-    pytest.mark.filterwarnings("ignore"),
+    # TorchRL warns that batched and unbatched normalizers are experimental, and Ray of its own plans.
+    pytest.mark.filterwarnings("ignore:Support of VecNormV2"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Tip"),
 ]
 
-KEYS = {"eval/reward", "eval/reward_std", "eval/num_episodes", "eval/episode_length", "eval/fps", "eval/step"}
+
+class Agents(Steps):
+    """Rewards of shape (agents, 1) under a group, where the flags may be too."""
+
+    def __init__(self, agents: int = 2, *, nested_done: bool = False) -> None:
+        super().__init__()
+        self._agents, self._moved = agents, ("done", "terminated") if nested_done else ()
+        self.reward_spec = Composite(agents=Composite(reward=Unbounded(shape=(agents, 1))))
+        if nested_done:
+            self.done_spec = Composite(agents=self.full_done_spec.clone())
+
+    def _reset(self, tensordict: Any = None, **_: Any) -> TensorDict:
+        return super()._reset().update(self.full_done_spec.zero())
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        data = super()._step(tensordict)
+        data["agents", "reward"] = data.pop("reward").expand(self._agents, 1).clone()
+        for name in self._moved:
+            data["agents", name] = data.pop(name)
+        return data
 
 
-def rendering() -> Any:
-    return GymEnv("CartPole-v1", render_mode="rgb_array")
+class TwoRewards(Steps):
+    """Has a reward to count, and one for show."""
 
+    def __init__(self) -> None:
+        super().__init__(length=5)
+        self.reward_spec = Composite(reward=Unbounded(shape=(1,)), shown=Unbounded(shape=(1,)))
 
-def random_policy_of(env: Any) -> Any:
-    return RandomPolicy(env.action_spec)
+    def _step(self, tensordict: Any) -> TensorDict:
+        return super()._step(tensordict).set("shown", torch.full((1,), 100.0))
 
 
 @pytest.fixture
-def made() -> Any:
+def made() -> Iterator[Callable[..., Any]]:
     """Create evaluators that are shut down whatever happens."""
     created: list[Any] = []
 
-    def make(*args: Any, **kwargs: Any) -> Any:
-        evaluator = Evaluator(*args, **kwargs)
-        created.append(evaluator)
-        return evaluator
+    def make(*args: Any, kind: Any = Evaluator, **kwargs: Any) -> Any:
+        created.append(kind(*args, **kwargs))
+        return created[-1]
 
     yield make
-    for evaluator in created:
-        evaluator.shutdown(timeout=5.0)
+    for one in created:
+        one.shutdown()
 
 
-def finished(evaluator: Any) -> Any:
-    """Wait for a result, and never for ever."""
-    result = evaluator.wait(timeout=60.0)
-    assert result is not None, "no result came within a minute"
+def finished(one: Any) -> dict[str, Any]:
+    """Wait for an evaluator's result, and never for ever."""
+    result = one.wait(timeout=120.0)
+    assert result is not None, "no result came"
     return result
 
 
-# ------------------------------------------------------------------------------ one after the other
+# ------------------------------------------------------------------------------ arguments and keys
+
+
+def test_the_arguments_are_those_of_torchrl() -> None:
+    """Each of TorchRL's is taken, in its order, or is in the table of those without a counterpart, as in the docs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing them warns of TorchRL's own deprecations.
+        from torchrl.collectors import Evaluator as TheirEvaluator
+        from torchrl.collectors.distributed import RayCollector as TheirCollector
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_torchrl.md").read_text()
+    for ours, theirs in ((Evaluator, TheirEvaluator), (RayCollector, TheirCollector)):
+        assert [name for name in ABSENT[ours.__name__] if f"`{name}`" not in page] == []
+        names = list(inspect.signature(theirs.__init__).parameters)[1:]
+        taken = [name for name in inspect.signature(ours).parameters if name in names]
+        assert taken == [name for name in names if name not in ABSENT[ours.__name__]]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"policy": None}, "policy_factory"),
+        ({"policy_factory": constant}, "policy_factory"),
+        ({"backend": "carrier pigeon"}, "backend"),
+        ({"busy_policy": "sometimes"}, "busy_policy"),
+        ({"exploration_type": "wild"}, "exploration_type"),
+        ({"reward_keys": ("reward", "x")}, "reward_keys"),
+        ({"init_fn": constant}, "init_fn"),
+        ({"backend": "ray", "ray_kwargs": {"num_gpus": 1}}, "num_gpus"),
+        ({"backend": "ray", "ray_kwargs": {"num_cpu": 1}}, "num_cpus"),
+        *(({name: {"x": 1}}, name) for name in ABSENT["Evaluator"]),
+    ],
+)
+def test_mistakes_are_value_errors_that_name_the_argument(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Evaluator(steps(), **{"policy": constant(), **options})
+
+
+def test_other_mistakes(made: Any) -> None:
+    """Another process cannot be given a live environment, and what is not TorchRL's is no argument."""
+    for backend in ("process", "ray"):
+        with pytest.raises(ValueError, match="callable"):
+            made(steps()(), policy_factory=constant, backend=backend)
+    with pytest.raises(ValueError, match="'CartPole-v1'"):
+        made("CartPole-v1", constant())
+    with pytest.raises(TypeError, match="colour"):
+        made(steps(), constant(), colour=1)
+    with pytest.raises(ValueError, match="num_cpus"):
+        RayEvalWorker(None, steps(), constant, num_cpu=2)
+    with pytest.raises(ConfigError, match="CartPoleEnv"):
+        made(lambda: GymEnv("CartPole-v1")._env.unwrapped, constant()).evaluate()
 
 
 def test_evaluate_returns_every_key(made: Any) -> None:
-    """The metrics have the documented names and are plain numbers."""
-    result = made(steps(), constant(2.0), num_trajectories=3, max_steps=20).evaluate(step=7)
-    assert set(result) >= KEYS
+    """The documented names as plain numbers, the true return, and the metrics of rl_eval; nothing warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = made(steps(length=5), constant(2.0), num_trajectories=4, max_steps=20).evaluate(step=7)
+    expected = {"reward": 10.0, "reward_std": 0.0, "num_episodes": 4, "episode_length": 5.0, "step": 7}
+    assert {name: result[f"eval/{name}"] for name in expected} == expected
     assert isinstance(result["eval/reward"], float)
-    assert result["eval/step"] == 7
-    assert result["eval/num_episodes"] == 3
-
-
-def test_the_reward_is_the_true_return(made: Any) -> None:
-    """Five steps worth two each are worth ten, and five steps long."""
-    result = made(steps(length=5), constant(2.0), num_trajectories=4, max_steps=20).evaluate()
-    assert result["eval/reward"] == 10.0
-    assert result["eval/reward_std"] == 0.0
-    assert result["eval/episode_length"] == 5.0
-
-
-def test_without_reward_sum_rewards_are_added(made: Any) -> None:
-    """An environment without any transform is evaluated all the same."""
-    result = made(bare_steps(length=4), constant(3.0), num_trajectories=2, max_steps=20).evaluate()
-    assert result["eval/reward"] == 12.0
-
-
-@pytest.mark.parametrize("kind", ["tensordict", "module"])
-def test_weights_are_used(made: Any, kind: str) -> None:
-    """Weights sent with a request are those evaluated, twice in a row, and the sent module stays whole."""
-    evaluator = made(steps(), constant(1.0), num_trajectories=2, max_steps=20)
-    trained = constant(3.0)
-    weights = trained if kind == "module" else TensorDict.from_module(trained).data
-    for _ in range(2):
-        assert evaluator.evaluate(weights)["eval/reward"] == 15.0
-    assert list(trained.state_dict()) == ["module.weight"]
-    assert isinstance(trained.module.weight, nn.Parameter)
-
-
-def test_a_callers_policy_keeps_its_parameters(made: Any) -> None:
-    """The policy given stays a module with the same parameter objects and values."""
-    policy = constant(1.0)
-    parameter = policy.module.weight
-    made(steps(), policy, num_trajectories=2, max_steps=20).evaluate(weights_of(4.0))
-    assert policy.module.weight is parameter
-    assert list(policy.state_dict()) == ["module.weight"]
+    assert result["eval/num_env_steps_sampled"] == 20
+    assert result["eval/fps"] == pytest.approx(20 / result["eval/wall_seconds"])
+    assert {"eval/episode_return_ci_low", "eval/weights_version", "eval/num_faults"} <= set(result)
 
 
 def test_a_prefix_and_a_metrics_function(made: Any) -> None:
-    """Names follow the prefix; the function's numbers are among them."""
-    evaluator = made(
-        steps(),
-        constant(2.0),
-        num_trajectories=3,
-        max_steps=20,
-        log_prefix="test",
-        metrics_fn=lambda data: {"best": float(data["next", "episode_reward"].max())},
-    )
-    result = evaluator.evaluate()
-    assert result["test/best"] == 10.0
-    assert "test/reward" in result
+    """Names follow the prefix; the function gets one row per episode, and is told of a key that there is not."""
+    seen: list[Any] = []
+
+    def measure(data: Any) -> dict[str, Any]:
+        seen.append(data)
+        return {"best": float(data["next", "episode_reward"].max())}
+
+    options: dict[str, Any] = {"num_trajectories": 3, "log_prefix": "test"}
+    result = made(steps(truncates=True), constant(2.0), metrics_fn=measure, **options).evaluate()
+    assert result["test/best"] == result["test/reward"] == 10.0
+    rows = {key: seen[0]["next", key].flatten().tolist() for key in seen[0]["next"].keys()}  # noqa: SIM118 - of a tensordict
+    ends = {"done": [True] * 3, "terminated": [False] * 3, "truncated": [True] * 3}
+    assert rows == {"episode_reward": [10.0] * 3, "step_count": [5] * 3, **ends}
+    with pytest.raises(ValueError, match="metrics_fn"):
+        made(steps(), constant(), metrics_fn=lambda data: {"x": data["next", "pixels"]}, **options).evaluate()
 
 
-def test_a_callback_gets_every_result_once(made: Any) -> None:
-    """It gets a flat tensordict with the step and the metrics."""
-    heard: list[Any] = []
-    evaluator = made(steps(), constant(2.0), num_trajectories=2, max_steps=20, on_result=heard.append)
-    evaluator.evaluate(step=3)
-    assert len(heard) == 1
-    assert heard[0]["eval/step"].item() == 3
-    assert heard[0]["eval/reward"].item() == 10.0
+@pytest.mark.parametrize("without", ["max_steps", "step counter"])
+def test_limits(made: Any, without: str) -> None:
+    """An environment without an end ends at ``max_steps``, with a counter that has no limit, and without any."""
+    make = partial(Steps, length=10**9) if without == "step counter" else steps(length=300)
+    limit = None if without == "max_steps" else 30
+    result = made(make, constant(), num_trajectories=2, max_steps=limit).evaluate()
+    assert result["eval/episode_length"] == (limit or 300)
 
 
-def test_a_policy_factory_gets_the_environment(made: Any) -> None:
-    """It is called once, with an environment that has specs."""
-    given: list[Any] = []
+def test_nested_flags_end_an_episode(made: Any) -> None:
+    """Also a nested reward is counted; a key that does not exist is an error, not an evaluation without an end."""
+    nested = {"reward_keys": ("next", "agents", "reward"), "num_trajectories": 2}
+    make = partial(Agents, 1, nested_done=True)
+    result = made(make, constant(2.0), done_keys=("next", "agents", "done"), **nested).evaluate()
+    assert (result["eval/reward"], result["eval/episode_length"], result["eval/terminated_rate"]) == (10.0, 5.0, 1.0)
+    with pytest.raises(ConfigError, match="done_key"):
+        made(make, constant(), done_keys=("next", "gone", "done"), **nested).evaluate()
 
-    def factory(env: Any) -> Any:
-        given.append(env.action_spec.shape)
-        return constant(2.0)
 
-    assert made(steps(), policy_factory=factory, num_trajectories=2, max_steps=20).evaluate()["eval/reward"] == 10.0
-    assert given == [torch.Size([1])]
+def test_the_reward_that_was_chosen_counts(made: Any) -> None:
+    """Not the one that ``RewardSum`` sums; and agents are not added together, and not averaged."""
+
+    def summed() -> Any:
+        return TransformedEnv(TwoRewards(), RewardSum(in_keys=["shown"], out_keys=["episode_reward"]))
+
+    for key, expected in (("reward", 10.0), ("shown", 500.0)):
+        result = made(summed, constant(2.0), num_trajectories=1, reward_keys=("next", key)).evaluate()
+        assert result["eval/reward"] == expected
+    with pytest.raises(ConfigError, match=r"'agents', 'reward'.*\(2, 1\)"):
+        made(Agents, constant(), num_trajectories=1, reward_keys=("next", "agents", "reward")).evaluate()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_batched_environments_are_taken_apart(made: Any, count: int) -> None:
+    """Their factories make single ones: each episode runs to its own end, and the mean is that of the plan."""
+    lengths = (5, 50)
+
+    def batched() -> Any:
+        return TransformedEnv(SerialEnv(4, partial(Steps, lengths=lengths)), Compose(StepCounter(), RewardSum()))
+
+    result = made(batched, constant(1.0), num_trajectories=count, max_steps=100).evaluate()
+    expected = [int(np.random.default_rng(seed).choice(lengths)) for seed in EpisodePlan(count, 0).seeds]
+    assert result["eval/num_episodes"] == count
+    assert result["eval/reward"] == result["eval/episode_length"] == np.mean(expected)
+
+
+# ------------------------------------------------------------------------------ policies and weights
+
+
+@pytest.mark.parametrize("factory", [lambda env: constant(2.0 * env.action_spec.shape[0]), partial(constant, 2.0)])
+def test_policy_factories_get_the_environment_if_they_take_one(made: Any, factory: Any) -> None:
+    assert made(steps(), policy_factory=factory, num_trajectories=1).evaluate()["eval/reward"] == 10.0
 
 
 @pytest.mark.parametrize("mode", ["deterministic", "random"])
@@ -169,10 +251,76 @@ def test_random_policies_act_at_random(made: Any, given: str, mode: str) -> None
 @pytest.mark.parametrize("given", ["policy", "policy_factory"])
 def test_a_plain_module_is_wrapped(made: Any, given: str) -> None:
     """Its parameter is named like an observation; it gets new weights as it is."""
-    policy = Constant(2.0) if given == "policy" else Constant
-    evaluator = made(steps(), num_trajectories=2, max_steps=20, **{given: policy})
+    evaluator = made(steps(), num_trajectories=2, **{given: Constant(2.0) if given == "policy" else Constant})
     assert evaluator.evaluate()["eval/reward"] == (10.0 if given == "policy" else 5.0)
     assert evaluator.evaluate(Constant(3.0))["eval/reward"] == 15.0
+
+
+def test_models_by_name(made: Any) -> None:
+    """Weights may be a module or a tensordict; ``weights_dict`` takes precedence; other names are errors."""
+    evaluator = made(steps(), policy := constant(1.0), num_trajectories=1)
+    parameter = policy.module.weight
+    copied = Evaluator.extract_weights(trained := constant(3.0))
+    trained.module.weight.data.fill_(9.0)
+    for name, weights in (("weights", copied), ("weights", constant(3.0)), ("weights_dict", {"policy": constant(3.0)})):
+        assert evaluator.evaluate(**{name: weights})["eval/reward"] == 15.0
+    assert evaluator.evaluate(weights_of(3.0), weights_dict={"policy": constant(4.0)})["eval/reward"] == 20.0
+    assert evaluator.evaluate()["eval/reward"] == 20.0
+    evaluator.trigger_eval(weights_dict={"policy": constant(5.0)}, step=9)
+    assert finished(evaluator)["eval/reward"] == 25.0
+    for weights, models in ((None, {"critic": constant()}), ({}, None), ({"module.weight": torch.ones(2)}, None)):
+        with pytest.raises(WeightsError):
+            evaluator.evaluate(weights, weights_dict=models)
+    assert policy.module.weight is parameter  # The caller's, which TorchRL replaces.
+    assert list(policy.state_dict()) == ["module.weight"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_callers_policy_keeps_its_mode(made: Any, training: bool) -> None:
+    """It is evaluated in eval mode, without dropout, and given back as it was, also after an error."""
+    policy = constant(dropout=True).train(training)
+    assert made(steps(length=20), policy, num_trajectories=2).evaluate(policy)["eval/reward"] == 20.0
+    with pytest.raises(EvalError):
+        made(steps(fails_at=2), policy, num_trajectories=2).evaluate(policy)
+    assert all(part.training is training for part in policy.modules())
+
+
+# ------------------------------------------------------------------------------ environments of the caller
+
+
+def test_statistics_travel_and_without_them_there_is_no_number(made: Any) -> None:
+    """Missing or empty ones are errors; with them it equals TorchRL's rollout, twice: an evaluation moves none."""
+    one = made(normalized, torque(), num_trajectories=3)
+    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+        one.evaluate()
+    for wrong in ({"env.transform[0]": normalized().transform[0]}, {"env.transform[7]": torque()}):
+        with pytest.raises(WeightsError):
+            one.evaluate(weights_dict=wrong)
+    trained = normalized()
+    trained.set_seed(0)
+    trained.rollout(100, break_when_any_done=False)
+    normalizer = trained.transform[0]
+    result = one.evaluate(torque(), weights_dict={"env.transform[0]": normalizer})
+    env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(normalizer.frozen_copy(), StepCounter(20)))
+    returns = []
+    for seed in EpisodePlan(3, 0).seeds:
+        env.set_seed(int(seed), static_seed=True)
+        with torch.no_grad():
+            returns.append(env.rollout(20, torque())["next", "reward"].sum().item())
+    assert result["eval/reward"] == pytest.approx(np.mean(returns), rel=1e-5)
+    assert one.evaluate()["eval/reward"] == result["eval/reward"]
+
+
+def test_the_callers_environment_is_not_changed(made: Any) -> None:
+    """Its normalizer stays unfrozen, with its statistics; those inside a batched environment are frozen as well."""
+    env = normalized()
+    env.rollout(50)
+    before = {name: value.clone() for name, value in env.transform[0].get_extra_state().items()}
+    made(env, torque(), num_trajectories=1).evaluate()
+    assert env.transform[0].frozen is False
+    assert all(torch.equal(before[name], value) for name, value in env.transform[0].get_extra_state().items())
+    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+        made(lambda: SerialEnv(2, normalized), torque(), num_trajectories=2).evaluate()
 
 
 class Dumping(Transform):
@@ -193,359 +341,236 @@ def test_transforms_are_dumped_after_each_evaluation(made: Any, tmp_path: Any, d
     path = tmp_path / "dumped"
     path.touch()
     env = TransformedEnv(steps()(), Compose(Dumping(path)))
-    evaluator = made(env, constant(), num_trajectories=1, max_steps=20, dump_video=dump)
+    evaluator = made(env, constant(), num_trajectories=1, dump_video=dump)
     for step in (3, 8):
         evaluator.evaluate(step=step)
         assert (str(step) in path.read_text().split()) is dump
     evaluator.trigger_eval(step=11)
     finished(evaluator)
-    while evaluator.pending:
-        time.sleep(0.01)
     assert path.read_text().split() == (["3", "8", "11"] if dump else [])
 
 
-def test_steps_are_counted_or_given(made: Any) -> None:
-    """Without a step the evaluator counts; a given one is reported."""
-    evaluator = made(steps(), constant(), num_trajectories=1, max_steps=20)
-    assert [evaluator.evaluate()["eval/step"] for _ in range(3)] == [0, 1, 2]
-    assert evaluator.evaluate(step=50)["eval/step"] == 50
+def test_a_recorder_in_the_environment_is_refused(made: Any, tmp_path: Path) -> None:
+    """It would keep every frame; the message names what records instead."""
+    from torchrl.record import CSVLogger, VideoRecorder
+
+    def recording() -> Any:
+        recorder = VideoRecorder(CSVLogger("x", log_dir=str(tmp_path)), tag="v", in_keys=["observation"])
+        return TransformedEnv(GymEnv("CartPole-v1"), recorder)
+
+    with pytest.raises(ConfigError, match=r"VideoRecorder.*videos="):
+        made(recording, constant(), num_trajectories=1).evaluate()
 
 
-def test_extract_weights(made: Any) -> None:
-    """They are a copy on the CPU."""
-    policy = constant(2.0)
-    weights = Evaluator.extract_weights(policy)
-    policy.module.weight.data.fill_(9.0)
-    assert weights["module", "weight"].item() == 2.0
+# ------------------------------------------------------------------------------ results
 
 
-def test_state_goes_on_counting(made: Any) -> None:
-    """A restored evaluator goes on with the next step."""
-    first = made(steps(), constant(), num_trajectories=1, max_steps=20)
-    first.evaluate()
-    first.evaluate()
-    second = made(steps(), constant(), num_trajectories=1, max_steps=20)
-    second.load_state_dict(first.state_dict())
-    assert second.evaluate()["eval/step"] == 2
+def test_a_callback_gets_every_result_once(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As a flat tensordict, also a metric that is text; what it raises is logged, and the result is there."""
+    heard: list[Any] = []
+
+    def hear(result: Any) -> None:
+        heard.append(result)
+        raise ArithmeticError("the logger is full")
+
+    one = made(steps(), constant(2.0), num_trajectories=1, on_result=hear, metrics_fn=lambda data: {"note": "fine"})
+    assert one.evaluate(step=3)["eval/note"] == "fine"
+    one.trigger_eval(step=4)
+    assert finished(one)["eval/step"] == 4
+    one.shutdown()  # What a callback raises is logged by its thread.
+    assert [(result["eval/step"].item(), result["eval/reward"].item()) for result in heard] == [(3, 10.0), (4, 10.0)]
+    assert heard[0]["eval/note"] == "fine"
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["the logger is full"] * 2
 
 
-def test_unread_results_are_not_lost_by_saving_or_loading(made: Any) -> None:
-    """State is neither saved nor replaced over a result that nobody has read."""
-    evaluator = made(steps(), constant(), num_trajectories=1, max_steps=20)
-    state = evaluator.state_dict()
-    evaluator.trigger_eval()
-    while evaluator.pending:
-        time.sleep(0.01)
-    with pytest.raises(Exception, match="unread"):
-        evaluator.state_dict()
-    with pytest.raises(Exception, match="unread"):
-        evaluator.load_state_dict(state)
-    assert evaluator.poll() is not None
+def test_an_error_reaches_the_caller_once(made: Any) -> None:
+    """It is raised by ``evaluate`` and by ``wait``, or given to ``on_error``; nothing stays pending."""
+    one = made(steps(fails_at=3), constant(), num_trajectories=2)
+    with pytest.raises(RuntimeError, match="the simulator broke"):
+        one.evaluate()
+    one.trigger_eval()
+    with pytest.raises(EvalError, match="the simulator broke"):
+        one.wait(timeout=120.0)
+    assert not one.pending
+    assert one.wait(timeout=1.0) is None
+    errors: list[BaseException] = []
+    other = made(steps(fails_at=3), constant(), num_trajectories=2, on_error=errors.append)
+    other.trigger_eval()
+    assert other.wait(timeout=120.0) is None
+    assert len(errors) == 1
 
 
-# ------------------------------------------------------------------------------ beside the training
-
-
-def test_trigger_and_wait(made: Any) -> None:
-    """The result carries the step and the weights of its request."""
-    evaluator = made(steps(), constant(1.0), num_trajectories=2, max_steps=20)
-    assert evaluator.trigger_eval(weights_of(2.0), step=5) is True
-    result = finished(evaluator)
-    assert (result["eval/step"], result["eval/reward"]) == (5, 10.0)
-
-
-def test_poll_waits_as_long_as_it_is_told(made: Any) -> None:
-    """At once it has nothing or a result; with time it has the result."""
-    evaluator = made(steps(seconds=0.02), constant(), num_trajectories=2, max_steps=20)
-    assert evaluator.poll() is None
-    evaluator.trigger_eval()
-    assert evaluator.poll(timeout=60.0) is not None
+def test_waiting_in_a_callback_is_refused(made: Any) -> None:
+    """It would wait for itself."""
+    raised: list[BaseException] = []
+    one = made(steps(), constant(), num_trajectories=1, on_result=lambda _: one.wait(), on_error=raised.append)
+    one.evaluate()
+    assert isinstance(raised[0], UsageError)
 
 
 @pytest.mark.parametrize("policy", ["error", "skip", "queue"])
 def test_a_second_request_while_one_runs(made: Any, policy: str) -> None:
-    """It is an error, is skipped, or waits in line, as configured; afterwards requests are accepted again."""
-    evaluator = made(steps(seconds=0.05), constant(), num_trajectories=2, max_steps=20, busy_policy=policy)
-    assert evaluator.trigger_eval(step=0) is True
-    if policy == "error":
-        with pytest.raises(RuntimeError, match="busy_policy='queue'"):
-            evaluator.trigger_eval(step=1)
-    else:
-        assert evaluator.trigger_eval(step=1) is (policy == "queue")
-    assert finished(evaluator)["eval/step"] == 0
-    if policy == "queue":
-        assert finished(evaluator)["eval/step"] == 1
-    assert evaluator.trigger_eval(step=2) is True
-    assert finished(evaluator)["eval/step"] == 2
-
-
-def test_pending_tells_whether_a_result_is_to_come(made: Any) -> None:
-    """False, True while it runs, False when it was read, and after the end."""
-    evaluator = made(steps(seconds=0.05), constant(), num_trajectories=2, max_steps=20)
-    assert not evaluator.pending
-    evaluator.trigger_eval()
+    """It is an error, is skipped, or waits in line, as configured; steps of those accepted follow each other."""
+    evaluator = made(steps(seconds=0.05), constant(), num_trajectories=2, busy_policy=policy)
+    assert evaluator.poll() is None
+    assert evaluator.trigger_eval() is True
     assert evaluator.pending
-    finished(evaluator)
-    assert not evaluator.pending
+    if policy == "error":
+        with pytest.raises(RuntimeError):
+            evaluator.trigger_eval()
+    else:
+        assert evaluator.trigger_eval() is (policy == "queue")
+    accepted = 2 if policy == "queue" else 1
+    assert [finished(evaluator)["eval/step"] for _ in range(accepted)] == list(range(accepted))
+    assert evaluator.poll() is None
+    assert evaluator.trigger_eval() is True
+    assert finished(evaluator)["eval/step"] == accepted
     evaluator.trigger_eval()
     evaluator.shutdown(timeout=10.0)
     assert not evaluator.pending
+    assert evaluator.wait() is None
 
 
 def test_what_is_not_pending_can_be_read(made: Any) -> None:
     """The documented pattern ``if not pending: poll()`` yields the result, every time."""
-    evaluator = made(steps(), constant(), num_trajectories=2, max_steps=20)
-    for step in range(5):
+    evaluator = made(steps(), constant(), num_trajectories=2)
+    for step in range(20):
         evaluator.trigger_eval(step=step)
         while evaluator.pending:
-            time.sleep(0.001)
-        result = evaluator.poll()
-        assert result is not None
-        assert result["eval/step"] == step
+            time.sleep(0)
+        assert evaluator.poll()["eval/step"] == step
 
 
-def test_no_thread_stays(made: Any) -> None:
-    """Shutdown ends every thread that was started."""
-    before = set(threading.enumerate())
-    evaluator = made(steps(), constant(), num_trajectories=1, max_steps=20)
-    evaluator.trigger_eval()
-    finished(evaluator)
-    evaluator.shutdown(timeout=10.0)
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
-
-
-def test_shutdown_while_an_evaluation_runs(made: Any) -> None:
-    """It does not wait for the hundreds of steps that are left."""
-    evaluator = made(steps(length=2000, seconds=0.02), constant(), num_trajectories=2, max_steps=2000)
-    evaluator.trigger_eval()
-    started = time.monotonic()
-    evaluator.shutdown(timeout=5.0)
-    assert time.monotonic() - started < 20.0
-
-
-def test_things_are_built_in_the_workers_thread(made: Any) -> None:
-    """With factories nothing is built in the thread that trains."""
-    where: list[str] = []
-
-    def env() -> Any:
-        where.append(threading.current_thread().name)
-        return steps()()
-
-    def policy(_: Any) -> Any:
-        where.append(threading.current_thread().name)
-        return constant(2.0)
-
-    evaluator = made(env, policy_factory=policy, num_trajectories=1, max_steps=20)
-    evaluator.trigger_eval()
-    assert finished(evaluator)["eval/reward"] == 10.0
-    assert len(where) >= 2  # An episode that runs again has an environment of its own.
-    assert threading.main_thread().name not in where
-
-
-# ------------------------------------------------------------------------------ batches, models, mistakes
-
-
-@pytest.mark.parametrize("count", [5, 3, 2, 4])
-def test_exactly_so_many_episodes_from_a_batched_environment(made: Any, count: int) -> None:
-    """Four environments at a time give as many episodes as asked for, each counted once."""
-
-    def batched() -> Any:
-        return TransformedEnv(SerialEnv(4, bare_steps(length=6)), Compose(StepCounter(), RewardSum()))
-
-    result = made(batched, constant(1.0), num_trajectories=count, max_steps=50).evaluate()
-    assert result["eval/num_episodes"] == count
-    assert result["eval/reward"] == 6.0
-    assert result["eval/episode_length"] == 6.0
-
-
-def test_a_gym_environment_has_true_lengths(made: Any) -> None:
-    """On CartPole every step is worth one, so that length and return agree."""
-
-    class Left(nn.Module):
-        def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            action = torch.zeros(*observation.shape[:-1], 2, dtype=torch.int64)
-            action[..., 0] = 1
-            return action
-
-    from tensordict.nn import TensorDictModule
-
-    policy = TensorDictModule(Left(), in_keys=["observation"], out_keys=["action"])
-    result = made(cartpole, policy, num_trajectories=4, max_steps=100).evaluate()
-    assert 5 < result["eval/reward"] < 15
-    assert result["eval/reward"] == result["eval/episode_length"]
-
-
-def test_several_models_by_name(made: Any) -> None:
-    """``weights_dict`` takes the policy, and more than ``weights``, beside it or instead of it."""
-    evaluator = made(steps(), constant(1.0), num_trajectories=1, max_steps=20)
-    assert evaluator.evaluate(weights_dict={"policy": constant(2.0)})["eval/reward"] == 10.0
-    assert evaluator.evaluate(weights_of(3.0))["eval/reward"] == 15.0
-    assert evaluator.evaluate(weights_of(3.0), weights_dict={"policy": constant(4.0)})["eval/reward"] == 20.0
-    evaluator.trigger_eval(weights_dict={"policy": constant(5.0)})
-    assert finished(evaluator)["eval/reward"] == 25.0
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"policy": constant(), "policy_factory": make_constant},
-        {"policy": constant(), "backend": "carrier pigeon"},
-        {"policy": constant(), "busy_policy": "sometimes"},
-    ],
-    ids=["no policy", "two policies", "backend", "busy_policy"],
-)
-def test_mistakes_are_value_errors(made: Any, wrong: dict[str, Any]) -> None:
-    """An impossible combination is refused at once."""
-    with pytest.raises(ValueError):
-        made(steps(), **wrong)
-
-
-@pytest.mark.parametrize("backend", ["process", "ray"])
-def test_other_processes_need_a_factory_of_environments(made: Any, backend: str) -> None:
-    """A live environment cannot be built elsewhere."""
-    with pytest.raises(ValueError):
-        made(steps()(), policy_factory=make_constant, backend=backend, max_steps=20)
-
-
-# ------------------------------------------------------------------------------ normalizers
-
-
-def normalizing() -> Any:
-    return TransformedEnv(
-        GymEnv("Pendulum-v1"), Compose(VecNormV2(in_keys=["observation"]), StepCounter(), RewardSum())
-    )
-
-
-def torque() -> Any:
-    from tensordict.nn import TensorDictModule
-
-    return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
-
-
-def test_an_evaluation_does_not_train_the_normalizer(made: Any) -> None:
-    """The statistics that an evaluation uses are those that were sent, before and after it."""
-    trained = normalizing()
-    trained.rollout(50)
-    before = {name: value.clone() for name, value in trained.transform[0].get_extra_state().items()}
-    evaluator = made(normalizing, torque(), num_trajectories=2, max_steps=20)
-    first = evaluator.evaluate(weights_dict={"env.transform[0]": trained.transform[0]})
-    second = evaluator.evaluate()
-    assert first["eval/reward"] == first["eval/reward"], "the reward is NaN"
-    assert first["eval/num_episodes"] == second["eval/num_episodes"] == 2
-    after = trained.transform[0].get_extra_state()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_callers_environment_is_left_alone(made: Any) -> None:
-    """A live environment keeps its normalizer unfrozen, and its statistics."""
-    env = normalizing()
-    env.rollout(50)
-    count = env.transform[0].get_extra_state()["count.-|-.observation"].item()
-    made(env, torque(), num_trajectories=1, max_steps=20).evaluate()
-    assert env.transform[0].frozen is False
-    assert env.transform[0].get_extra_state()["count.-|-.observation"].item() == count
+def test_an_evaluation_in_between_loses_nothing(made: Any) -> None:
+    """What was triggered and not read is there after an ``evaluate``, under its own step; the state waits for it."""
+    first, second = (made(steps(), constant(), num_trajectories=2) for _ in range(2))
+    state = first.state_dict()
+    first.trigger_eval(weights_of(2.0), step=1)
+    assert first.evaluate(weights_of(3.0), step=2)["eval/reward"] == 15.0
+    for call in (first.state_dict, partial(first.load_state_dict, state)):
+        with pytest.raises(RuntimeError, match="unread"):
+            call()
+    result = finished(first)
+    assert (result["eval/step"], result["eval/reward"]) == (1, 10.0)
+    second.load_state_dict(first.state_dict())
+    assert second.evaluate()["eval/step"] == 3
+    second.load_state_dict({"step_counter": 50})  # TorchRL's own.
+    assert second.evaluate()["eval/step"] == 50
 
 
 # ------------------------------------------------------------------------------ processes
 
 
-@pytest.mark.parametrize("backend", ["process", "ray"])
-class TestOtherProcesses:
-    """One cluster for all of them."""
-
-    @pytest.fixture(autouse=True)
-    def _cluster(self, ray_cluster: None) -> None:
-        pass
-
-    def test_evaluations_of_new_weights_are_new(self, made: Any, backend: str) -> None:
-        """Four updates give four different results: synchronously, and beside the training."""
-        extra = {"num_gpus": 0} if SUBJECT == "torchrl" or backend == "ray" else {}
-        evaluator = made(
-            steps(),
-            policy_factory=make_constant,
-            num_trajectories=3,
-            max_steps=20,
-            backend=backend,
-            busy_policy="queue",
-            **extra,
-        )
-        assert [evaluator.evaluate(weights_of(value))["eval/reward"] for value in (1.0, 2.0)] == [5.0, 10.0]
-        for step, value in enumerate((3.0, 4.0)):
-            evaluator.trigger_eval(weights_of(value), step=step)
-        results = [finished(evaluator) for _ in range(2)]
-        assert [result["eval/reward"] for result in results] == [15.0, 20.0]
-        assert [result["eval/step"] for result in results] == [0, 1]
-        assert evaluator.poll() is None
-
-    def test_a_callback_is_called_here(self, made: Any, backend: str) -> None:
-        """What is evaluated elsewhere is heard in this process."""
-        heard: list[Any] = []
-        extra = {"num_gpus": 0} if SUBJECT == "torchrl" or backend == "ray" else {}
-        evaluator = made(
-            steps(),
-            policy_factory=make_constant,
-            num_trajectories=2,
-            max_steps=20,
-            backend=backend,
-            on_result=heard.append,
-            **extra,
-        )
-        evaluator.evaluate(weights_of(2.0), step=4)
-        assert [result["eval/step"].item() for result in heard] == [4]
+def test_processes_take_the_same_arguments(made: Any, ray_cluster: None) -> None:
+    """A live policy, a metrics function, callbacks of this process, new weights; statistics stay as they were sent."""
+    heard: list[Any] = []
+    options: dict[str, Any] = {"num_trajectories": 7, "backend": "process", "on_result": heard.append}
+    longest = made(
+        steps(length=5), constant(2.0), metrics_fn=lambda data: {"longest": data["next", "step_count"].max()}, **options
+    )
+    result = longest.evaluate()
+    assert (result["eval/num_episodes"], int(result["eval/longest"]), result["eval/reward"]) == (7, 5, 10.0)
+    longest.trigger_eval(weights_of(3.0), step=4)
+    assert finished(longest)["eval/reward"] == 15.0
+    assert [one["eval/step"].item() for one in heard] == [0, 4]
+    trained = normalized()
+    trained.rollout(50)
+    statistics = {"env.transform[0]": trained.transform[0]}
+    there = made(normalized, policy_factory=torque, num_trajectories=2, backend="ray")
+    here = made(normalized, torque(), num_trajectories=2)
+    expected = here.evaluate(weights_dict=statistics)["eval/reward"]
+    assert there.evaluate(weights_dict=statistics)["eval/reward"] == pytest.approx(expected, rel=1e-5)
+    assert there.evaluate()["eval/reward"] == pytest.approx(expected, rel=1e-5)
 
 
-class TestRayEvalWorker:
-    """One cluster for all of them."""
+class Unrenderable(Steps):
+    """Fails when it is rendered."""
 
-    @pytest.fixture(autouse=True)
-    def _cluster(self, ray_cluster: None) -> None:
-        pass
+    def render(self, **_: Any) -> Any:
+        raise NotImplementedError("nothing to see")
 
-    def test_submit_and_poll(self) -> None:
-        """Nothing before a request; then one result, which is the return and says what it was taken over."""
-        worker = RayEvalWorker(None, steps(length=5), make_constant, num_gpus=0)
-        try:
-            assert worker.poll() is None
-            worker.submit(weights_of(2.0), 20)
-            result = worker.poll(timeout=60.0)
-            assert result is not None
-            assert "frames" in result
-            assert result["reward"] == 10.0
-            assert worker.poll() is None
-        finally:
-            worker.shutdown()
-        worker.shutdown()
 
-    @pytest.mark.skipif(SUBJECT == "torchrl", reason="the documented shape, and the figure beside it, are ours")
-    def test_frames_of_the_first_episode(self) -> None:
-        """One after each step, of an environment that renders; the figure of TorchRL stands beside the return."""
-        worker = RayEvalWorker(None, rendering, random_policy_of, num_episodes=3)
-        try:
-            worker.submit(None, 30)
-            result = worker.poll(timeout=60.0)
-        finally:
-            worker.shutdown()
-        assert result is not None
-        count, *shape = result["frames"].shape
-        assert shape == [400, 600, 3]
-        assert 5 < count <= 30
-        assert result["frames"].dtype == torch.uint8
-        assert len(result["frames"].flatten(1).unique(dim=0)) > 1
-        assert result["reward_per_step"] == 1.0
-        assert result["reward"] == result["length"]
+def asked(one: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Submit to a worker and wait."""
+    one.submit(*args, **kwargs)
+    result = one.poll(timeout=120.0)
+    assert result is not None, "no result came"
+    return result
 
-    @pytest.mark.slow
-    def test_a_second_process_finds_it_by_name(self) -> None:
-        """A handle from the name submits and polls for itself."""
-        worker = RayEvalWorker(None, steps(length=5), make_constant, num_gpus=0, name="torchrl_worker")
-        try:
-            other = RayEvalWorker.from_name("torchrl_worker")
-            other.submit(weights_of(3.0), 20)
-            result = other.poll(timeout=60.0)
-            assert result is not None
-            assert result["reward"] == 15.0
-            if SUBJECT != "torchrl":
-                other.shutdown()  # Of TorchRL's handles any one ends the worker.
-        finally:
-            worker.shutdown()
+
+def test_a_worker_answers_with_the_return(made: Any, ray_cluster: None) -> None:
+    """Over all episodes, up to the limit of the request; without weights those that it has; no frame unasked."""
+    worker = made(None, lambda: Unrenderable(length=5), constant, kind=RayEvalWorker, num_episodes=10)
+    assert worker.poll() is None
+    result = asked(worker, None, 20, break_when_any_done=False)
+    expected = {"reward": 5.0, "reward_std": 0.0, "reward_per_step": 1.0, "length": 5.0, "count": 10, "frames": None}
+    assert {name: result[name] for name in expected} == expected
+    assert asked(worker, weights_of(2.0), 3)["reward"] == 6.0
+    assert asked(worker, None, None)["reward"] == 10.0
+    worker.submit({"nonsense": torch.zeros(2)}, 20)
+    with pytest.raises(WeightsError, match="nonsense"):
+        worker.poll(timeout=120.0)
+    assert worker.poll() is None
+    assert asked(worker, weights_of(4.0), 20)["reward"] == 20.0
+    worker.shutdown()
+    worker.shutdown()
+    with pytest.raises(UsageError):
+        worker.submit(None, 20)
+
+
+def test_frames_of_the_first_episode(made: Any, ray_cluster: None) -> None:
+    """One after each step, of an environment that renders."""
+    worker = made(
+        None,
+        partial(GymEnv, "CartPole-v1", render_mode="rgb_array"),
+        lambda env: RandomPolicy(env.action_spec),
+        kind=RayEvalWorker,
+        num_episodes=3,
+    )
+    result = asked(worker, None, 30)
+    count, *shape = result["frames"].shape
+    assert shape == [400, 600, 3]
+    assert 5 < count <= 30
+    assert result["frames"].dtype == torch.uint8
+    assert len(result["frames"].flatten(1).unique(dim=0)) > 1
+    assert result["reward"] == result["length"]
+
+
+def test_init_fn_comes_before_torch(made: Any, ray_cluster: None) -> None:
+    """What it saw is left in the environment variables of its process; a function on tensordicts is a policy."""
+
+    def initialize() -> None:
+        import os
+        import sys
+
+        os.environ["RL_EVAL_TEST_TORCH_WAS_THERE"] = str("torch" in sys.modules)
+
+    def build() -> Any:
+        import os
+
+        from torchrl_worlds import Steps
+
+        assert os.environ["RL_EVAL_TEST_TORCH_WAS_THERE"] == "False", "torch was imported before init_fn"
+        return Steps(length=5)
+
+    def build_policy(env: Any) -> Any:
+        import torch
+
+        return lambda data: data.set("action", torch.full((*data.batch_size, 1), 3.0))
+
+    worker = made(initialize, build, build_policy, kind=RayEvalWorker, num_episodes=2)
+    assert asked(worker, None, 20)["reward"] == 15.0
+
+
+@pytest.mark.slow
+def test_a_worker_is_found_by_its_name(made: Any, ray_cluster: None) -> None:
+    """Clients poll what they asked for, and what one leaves does not end the worker."""
+    first = made(None, partial(Steps, length=5), constant, kind=RayEvalWorker, num_episodes=2, name="torchrl_worker")
+    second = RayEvalWorker.from_name("torchrl_worker")
+    first.submit(weights_of(1.0), 20)
+    second.submit(weights_of(2.0), 20)
+    assert (first.poll(timeout=120.0)["reward"], second.poll(timeout=120.0)["reward"]) == (5.0, 10.0)
+    second.shutdown()
+    assert asked(first, weights_of(3.0), 20)["reward"] == 15.0
+    with pytest.raises(ValueError, match="reward_keys"):
+        RayEvalWorker.from_name("torchrl_worker", reward_keys=("next", "other"))

@@ -1,10 +1,9 @@
-"""Small TorchRL environments and policies whose returns are known, and the classes under test."""
+"""Small TorchRL environments and policies whose returns are known."""
 
 from __future__ import annotations
 
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import Compose, EnvBase, GymEnv, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import Compose, EnvBase, GymEnv, RewardSum, StepCounter, TransformedEnv, VecNormV2
 
 # Other processes import this module by its name; a Ray cluster that starts later passes the variable on.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-
-SUBJECT = os.environ.get("RL_EVAL_SUBJECT", "rl_eval")
-"""Whose classes are tested: ``rl_eval``, or ``torchrl`` to see what TorchRL's own do."""
-
-if SUBJECT == "torchrl":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Importing them warns of TorchRL's own deprecations.
-        from torchrl.collectors import Evaluator
-        from torchrl.collectors.distributed import RayEvalWorker
-else:
-    from rl_eval.integrations.torchrl import Evaluator, RayEvalWorker  # type: ignore[assignment]
-
-__all__ = ["SUBJECT", "Evaluator", "RayEvalWorker"]
 
 
 class Steps(EnvBase):
@@ -58,10 +44,8 @@ class Steps(EnvBase):
         self.action_spec = Unbounded(shape=(1,))
         self.reward_spec = Unbounded(shape=(1,))
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
-        if truncates:
-            self.done_spec = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        else:
-            self.done_spec = Composite(done=flag, terminated=flag.clone())
+        flags = ("done", "terminated", "truncated") if truncates else ("done", "terminated")
+        self.done_spec = Composite({name: flag.clone() for name in flags})
         self._fixed, self._lengths, self._truncates = length, lengths, truncates
         self._fails_at, self._seconds = fails_at, seconds
         self._rng = np.random.default_rng(0)
@@ -83,8 +67,7 @@ class Steps(EnvBase):
         if self._seconds:
             time.sleep(self._seconds)
         over = torch.tensor([self.taken >= self._length])
-        never = torch.zeros(1, dtype=torch.bool)
-        ends = {"done": over, "terminated": never if self._truncates else over}
+        ends = {"done": over, "terminated": over & torch.tensor(not self._truncates)}
         if self._truncates:
             ends["truncated"] = over
         return TensorDict(
@@ -93,22 +76,24 @@ class Steps(EnvBase):
 
 
 class Constant(nn.Module):
-    """Always the same action: its one weight."""
+    """Always the same action: its one weight, so that a return shows which weights it is of; or 0 or twice of it.
 
-    def __init__(self, value: float = 1.0) -> None:
+    Args:
+        value: The action.
+        dropout: Whether it is dropped at random while the module trains.
+    """
+
+    def __init__(self, value: float = 1.0, *, dropout: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([value]))
+        self.dropout = nn.Dropout(0.5 if dropout else 0.0)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return observation * 0 + self.weight
+        return self.dropout(observation * 0 + self.weight)
 
 
-def constant(value: float = 1.0) -> TensorDictModule:
-    return TensorDictModule(Constant(value), in_keys=["observation"], out_keys=["action"])
-
-
-def make_constant(env: Any = None) -> TensorDictModule:
-    return constant()
+def constant(value: float = 1.0, *, dropout: bool = False) -> TensorDictModule:
+    return TensorDictModule(Constant(value, dropout=dropout), in_keys=["observation"], out_keys=["action"])
 
 
 def steps(**kwargs: Any) -> Any:
@@ -116,12 +101,17 @@ def steps(**kwargs: Any) -> Any:
     return lambda: TransformedEnv(Steps(**kwargs), Compose(StepCounter(), RewardSum()))
 
 
-def bare_steps(**kwargs: Any) -> Any:
-    return lambda: Steps(**kwargs)
-
-
 def cartpole() -> EnvBase:
     return TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(), RewardSum()))
+
+
+def normalized() -> EnvBase:
+    return TransformedEnv(GymEnv("Pendulum-v1"), Compose(VecNormV2(in_keys=["observation"]), StepCounter(20)))
+
+
+def torque(env: Any = None) -> TensorDictModule:
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 
 
 def weights_of(value: float) -> TensorDict:

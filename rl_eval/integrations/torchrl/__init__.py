@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rl_eval.integrations.torchrl.agents import as_agents_env
     from rl_eval.integrations.torchrl.env import as_env
-    from rl_eval.integrations.torchrl.evaluator import Evaluator
+    from rl_eval.integrations.torchrl.evaluator import Evaluator, RayEvalWorker
     from rl_eval.integrations.torchrl.policy import as_policy, portable
     from rl_eval.integrations.torchrl.ray_collector import RayCollector
-    from rl_eval.integrations.torchrl.ray_eval_worker import RayEvalWorker
 
 __all__ = ["Evaluator", "RayCollector", "RayEvalWorker", "as_agents_env", "as_env", "as_policy", "portable"]
 
 _HOMES: Final = {
     "Evaluator": "evaluator",
     "RayCollector": "ray_collector",
-    "RayEvalWorker": "ray_eval_worker",
+    "RayEvalWorker": "evaluator",
     "as_agents_env": "agents",
     "as_env": "env",
     "as_policy": "policy",

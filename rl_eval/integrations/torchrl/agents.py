@@ -25,18 +25,23 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.torchrl.env import as_array, nested_space, peel, seen_keys
-from rl_eval.integrations.torchrl.keys import Key, nested
+from rl_eval.integrations.torchrl.env import (
+    action_space,
+    action_writer,
+    nested_space,
+    observation_space,
+    peel,
+    refuse_batch,
+    seen_keys,
+)
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
-from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space
+from rl_eval.integrations.torchrl.policy import Key, array_of, nested
 from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
 __all__ = ["TorchRLAgents", "as_agents_env"]
 
 _MASK: Final = "mask"
 """What groups call the flags of the agents that act."""
-_ALONE: Final = ("observation",)
-"""Path of observations that have no other part."""
 
 
 class _Seat(NamedTuple):
@@ -68,24 +73,23 @@ class TorchRLAgents(AgentsEnv):
         seen = seen_keys(env)
         self._paths = {group: _paths(seen, group) for group in self._groups}
         self._masked = {group for group in self._groups if (group, _MASK) in seen}
-        for group in self._groups:
-            _check_group(env, group)
+        keys = {*env.action_keys, *env.reward_keys, *env.done_keys}
+        needed = {(group, name) for group in groups for name in ("action", "reward", "terminated", "truncated")}
+        if missing := needed - keys:
+            raise ConfigError(f"the TorchRL environment has no keys {sorted(missing)}, but {sorted(keys, key=str)}")
         self._write = {agent: action_writer(self._action_spec(agent)) for agent in self._seats}
         self._gone: set[str] = set()
         self._current: TensorDictBase | None = None
 
     def spaces(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """Return the observation space and the action space of an agent."""
         group, row = self._seats[agent]
         specs = self.env.full_observation_spec
-        spaces: dict[tuple[str, ...], gym.Space[Any]] = {
-            path: observation_space(specs[(group, *path)][row]) for path in self._paths[group]
-        }
-        alone = len(spaces) == 1 and _ALONE in spaces
-        return spaces[_ALONE] if alone else nested_space(spaces), action_space(self._action_spec(agent))
+        seen = {path: observation_space(specs[(group, *keys)][row]) for keys, path in self._paths[group].items()}
+        return nested_space(seen), action_space(self._action_spec(agent))
 
     def reset(self, seed: int) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """Begin an episode."""
         self._gone = set()
         with torch.no_grad():
             self.env.set_seed(seed, static_seed=True)
@@ -94,12 +98,22 @@ class TorchRLAgents(AgentsEnv):
         return Turn(observations, tuple(observations), {}, {}, {}, {}, over=not observations)
 
     def step(self, actions: Mapping[str, Any]) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
-        following = self._stepped(actions)
-        present = [agent for agent in self._seats if agent not in self._gone]
-        rewards = {agent: self._of(following, agent, "reward").item() for agent in present}
-        terminated, truncated = (
-            {agent: bool(self._of(following, agent, name)) for agent in present} for name in ("terminated", "truncated")
+        """Take the actions of the acting agents."""
+        assert self._current is not None, "reset() comes before step()"
+        for group in self._groups:
+            # Agents that have no action are given zeros, which are not read.
+            self._current.set((group, "action"), self.env.full_action_spec[group, "action"].zero())
+        for agent, action in actions.items():
+            group, row = self._seats[agent]
+            self._current[group, "action"][row] = self._write[agent](action)
+        with torch.no_grad():
+            stepped = self.env.step(self._current)
+            self._current = self.env.step_mdp(stepped)
+        following = stepped["next"]
+        present = {agent: seat for agent, seat in self._seats.items() if agent not in self._gone}
+        rewards, terminated, truncated = (
+            {agent: following[group, name][row].item() for agent, (group, row) in present.items()}
+            for name in ("reward", "terminated", "truncated")
         )
         self._gone |= {agent for agent in present if terminated[agent] or truncated[agent]}
         over = bool(following["done"])
@@ -108,23 +122,8 @@ class TorchRLAgents(AgentsEnv):
         return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending)
 
     def close(self) -> None:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
-        if not self.env.is_closed:
-            self.env.close(raise_if_closed=False)
-
-    def _stepped(self, actions: Mapping[str, Any]) -> TensorDictBase:
-        """Step, and return what follows; agents that have no action are given zeros, which nobody reads."""
-        assert self._current is not None, "reset() comes before step()"
-        for group in self._groups:
-            self._current.set((group, "action"), self.env.full_action_spec[group, "action"].zero())
-        for agent, action in actions.items():
-            group, row = self._seats[agent]
-            self._current[group, "action"][row] = self._write[agent](action)
-        with torch.no_grad():
-            stepped = self.env.step(self._current)
-            self._current = self.env.step_mdp(stepped)
-        following: TensorDictBase = stepped["next"]
-        return following
+        """Close the environment."""
+        self.env.close(raise_if_closed=False)
 
     def _observations(self, data: TensorDictBase) -> dict[str, Any]:
         """Return the observations of the agents that are to act."""
@@ -135,14 +134,8 @@ class TorchRLAgents(AgentsEnv):
         }
 
     def _observation(self, data: TensorDictBase, seat: _Seat) -> Any:
-        paths = self._paths[seat.group]
-        leaves = {path: as_array(data[(seat.group, *path)][seat.row]) for path in paths}
-        return leaves[_ALONE] if paths == [_ALONE] else nested(leaves)
-
-    def _of(self, data: TensorDictBase, agent: str, name: str) -> torch.Tensor:
-        group, row = self._seats[agent]
-        tensor: torch.Tensor = data[group, name][row]
-        return tensor
+        paths = self._paths[seat.group].items()
+        return nested({path: array_of(data[(seat.group, *keys)][seat.row]) for keys, path in paths})
 
     def _action_spec(self, agent: str) -> Any:
         group, row = self._seats[agent]
@@ -157,29 +150,11 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
     """
     if not isinstance(value, EnvBase):
         return None
-    if value.batch_size:
-        raise ConfigError(
-            f"the TorchRL environment is a batch of shape {tuple(value.batch_size)}; rl_eval runs each episode in an "
-            "environment of its own: give a factory of single ones (batch_size=[])"
-        )
+    refuse_batch(value)
     return TorchRLAgents(value) if hasattr(peel(value)[1], "group_map") else None
 
 
-def _paths(keys: Sequence[Key], group: str) -> list[tuple[str, ...]]:
-    """Return where in a group the parts of an observation are."""
-    return [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
-
-
-def _check_group(env: EnvBase, group: str) -> None:
-    keys = {
-        "action": env.action_keys,
-        "reward": env.reward_keys,
-        "terminated": env.done_keys,
-        "truncated": env.done_keys,
-    }
-    for name, known in keys.items():
-        if (group, name) not in known:
-            raise ConfigError(
-                f"the TorchRL environment's group {group!r} has no key {(group, name)!r}, by which rl_eval reads what "
-                f"its agents do; there are {known}"
-            )
+def _paths(keys: Sequence[Key], group: str) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the parts of a group's observations, and where they are in those of an agent; one alone is the whole."""
+    parts = [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
+    return {part: () if parts == [("observation",)] else part for part in parts}

@@ -1,36 +1,57 @@
-"""Arguments of TorchRL's evaluation classes in the terms of rl_eval; one that has no meaning here is an error."""
+"""Arguments of TorchRL's evaluation classes in the terms of rl_eval.
+
+An argument is kept, and the docstring of its class has its meaning here; or it has no counterpart, and is in the table
+below. One translation serves all three classes.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import torch
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import RandomPolicy
 
+from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, WeightsError, nearest
-from rl_eval.integrations.torchrl.keys import Key
-from rl_eval.integrations.torchrl.policy import portable
-from rl_eval.integrations.torchrl.scope import Rules, statistics_of
+from rl_eval.integrations.torchrl.making import EnvMaker, PolicySource, Rules
+from rl_eval.integrations.torchrl.normalizers import statistics_of
+from rl_eval.integrations.torchrl.policy import Key, portable
+from rl_eval.integrations.torchrl.stages import MODES
 
 __all__ = [
-    "BACKENDS",
+    "ABSENT",
     "ArgumentError",
-    "check",
-    "copy_of",
-    "is_env",
+    "config_of",
     "mode_of",
-    "own_policy",
-    "plain_key",
+    "one_of",
     "refuse",
     "runner_settings",
+    "same",
+    "take_rest",
     "with_rules",
 ]
 
-BACKENDS: Final = {"thread": "thread", "process": "ray", "ray": "ray"}
-_BUSY: Final = ("skip", "error", "queue")
-_MODES: Final = ("deterministic", "mode", "mean", "median", "random")
-_RAY_KWARGS: Final = {
+_NO_COLLECTOR: Final = "there is no inner collector: runners step the environments"
+_ONE_WAY: Final = "weights are sent once, to all runners"
+
+ABSENT: Final[Mapping[str, Mapping[str, str | None]]] = {
+    "Evaluator": {
+        **dict.fromkeys(("frames_per_batch", "collector_cls", "collector_kwargs"), _NO_COLLECTOR),
+        "weight_sync_schemes": _ONE_WAY,
+    },
+    "RayCollector": {
+        **dict.fromkeys(("weight_updater", "weight_recv_schemes"), _ONE_WAY),
+        **dict.fromkeys(("trust_policy", "collector_class", "sync"), None),
+        **dict.fromkeys(("weight_sync_schemes", "use_env_creator", "no_cuda_sync"), None),
+    },
+}
+"""Arguments without a counterpart, by class: why one cannot be honoured; None if it is accepted and changes nothing."""
+
+_ACTOR_OPTIONS: Final = {
     "num_cpus": "num_cpus_per_runner",
     "resources": "custom_resources_per_runner",
     "label_selector": "label_selector",
@@ -41,6 +62,151 @@ _RAY_KWARGS: Final = {
 
 class ArgumentError(ConfigError, ValueError):
     """An argument is wrong, or cannot be honoured; it is named. Also a ``ValueError``, as in TorchRL."""
+
+
+def take_rest(owner: str, given: Mapping[str, Any]) -> None:
+    """Check the arguments of a class that are not in its signature.
+
+    Raises:
+        ArgumentError: One cannot be honoured.
+        TypeError: One is not an argument of TorchRL's class.
+    """
+    for name, value in given.items():
+        if name not in ABSENT[owner]:
+            raise TypeError(f"{owner}() has no argument {name!r}")
+        if (why := ABSENT[owner][name]) is not None:
+            refuse(name, value, why)
+
+
+def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
+    """Raise for an argument that cannot be honoured, unless it is None or has the one value that can.
+
+    Raises:
+        ArgumentError: It names the argument.
+    """
+    if value is not None and str(value) != str(unless):
+        raise ArgumentError(f"{name} is {value!r}, which cannot be honoured: {why}. Leave it out")
+
+
+def one_of(name: str, value: str, known: Collection[str]) -> str:
+    """Return a value that is one of a few.
+
+    Raises:
+        ArgumentError: It is another one.
+    """
+    if value not in known:
+        raise ArgumentError(f"Unknown {name} {value!r}: {nearest(str(value), known)}")
+    return value
+
+
+def same(name: str, given: Any) -> Any:
+    """Return the value of an argument that TorchRL takes once for all collectors, or for each.
+
+    Raises:
+        ArgumentError: There is none, or collectors have different ones.
+    """
+    values = given if isinstance(given, (list, tuple)) else [given]
+    if not values or any(one is not values[0] and one != values[0] for one in values):
+        raise ArgumentError(f"{name} is {given!r}: give one value for all workers")
+    return values[0]
+
+
+def mode_of(exploration_type: Any) -> str:
+    """Return the name of an exploration type.
+
+    Raises:
+        ArgumentError: There is no such type.
+    """
+    name = str(getattr(exploration_type, "name", exploration_type)).lower()
+    return one_of("exploration_type", name, (*MODES, "random"))
+
+
+def config_of(
+    env: Any,
+    policy: Any,
+    policy_factory: Callable[..., Any] | None,
+    mode: str,
+    device: Any = None,
+    reward_keys: Key = ("next", "reward"),
+    done_keys: Key = ("next", "done"),
+    *,
+    as_recorded: bool = False,
+) -> EvalConfig:
+    """Translate an environment and a policy as TorchRL's classes take them; both are copied.
+
+    Args:
+        env: A callable that builds an environment, or one to copy.
+        policy: The policy.
+        policy_factory: Or its factory.
+        mode: How actions are taken.
+        device: Of the policy; by default the CPU.
+        reward_keys: Which reward counts.
+        done_keys: Which done flag ends an episode.
+        as_recorded: Whether frames are collected.
+
+    Raises:
+        ArgumentError: An argument is wrong.
+    """
+    if policy is not None and policy_factory is not None:
+        raise ArgumentError("policy and policy_factory are given: pass one of them, not both")
+    if not callable(env):
+        raise ArgumentError(f"env is {env!r}: give a callable that builds a TorchRL environment")
+    if isinstance(env, EnvBase):
+        try:
+            env = copy.deepcopy(env)
+        except Exception as error:
+            raise ArgumentError(f"env cannot be copied ({error}): give a callable that builds one") from error
+    token, device = uuid.uuid4().hex, str(device or "cpu")
+    keys = _plain_key("reward_keys", reward_keys, "reward"), _plain_key("done_keys", done_keys, "done")
+    policy = portable(policy) if isinstance(policy, torch.nn.Module) else policy
+    return (
+        EvalConfig()
+        .environment(EnvMaker(env, token, *keys, as_recorded))
+        .policy(
+            "rl_eval.integrations.torchrl.making:ScopedPolicy",
+            policy_kwargs={"source": PolicySource(policy, policy_factory, token, mode, device)},
+            # A RandomPolicy needs noise, and a factory may make one; other policies leave it alone.
+            deterministic=mode in MODES and policy_factory is None and not isinstance(policy, RandomPolicy),
+            device=device,
+            actions="none" if as_recorded else "clip",
+        )
+    )
+
+
+def _plain_key(name: str, key: Key, default: str) -> Key | None:
+    """Return a key of TorchRL's step data as the environment's specs have it; None for the default one."""
+    path = (key,) if isinstance(key, str) else tuple(key)
+    if path in {("next", default), (default,)}:
+        return None
+    if path[0] != "next" or len(path) < 2:
+        raise ArgumentError(f"{name} is {key!r}: give the key that a step writes, such as ('next', {default!r})")
+    return path[1:] if len(path) > 2 else path[1]
+
+
+def runner_settings(
+    argument: str, options: Mapping[str, Any] | None, num_runners: int, num_gpus: float, init_fn: Any = None
+) -> dict[str, Any]:
+    """Translate Ray's options of an actor into those of runners.
+
+    Args:
+        argument: Name of the argument that has the options.
+        options: The options.
+        num_runners: Number of runners.
+        num_gpus: GPUs of each.
+        init_fn: Called first in each process.
+
+    Raises:
+        ArgumentError: An option has no counterpart.
+    """
+    given = dict(options or {})
+    if unknown := sorted(set(given) - set(_ACTOR_OPTIONS)):
+        hint = "num_gpus is an argument of its own, and a runner that dies is replaced anyway"
+        raise ArgumentError(f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)}; {hint}")
+    if "memory" in given:
+        given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
+    settings = {_ACTOR_OPTIONS[name]: value for name, value in given.items()}
+    first = {} if init_fn is None else {"init_fn": init_fn}
+    return {"num_runners": num_runners, "num_gpus_per_runner": num_gpus, **settings, **first}
 
 
 def with_rules(
@@ -55,154 +221,24 @@ def with_rules(
         mode: How actions are taken.
 
     Raises:
-        WeightsError: A name is none that could be sent, or a transform has no statistics.
+        WeightsError: A name is unknown, or a transform has no statistics.
     """
     models = dict(weights_dict or {})
     policy = models.pop("policy", weights)
     if unknown := [name for name in models if not name.startswith("env.")]:
-        raise WeightsError(
-            f"weights_dict has {unknown}: known are 'policy', and transforms of the environment, as 'env.transform[0]'"
-        )
+        raise WeightsError(f"weights_dict has {unknown}: known are 'policy', and transforms as 'env.transform[0]'")
     statistics = {name.removeprefix("env."): statistics_of(name, model) for name, model in models.items()}
     if policy is None and not statistics and max_steps is None and mode is None:
         return None
-    sent = {} if policy is None else {"policy": policy}
     rules = Rules(None if policy is None else _count_tensors(policy), statistics, max_steps, mode)
-    return {**sent, "_extra_state": rules}
-
-
-def plain_key(name: str, key: Key, default: str) -> Key | None:
-    """Return a key of TorchRL's step data as the environment's specs have it; None for the default one.
-
-    Raises:
-        ArgumentError: It is no key of what a step returns.
-    """
-    path = (key,) if isinstance(key, str) else tuple(key)
-    if path in {("next", default), (default,)}:
-        return None
-    if path[0] != "next" or len(path) < 2:
-        raise ArgumentError(f"{name} is {key!r}: give the key that a step writes, such as ('next', {default!r})")
-    return path[1:] if len(path) > 2 else path[1]
-
-
-def runner_settings(
-    num_runners: int,
-    num_gpus: float,
-    init_fn: Callable[[], object] | None,
-    ray_kwargs: Mapping[str, Any] | None,
-    argument: str = "ray_kwargs",
-) -> dict[str, Any]:
-    """Translate Ray's options of an actor into those of runners.
-
-    Raises:
-        ArgumentError: One has no counterpart, or is given twice.
-    """
-    given = dict(ray_kwargs or {})
-    if "num_gpus" in given:
-        raise ArgumentError(f"{argument} has 'num_gpus': give it as the argument num_gpus, once")
-    if unknown := sorted(set(given) - set(_RAY_KWARGS)):
-        raise ArgumentError(
-            f"{argument} has {unknown}: {nearest(unknown[0], _RAY_KWARGS)}. Runners are spread over the nodes, "
-            "and one that dies is replaced and its episodes run again, so Ray's restarts and retries are not needed"
-        )
-    if "memory" in given:
-        given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
-    settings = {_RAY_KWARGS[name]: value for name, value in given.items()}
-    if init_fn is not None:
-        settings["init_fn"] = init_fn
-    return {"num_runners": num_runners, "num_gpus_per_runner": num_gpus, **settings}
-
-
-def check(
-    env: Any,
-    policy: Any,
-    policy_factory: Any,
-    backend: str,
-    busy_policy: str,
-    init_fn: Any,
-    num_gpus: float,
-    ray_kwargs: Any,
-) -> None:
-    """Raise where arguments contradict each other.
-
-    Raises:
-        ArgumentError: It names the one that is wrong.
-    """
-    if backend not in BACKENDS:
-        raise ArgumentError(f"Unknown backend {backend!r}: {nearest(str(backend), BACKENDS)}")
-    if busy_policy not in _BUSY:
-        raise ArgumentError(f"Unknown busy_policy {busy_policy!r}: {nearest(str(busy_policy), _BUSY)}")
-    if policy is None and policy_factory is None:
-        raise ArgumentError("a policy or a policy_factory must be provided")
-    if policy is not None and policy_factory is not None:
-        raise ArgumentError("policy and policy_factory are given: pass one of them, not both")
-    if backend == "thread":
-        for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
-            if value:
-                raise ArgumentError(
-                    f'{name} is {value!r}, but backend="thread" starts no process: use "process" or "ray"'
-                )
-    elif not callable(env) or is_env(env):
-        raise ArgumentError(
-            f'env is a {type(env).__name__}, but backend="{backend}" builds it in another process: give a callable'
-        )
-
-
-def refuse(why: str, **given: Any) -> None:
-    """Raise for what is given and has no meaning here.
-
-    Raises:
-        ArgumentError: It names the argument.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is {value!r}, which cannot be honoured: {why}. Leave it out")
-
-
-def is_env(value: Any) -> bool:
-    """Return whether a value is a live environment."""
-    import gymnasium as gym
-    from torchrl.envs import EnvBase
-
-    return isinstance(value, (EnvBase, gym.Env))
-
-
-def copy_of(env: Any) -> Any:
-    """Copy a live environment, which stays the caller's."""
-    try:
-        return copy.deepcopy(env)
-    except Exception as error:
-        raise ArgumentError(
-            f"env is an environment that cannot be copied ({error}): give a callable that builds one"
-        ) from error
-
-
-def own_policy(policy: Any) -> Any:
-    """Copy a module, which stays the caller's."""
-    return portable(policy) if isinstance(policy, torch.nn.Module) else policy
-
-
-def mode_of(exploration_type: Any) -> str:
-    """Return the name of an exploration type.
-
-    Raises:
-        ArgumentError: There is no such type.
-    """
-    name = str(getattr(exploration_type, "name", exploration_type)).lower()
-    if name not in _MODES:
-        raise ArgumentError(f"exploration_type is {exploration_type!r}: {nearest(name, _MODES)}")
-    return name
+    return {**({} if policy is None else {"policy": policy}), "_extra_state": rules}
 
 
 def _count_tensors(weights: Any) -> int:
-    if isinstance(weights, torch.nn.Module):
-        parameters, buffers = (
-            weights.named_parameters(remove_duplicate=False),
-            weights.named_buffers(remove_duplicate=False),
-        )
-        return sum(1 for _ in parameters) + sum(1 for _ in buffers)
     if isinstance(weights, torch.Tensor):
         return 1
-    if isinstance(weights, Mapping) or hasattr(weights, "flatten_keys"):
-        return sum(_count_tensors(value) for name, value in weights.items() if not str(name).endswith("_extra_state"))
-    return 0
+    if isinstance(weights, torch.nn.Module):
+        named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
+        weights = {name: tensor for tensors in named for name, tensor in tensors}
+    items = weights.items() if hasattr(weights, "items") else ()
+    return sum(_count_tensors(value) for name, value in items if not str(name).endswith("_extra_state"))

@@ -15,35 +15,67 @@ normalizers        frozen, and an error when they have no statistics
 A ``GymEnv`` under bookkeeping transforms (and ``DoubleToFloat``) alone is not stepped through tensordicts at all: its
 gymnasium environment is stepped, with the same seeds, rewards rounded to the dtype of the reward spec, and the same
 ends.
+
+=====================================  ===================================================
+spec                                   space
+=====================================  ===================================================
+``Bounded``, ``Unbounded``             ``Box`` of its shape and dtype
+``Categorical`` / ``OneHot`` action    ``Discrete``
+``MultiCategorical`` / ``MultiOneHot`` ``MultiDiscrete``
+``Binary`` action                      ``MultiBinary``
+discrete observations                  ``Box`` of the tensor as the policy gets it
+``Composite``                          ``Dict``
+=====================================  ===================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, SupportsFloat, final
 
 import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase, unravel_key
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase
 
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.torchrl.keys import Key, nested
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
-from rl_eval.integrations.torchrl.spaces import action_space, action_writer, observation_space, unbounded
+from rl_eval.integrations.torchrl.policy import Key, array_of, nested, path_of
 
-__all__ = ["TorchRLEnv", "as_array", "as_env", "nested_space", "peel", "seen_keys"]
+__all__ = [
+    "TorchRLEnv",
+    "action_space",
+    "action_writer",
+    "as_env",
+    "nested_space",
+    "observation_space",
+    "peel",
+    "refuse_batch",
+    "seen_keys",
+]
 
-_BOOKKEEPING: Final = frozenset({"RewardSum", "StepCounter", "InitTracker"})
+_BOOKKEEPING: Final = {"RewardSum": "out_keys", "StepCounter": "step_count_keys", "InitTracker": "init_keys"}
+"""Transforms that only say how far the episode is, and which attribute names what they write."""
 
 
 def as_env(
     env: EnvBase,
-    *,
     observation_keys: Sequence[Key] | None = None,
     reward_key: Key | None = None,
     done_key: Key | None = None,
+    *,
     check_normalizers: bool = True,
     as_recorded: bool = False,
 ) -> gym.Env[Any, Any]:
@@ -61,21 +93,27 @@ def as_env(
     Raises:
         ConfigError: It is a batch of environments, has several agents, or a normalizer without statistics.
     """
-    if env.batch_size:
-        raise ConfigError(
-            f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}; rl_eval runs each episode in an "
-            "environment of its own: give a factory of single ones (batch_size=[]), and say how many step together "
-            "with runners.num_envs_per_runner"
-        )
+    refuse_batch(env)
     freeze_normalizers(env)
     if check_normalizers:
         check_initialized(env, "the environment")
-    if as_recorded and observation_keys is None:
-        every: list[Key] = list(env.full_observation_spec.keys(True, True))
-        observation_keys = None if every == ["observation"] else every
-    if observation_keys is None and reward_key is None and done_key is None and (bare := _bare_gym(env)) is not None:
-        return bare
-    return TorchRLEnv(env, observation_keys, reward_key, done_key, as_recorded=as_recorded)
+    seen = list(env.full_observation_spec.keys(True, True)) if as_recorded else seen_keys(env)
+    if observation_keys is reward_key is done_key is None and (not as_recorded or seen == ["observation"]):
+        bare = _bare_gym(env)
+        if bare is not None:
+            return bare
+    keys = seen if observation_keys is None else [unravel_key(key) for key in observation_keys]
+    return TorchRLEnv(env, keys, reward_key, done_key, as_recorded)
+
+
+def refuse_batch(env: EnvBase) -> None:
+    """Raise for an environment that steps several episodes at once.
+
+    Raises:
+        ConfigError: It is a batch.
+    """
+    if env.batch_size:
+        raise ConfigError(f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}: build single ones")
 
 
 @final
@@ -87,30 +125,19 @@ class TorchRLEnv(gym.Env[Any, Any]):
     """
 
     def __init__(
-        self,
-        env: EnvBase,
-        observation_keys: Sequence[Key] | None = None,
-        reward_key: Key | None = None,
-        done_key: Key | None = None,
-        *,
-        as_recorded: bool = False,
+        self, env: EnvBase, keys: Sequence[Key], reward_key: Key | None, done_key: Key | None, as_recorded: bool
     ) -> None:
         self.env = env
         self.render_mode = getattr(_gym_inside(env), "render_mode", None)
-        keys = seen_keys(env) if observation_keys is None else [unravel_key(key) for key in observation_keys]
-        specs = {key: env.full_observation_spec[key] for key in keys}
-        self._paths = [(key, key if isinstance(key, tuple) else (key,)) for key in specs]
-        spaces: dict[tuple[str, ...], gym.Space[Any]] = {
-            path: observation_space(specs[key]) for key, path in self._paths
-        }
-        alone = (
-            len(specs) == 1 and isinstance(next(iter(specs)), str) and not (as_recorded and "observation" not in specs)
+        only = keys[0] if len(keys) == 1 and isinstance(keys[0], str) else None
+        if as_recorded and only != "observation":
+            only = None
+        self._paths = {key: () if only else path_of(key) for key in keys}
+        self.observation_space = nested_space(
+            {path: observation_space(env.full_observation_spec[key]) for key, path in self._paths.items()}
         )
-        self._only = next(iter(specs)) if alone else None
-        self.observation_space = next(iter(spaces.values())) if self._only else nested_space(spaces)
-        self._action_keys = list(env.action_keys)
-        actions = env.full_action_spec
-        spec = actions[self._action_keys[0]] if len(self._action_keys) == 1 else actions
+        self._action_key = env.action_keys[0] if len(env.action_keys) == 1 else None
+        spec = env.full_action_spec if self._action_key is None else env.full_action_spec[self._action_key]
         spec = unbounded(spec) if as_recorded else spec
         self.action_space = action_space(spec)
         self._write_action = action_writer(spec)
@@ -129,18 +156,13 @@ class TorchRLEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step once; an environment that says it is done is not stepped again before a reset."""
         assert self._current is not None, "reset() comes before step()"
-        current, written = self._current, self._write_action(action)
-        if len(self._action_keys) == 1:
-            current.set(self._action_keys[0], written)
-        else:
-            current.update(written)
+        written = self._write_action(action)
+        self._current.update(written if self._action_key is None else {self._action_key: written})
         with torch.no_grad():
-            stepped = self.env.step(current)
+            stepped = self.env.step(self._current)
             following = stepped.get("next")
             self._current = self.env.step_mdp(stepped)
-        reward = following.get(self._reward_key)
-        terminated, truncated = self._ends(following)
-        return self._observe(following), reward.item(), terminated, truncated, {}
+        return self._observe(following), following.get(self._reward_key).item(), *self._ends(following), {}
 
     def render(self) -> Any:
         """Return the picture of the gymnasium environment inside.
@@ -149,19 +171,14 @@ class TorchRLEnv(gym.Env[Any, Any]):
             NotImplementedError: There is none that renders.
         """
         inner = _gym_inside(self.env)
-        if inner is None:
-            raise NotImplementedError(f"{type(self.env).__name__} has no gymnasium environment inside to render")
-        return inner.render()
+        return super().render() if inner is None else inner.render()
 
     def close(self) -> None:
         """Close the TorchRL environment."""
-        if not self.env.is_closed:
-            self.env.close(raise_if_closed=False)
+        self.env.close(raise_if_closed=False)
 
     def _observe(self, data: TensorDictBase) -> Any:
-        if self._only is not None:
-            return as_array(data.get(self._only))
-        return nested({path: as_array(data.get(key)) for key, path in self._paths})
+        return nested({path: array_of(data.get(key)) for key, path in self._paths.items()})
 
 
 @final
@@ -192,10 +209,9 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self._step(action)
         self._steps += 1
-        if self._steps == self._max_steps:
-            truncated = True
         if self._cast is not None:
             observation = observation.astype(self._cast)
+        truncated = truncated or self._steps == self._max_steps
         return observation, self._reward_type(reward), terminated, truncated, info
 
     def close(self) -> None:
@@ -206,19 +222,15 @@ def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
     """Return the gymnasium environment to step, if tensordicts would add nothing to it."""
     from torchrl.envs.libs.gym import GymEnv, GymWrapper
 
-    limits: list[int] = []
-    for transform in peel(env)[0]:
-        if type(transform).__name__ not in _BOOKKEEPING | {"DoubleToFloat"}:
-            return None
-        limit = getattr(transform, "max_steps", None)
-        if limit is not None:
-            if not (getattr(transform, "update_done", True)):
-                return None
-            limits.append(int(limit))
-    base: Any = peel(env)[1]
+    transforms, base = peel(env)
+    limits = [transform.max_steps for transform in transforms if getattr(transform, "max_steps", None) is not None]
     inner = getattr(base, "_env", None)
     plain = (
-        type(base) in (GymEnv, GymWrapper)
+        all(
+            type(transform).__name__ in {*_BOOKKEEPING, "DoubleToFloat"} and getattr(transform, "update_done", True)
+            for transform in transforms
+        )
+        and type(base) in (GymEnv, GymWrapper)
         and isinstance(inner, gym.Env)
         and not base.info_dict_reader
         and base.wrapper_frame_skip == 1
@@ -230,7 +242,7 @@ def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
     return _BareGym(env, inner, min(limits, default=None)) if plain and inner is not None else None
 
 
-def peel(env: EnvBase) -> tuple[list[Any], EnvBase]:
+def peel(env: Any) -> tuple[list[Any], Any]:
     """Return the transforms of an environment, outermost last, and the environment under them."""
     from torchrl.envs import Compose, TransformedEnv
 
@@ -249,29 +261,12 @@ def _gym_inside(env: Any) -> Any:
 
 def seen_keys(env: EnvBase) -> list[Key]:
     """Return the keys of the observations, without what only says how far the episode is."""
-    hidden: set[Key] = set()
-    for transform in peel(env)[0]:
-        name = type(transform).__name__
-        if name == "RewardSum":
-            hidden |= set(map(unravel_key, transform.out_keys))
-        elif name == "StepCounter":
-            hidden |= set(map(unravel_key, transform.step_count_keys))
-        elif name == "InitTracker":
-            hidden |= set(map(unravel_key, transform.init_keys))
+    hidden = {
+        unravel_key(key)
+        for transform in peel(env)[0]
+        for key in getattr(transform, _BOOKKEEPING.get(type(transform).__name__, ""), ())
+    }
     return [key for key in env.full_observation_spec.keys(True, True) if key not in hidden]
-
-
-def nested_space(spaces: dict[tuple[str, ...], gym.Space[Any]]) -> gym.spaces.Dict:
-    """Return the space of what :func:`~.keys.nested` makes of values of these spaces."""
-    grouped: dict[str, Any] = {}
-    for path, space in spaces.items():
-        if len(path) == 1:
-            grouped[path[0]] = space
-        else:
-            grouped.setdefault(path[0], {})[path[1:]] = space
-    return gym.spaces.Dict(
-        {name: nested_space(part) if isinstance(part, dict) else part for name, part in grouped.items()}
-    )
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
@@ -279,44 +274,107 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
-        raise ConfigError(
-            f"the TorchRL environment has the {what}s {list(keys)}, of which {given!r} is none: rl_eval evaluates a "
-            f"single agent here. Name the one that counts with {what}_key, or make an environment of one agent"
-        )
+        raise ConfigError(f"{what}_key is {given!r}, but the TorchRL environment has {list(keys)}: give one of these")
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
-        raise ConfigError(
-            f"{what} {key!r} of the TorchRL environment has shape {tuple(shape)}, one number per agent: rl_eval "
-            "evaluates a single agent here, and does not add agents together. Sum or select them in a transform of the "
-            "environment"
-        )
+        raise ConfigError(f"{what} {key!r} has shape {tuple(shape)}, one per agent: select one, or use policy.policies")
     return key
 
 
 def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tuple[bool, bool]]:
     """Return the function that reads whether a step ended the episode, and how."""
-    spec = env.full_done_spec
-    keys = [unravel_key(key) for key in spec.keys(True, True)]
-    dones = [key for key in keys if _leaf(key) == "done"] or [key for key in keys if _leaf(key) == "terminated"]
-    done = _single(env, "done", dones, given)
-    prefix = done[:-1] if isinstance(done, tuple) else ()
-    terminated, truncated = (unravel_key((*prefix, name)) for name in ("terminated", "truncated"))
-    has_terminated, has_truncated = terminated in keys, truncated in keys
+    keys = [unravel_key(key) for key in env.full_done_spec.keys(True, True)]
+    ends = {name: [key for key in keys if path_of(key)[-1] == name] for name in ("done", "terminated")}
+    done = _single(env, "done", ends["done"] or ends["terminated"], given)
+    terminated, truncated = (unravel_key((*path_of(done)[:-1], name)) for name in ("terminated", "truncated"))
 
     def read(data: TensorDictBase) -> tuple[bool, bool]:
-        cut = has_truncated and bool(data.get(truncated).item())
-        over = bool(data.get(done).item())
-        ended = bool(data.get(terminated).item()) if has_terminated else over and not cut
+        cut = truncated in keys and bool(data.get(truncated).item())
+        ended = terminated in keys and bool(data.get(terminated).item())
         # A flag of its own, such as that of an environment that knows done alone, ends the episode as well.
-        return ended or (over and not cut and not ended), cut
+        return ended or (not cut and bool(data.get(done).item())), cut
 
     return read
 
 
-def _leaf(key: Key) -> str:
-    return key[-1] if isinstance(key, tuple) else key
+# ------------------------------------------------------------------ spaces of specs, and actions as tensors
 
 
-def as_array(tensor: torch.Tensor) -> Any:
-    """Return a tensor as an array of this process."""
-    return np.asarray(tensor.detach().cpu().numpy())
+def nested_space(spaces: Mapping[tuple[str, ...], gym.Space[Any]]) -> gym.Space[Any]:
+    """Return the space of what :func:`~.policy.nested` makes of values of these spaces."""
+
+    def made(tree: Any) -> gym.Space[Any]:
+        return gym.spaces.Dict({name: made(part) for name, part in tree.items()}) if isinstance(tree, dict) else tree
+
+    return made(nested(spaces))
+
+
+def observation_space(spec: TensorSpec) -> gym.spaces.Box:
+    """Return the space of one leaf of the observations: numbers of its shape and dtype.
+
+    Raises:
+        ConfigError: The spec holds no tensors of fixed shape.
+    """
+    if any(size < 0 for size in spec.shape) or not hasattr(spec, "dtype") or spec.dtype is None:
+        raise ConfigError(f"the observation spec {spec} has tensors without one fixed shape, which make no batch")
+    if spec.dtype is torch.bfloat16:
+        raise ConfigError("an environment's spec is bfloat16, which numpy has not: give it a DTypeCastTransform")
+    shape, dtype = tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype.type
+    low: Any = -np.inf
+    high: Any = np.inf
+    if isinstance(spec, Bounded):
+        bounds = spec.space.low, spec.space.high
+        low, high = (np.broadcast_to(bound.cpu().numpy(), shape).astype(dtype) for bound in bounds)
+    elif dtype == np.bool_:
+        low, high = 0, 1
+    elif np.issubdtype(dtype, np.integer):
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return gym.spaces.Box(low, high, shape, dtype)
+
+
+def action_space(spec: TensorSpec) -> gym.Space[Any]:
+    """Return the space that a policy's actions are read by.
+
+    Raises:
+        ConfigError: Actions of this spec have no space.
+    """
+    if isinstance(spec, Composite):
+        return gym.spaces.Dict({key: action_space(part) for key, part in spec.items()})
+    if isinstance(spec, Binary):
+        return gym.spaces.MultiBinary(tuple(spec.shape))
+    if isinstance(spec, (MultiOneHot, MultiCategorical)):
+        sizes = torch.as_tensor(spec.nvec).cpu().numpy()
+        return gym.spaces.MultiDiscrete(sizes if isinstance(spec, MultiOneHot) else sizes.reshape(tuple(spec.shape)))
+    if isinstance(spec, OneHot) or (isinstance(spec, Categorical) and spec.shape.numel() == 1):
+        return gym.spaces.Discrete(int(spec.n))
+    if isinstance(spec, Categorical):
+        return gym.spaces.MultiDiscrete(np.full(tuple(spec.shape), int(spec.n)))
+    if isinstance(spec, (Bounded, Unbounded)):
+        return observation_space(spec)
+    raise ConfigError(f"actions of the spec {type(spec).__name__} have no gymnasium space")
+
+
+def unbounded(spec: TensorSpec) -> TensorSpec:
+    """Return the spec of any tensors of the same shapes and dtypes."""
+    if isinstance(spec, Composite):
+        return Composite({key: unbounded(part) for key, part in spec.items()})
+    return Unbounded(shape=spec.shape, device=spec.device, dtype=spec.dtype)
+
+
+def action_writer(spec: TensorSpec) -> Callable[[Any], Any]:
+    """Return the function that turns an action of the space into what the environment steps by."""
+    if isinstance(spec, Composite):
+        writers = {key: action_writer(part) for key, part in spec.items()}
+        return lambda action: {key: write(action[key]) for key, write in writers.items()}
+    shape, dtype, device = spec.shape, spec.dtype, spec.device
+    if isinstance(spec, (OneHot, MultiOneHot)):
+        sizes = list(spec.nvec) if isinstance(spec, MultiOneHot) else [int(spec.n)]
+        starts = np.cumsum([0, *sizes[:-1]])
+
+        def write(action: Any) -> torch.Tensor:
+            vector = torch.zeros(sum(sizes), dtype=dtype)
+            vector[torch.as_tensor(starts + np.ravel(action))] = 1
+            return vector.reshape(shape).to(device)
+
+        return write
+    return lambda action: torch.as_tensor(np.asarray(action), dtype=dtype).reshape(shape).to(device)

@@ -1,8 +1,8 @@
-"""Drop-in for ``torchrl.collectors.Evaluator`` on top of :class:`rl_eval.Evaluator`.
+"""TorchRL's ``Evaluator`` and ``RayEvalWorker`` on top of :class:`rl_eval.Evaluator`.
 
-The signature and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's:
+The signatures and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's:
 true returns over complete episodes that were chosen before they ran. What has no meaning here is an error that names
-it.
+it. A ``reward`` of :class:`RayEvalWorker` is the mean return per episode; TorchRL's is the mean reward per step of one.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
+import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
-from torchrl.envs.utils import RandomPolicy
+from torchrl.envs import EnvBase
 
-from rl_eval.config.builder import EvalConfig
-from rl_eval.errors import ClusterError, EvalError, EvaluatorBusy, UsageError
+from rl_eval.errors import EvalError, EvaluatorBusy, UsageError
 from rl_eval.integrations.torchrl.arguments import (
-    BACKENDS,
     ArgumentError,
-    check,
-    copy_of,
-    is_env,
+    config_of,
     mode_of,
-    own_policy,
-    plain_key,
+    one_of,
     refuse,
     runner_settings,
+    take_rest,
     with_rules,
 )
-from rl_eval.integrations.torchrl.keys import Key
-from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker, dump_transforms
-from rl_eval.integrations.torchrl.scope import forget_scope
+from rl_eval.integrations.torchrl.making import FirstEpisodeFrames, dump_transforms
+from rl_eval.integrations.torchrl.policy import Key
 from rl_eval.training.evaluator import Evaluator as _Evaluator
 
 if TYPE_CHECKING:
@@ -47,9 +44,21 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.video import VideoSettings
 
-__all__ = ["EvaluationFailed", "EvaluationPending", "Evaluator"]
+__all__ = ["EvaluationFailed", "EvaluationPending", "Evaluator", "RayEvalWorker"]
 
+_REWARD: Final = ("next", "reward")
+_DONE: Final = ("next", "done")
 _MAX_UNREAD: Final = 1000
+_NAMESPACE: Final = "rl_eval"
+"""Of the names of workers."""
+
+_LAST: Final = {
+    "episode_reward": ("episode_return", torch.float64),
+    "step_count": ("length", torch.int64),
+    "terminated": ("terminated", torch.bool),
+    "truncated": ("truncated", torch.bool),
+}
+"""Keys that ``metrics_fn`` reads under ``next``: the field of a record, and its dtype."""
 
 _logger = logging.getLogger(__name__)
 
@@ -72,10 +81,6 @@ class Evaluator:
         policy_factory: Called with the environment, or with nothing if it takes nothing; on all backends.
         num_trajectories: Episodes per evaluation; exactly so many, chosen before they run.
         max_steps: Step limit of every episode.
-        frames_per_batch: Not used: there is no collector. So are the next two.
-        collector_cls: Not used.
-        collector_kwargs: Not used.
-        weight_sync_schemes: Not used: weights travel once per request, with their version.
         log_prefix: Put before every metric.
         reward_keys: Which reward counts, where the environment has several.
         done_keys: Which done flag ends an episode, where the environment has several.
@@ -99,6 +104,8 @@ class Evaluator:
             ``wait`` raise that of an evaluation.
         loggers: Where results are logged besides.
         videos: Which episodes to record after each evaluation, and where.
+        **rest: Refused: ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs``, since there is no collector;
+            ``weight_sync_schemes``, since weights travel once per request, with their version.
 
     Raises:
         ArgumentError: An argument is wrong, or cannot be honoured.
@@ -112,13 +119,9 @@ class Evaluator:
         policy_factory: Callable[..., Any] | None = None,
         num_trajectories: int = 10,
         max_steps: int | None = None,
-        frames_per_batch: int | None = None,
-        collector_cls: type | str | None = None,
-        collector_kwargs: dict[str, Any] | None = None,
-        weight_sync_schemes: dict[str, Any] | None = None,
         log_prefix: str = "eval",
-        reward_keys: Key = ("next", "reward"),
-        done_keys: Key = ("next", "done"),
+        reward_keys: Key = _REWARD,
+        done_keys: Key = _DONE,
         device: torch.device | str | None = None,
         exploration_type: Any = "deterministic",
         metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
@@ -135,56 +138,34 @@ class Evaluator:
         on_error: Callable[[BaseException], object] | None = None,
         loggers: Iterable[Logger] = (),
         videos: VideoSettings | None = None,
+        **rest: Any,
     ) -> None:
-        refuse(
-            "there is no collector here: episodes run one by one in num_envs environments",
-            frames_per_batch=frames_per_batch,
-            collector_cls=collector_cls,
-            collector_kwargs=collector_kwargs,
-        )
-        refuse("weights are sent once per request, to all runners", weight_sync_schemes=weight_sync_schemes)
-        check(env, policy, policy_factory, backend, busy_policy, init_fn, num_gpus, ray_kwargs)
+        take_rest("Evaluator", rest)
+        remote = one_of("backend", backend, ("thread", "process", "ray")) != "thread"
+        one_of("busy_policy", busy_policy, ("skip", "error", "queue"))
+        if policy is None and policy_factory is None:
+            raise ArgumentError("a policy or a policy_factory must be provided")
+        if remote and isinstance(env, EnvBase):
+            raise ArgumentError(f"env is a {type(env).__name__}, which another process cannot build: give a callable")
+        for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
+            refuse(
+                name, None if remote else value or None, 'backend="thread" starts no process: use "process" or "ray"'
+            )
+        config = config_of(env, policy, policy_factory, mode_of(exploration_type), device, reward_keys, done_keys)
+        config.evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)
+        config.runners(num_envs_per_runner=_lanes(num_envs, num_trajectories, init_fn))
+        if remote:
+            config.runners(**runner_settings("ray_kwargs", ray_kwargs, num_runners, num_gpus, init_fn))
         self._prefix, self._metrics_fn, self._busy_policy = log_prefix, metrics_fn, busy_policy
         self._on_result, self._on_error = on_result, on_error
         self._outcomes: weakref.WeakKeyDictionary[EvalResult, dict[str, Any] | Exception] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
         """Guards the next, and is notified when something was delivered."""
-        self._triggered: deque[EvalHandle] = deque()
-        """What ``trigger_eval`` has started and nobody has read, in order."""
-        self._delivering: threading.Thread | None = None
-        """The thread that calls back, while it does."""
-        self._stopped = False
-        self._token = uuid.uuid4().hex
-        live_env = None if callable(env) and not is_env(env) else env
-        mode = mode_of(exploration_type)
-        config = (
-            EvalConfig()
-            .environment(
-                EnvMaker(
-                    None if live_env is not None else env,
-                    copy_of(live_env),
-                    self._token,
-                    plain_key("reward_keys", reward_keys, "reward"),
-                    plain_key("done_keys", done_keys, "done"),
-                )
-            )
-            .policy(
-                "rl_eval.integrations.torchrl.making:make_policy",
-                policy_kwargs={
-                    "maker": PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(device or "cpu"))
-                },
-                # A RandomPolicy needs noise, and a factory may make one; other policies leave it alone.
-                deterministic=mode != "random" and policy_factory is None and not isinstance(policy, RandomPolicy),
-                device=str(device or "cpu"),
-            )
-            .evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)
-            .runners(num_envs_per_runner=num_envs or (1 if init_fn is not None else min(8, num_trajectories)))
-        )
-        if BACKENDS[backend] == "ray":
-            config.runners(**runner_settings(num_runners, num_gpus, init_fn, ray_kwargs))
+        self._triggered: deque[EvalHandle] = deque(maxlen=_MAX_UNREAD)
+        """Evaluations of ``trigger_eval`` whose results are unread, in order."""
         self._evaluator = _Evaluator(
             config,
-            backend=BACKENDS[backend],  # type: ignore[arg-type]
+            backend="ray" if remote else "thread",
             busy_policy="queue" if busy_policy == "queue" else "skip",
             on_result=self._take_in,
             on_error=self._take_in_error,
@@ -230,32 +211,39 @@ class Evaluator:
                 raise EvaluationPending(f"{_MAX_UNREAD} results were not read: poll() or wait() for them")
             with self._changed:
                 self._triggered.append(self._evaluator.submit(with_rules(weights, weights_dict), step))
-                while self._on_result is not None and len(self._triggered) > _MAX_UNREAD:
-                    self._triggered.popleft()
         except EvaluatorBusy as error:
             if self._busy_policy == "error":
                 raise EvaluationPending(str(error)) from error
             return False
         return True
 
-    def poll(self, timeout: float = 0) -> dict[str, Any] | None:
+    def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
         """Return the oldest unread result of :meth:`trigger_eval`, or None.
 
         Raises:
             EvaluationFailed: Too many of its episodes failed; without ``on_error`` only.
             Exception: What the evaluation raised; without ``on_error`` only.
         """
-        return self._read(timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._triggered or self._delivered(self._triggered[0]), timeout)
+            if not self._triggered or not self._delivered(self._triggered[0]):
+                return None
+            handle = self._triggered.popleft()
+        outcome = handle.exception() or self._outcomes.pop(handle.result(), None)
+        if not isinstance(outcome, BaseException):
+            return outcome
+        if self._on_error is None:
+            raise outcome
+        return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result; return None if none is pending, or not in time; see :meth:`poll`.
+        """Wait for the next result, as :meth:`poll`; return None if none is pending, or not in time.
 
         Raises:
             UsageError: It is called in a callback, which results are waiting for.
         """
-        if threading.current_thread() is self._delivering:
-            raise UsageError("wait() in a callback would wait for that callback: use poll(), or on_result")
-        return self._read(timeout)
+        self._evaluator.drain(0)
+        return self.poll(timeout)
 
     @property
     def pending(self) -> bool:
@@ -264,11 +252,11 @@ class Evaluator:
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """End what runs and everything that was started; may be called again."""
-        self._stopped = True
+        with self._changed:
+            self._triggered = deque((handle for handle in self._triggered if handle.done()), _MAX_UNREAD)
         self._evaluator.shutdown(timeout)
         with self._changed:
             self._changed.notify_all()
-        forget_scope(self._token)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a continued run needs to go on counting steps.
@@ -293,10 +281,7 @@ class Evaluator:
     def _check_idle(self, what: str) -> None:
         unread = 0 if self._on_result is not None else len(self._triggered)
         if self.pending or unread:
-            raise EvaluationPending(
-                f"the state cannot be {what} while an evaluation is pending, or its result unread ({unread} are): "
-                "wait() first"
-            )
+            raise EvaluationPending(f"the state cannot be {what}: {unread} results are unread, or some pending: wait()")
 
     @staticmethod
     def extract_weights(policy: torch.nn.Module) -> TensorDictBase:
@@ -314,92 +299,72 @@ class Evaluator:
 
     def _take_in(self, point: EvalPoint) -> None:
         """Turn a result into TorchRL's metrics, and give them to the callback."""
-        former, self._delivering = self._delivering, threading.current_thread()
         try:
-            outcome = self._outcomes[point.result] = self._outcome_of(point)
-            if isinstance(outcome, dict):
-                if self._on_result is not None:
-                    self._on_result(_as_tensordict(outcome))
-            elif self._on_error is not None:
-                self._on_error(outcome)
+            outcome: dict[str, Any] | Exception = self._metrics(point)
+        except Exception as error:
+            outcome = error
+        self._outcomes[point.result] = outcome
+        try:
+            if isinstance(outcome, Exception):
+                if self._on_error is not None:
+                    self._on_error(outcome)
+            elif self._on_result is not None:
+                self._on_result(_as_tensordict(outcome))
         finally:
-            self._delivering = former
             with self._changed:
                 self._changed.notify_all()
-
-    def _outcome_of(self, point: EvalPoint) -> dict[str, Any] | Exception:
-        try:
-            return self._metrics(point)
-        except Exception as error:
-            return error
 
     def _take_in_error(self, error: BaseException) -> None:
         with self._changed:
             self._changed.notify_all()
+            raised = any(handle.exception() is error for handle in self._triggered)
         if self._on_error is not None:
             self._on_error(error)
-        elif not any(handle.exception() is error for handle in self._triggered):  # Which poll() raises.
+        elif not raised:  # By poll().
             _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
 
-    def _read(self, timeout: float | None) -> dict[str, Any] | None:
-        """Take the oldest result of ``trigger_eval``, once it was delivered."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._triggered or self._delivered(self._triggered[0]), timeout)
-            if not self._triggered or not self._delivered(self._triggered[0]):
-                return None
-            handle = self._triggered.popleft()
-        error = handle.exception()
-        outcome = self._outcomes.pop(handle.result(), None) if error is None else error
-        if isinstance(outcome, BaseException):
-            if self._on_error is None and not (self._stopped and isinstance(outcome, ClusterError)):
-                raise outcome
-            return None
-        return outcome
-
     def _delivered(self, handle: EvalHandle) -> bool:
-        if not handle.done():
-            return False
-        return handle.exception() is not None or handle.result() in self._outcomes
+        return handle.done() and (handle.exception() is not None or handle.result() in self._outcomes)
 
     def _metrics(self, point: EvalPoint) -> dict[str, Any]:
         """Name the numbers as TorchRL does, and add ours."""
-        result = point.result
-        if result.status == "failed":
-            raise EvaluationFailed(f"the evaluation of step {point.step} failed: {result.reason}")
-        numbers = result.metrics
-        count = int(numbers["num_episodes"])
+        numbers, reward = _numbers_of(point.result)
         named = {
-            "reward": numbers["episode_return_mean"],
-            "reward_std": numbers["episode_return_std"] if count > 1 else 0.0,
-            "num_episodes": count,
+            **reward,
+            "num_episodes": int(numbers["num_episodes"]),
             "episode_length": numbers["episode_len_mean"],
             "fps": numbers["env_steps_per_second"],
             "step": point.step,
         }
-        custom = {} if self._metrics_fn is None else _measure(self._metrics_fn, result.episodes)
+        custom = {} if self._metrics_fn is None else _measure(self._metrics_fn, point.result.episodes)
         return {f"{self._prefix}/{name}": value for name, value in {**numbers, **named, **custom}.items()}
+
+
+def _lanes(num_envs: int | None, num_episodes: int, init_fn: Any) -> int:
+    return num_envs or (1 if init_fn is not None else min(8, num_episodes))
+
+
+def _numbers_of(result: EvalResult) -> tuple[Mapping[str, float], dict[str, float]]:
+    """Return the metrics of a result, and those that TorchRL calls reward."""
+    if result.status == "failed":
+        raise EvaluationFailed(f"the evaluation failed: {result.reason}")
+    numbers = result.metrics
+    spread = numbers["episode_return_std"] if numbers["num_episodes"] > 1 else 0.0
+    return numbers, {"reward": numbers["episode_return_mean"], "reward_std": spread}
 
 
 def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes: EpisodeSequence) -> dict[str, Any]:
     """Call the user's metrics function with one row per episode, as of the episode's last step."""
     records = [record for record in episodes if math.isfinite(record.episode_return)]
     last = {
-        "episode_reward": torch.tensor([record.episode_return for record in records], dtype=torch.float64),
-        "step_count": torch.tensor([record.length for record in records]),
-        "terminated": torch.tensor([record.terminated for record in records], dtype=torch.bool),
-        "truncated": torch.tensor([record.truncated for record in records], dtype=torch.bool),
-        "done": torch.ones(len(records), dtype=torch.bool),
+        ("next", name): torch.from_numpy(np.array([[float(getattr(record, field))] for record in records])).to(dtype)
+        for name, (field, dtype) in _LAST.items()
     }
-    rows = TensorDict(
-        {("next", name): column.unsqueeze(-1) for name, column in last.items()}, batch_size=[len(records)]
-    )
+    last["next", "done"] = torch.ones(len(records), 1, dtype=torch.bool)
     try:
-        return dict(metrics_fn(rows))
+        return dict(metrics_fn(TensorDict(last, batch_size=[len(records)])))
     except KeyError as error:
-        raise ArgumentError(
-            f"metrics_fn reads {error}: it gets one row per episode, with the keys {[('next', name) for name in last]}."
-            " Steps are not kept; what an environment reports comes through evaluation.info_keys of an EvalConfig"
-        ) from error
+        raise ArgumentError(f"metrics_fn reads {error}, but its rows, one per episode, have {list(last)}") from error
 
 
 def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
@@ -409,3 +374,152 @@ def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
         for name, value in metrics.items()
     }
     return TensorDict(values, batch_size=[])
+
+
+@final
+class RayEvalWorker:
+    """An actor of Ray that evaluates the weights it is sent, one request at a time.
+
+    Args:
+        init_fn: Called first in the actor's process, before torch is imported; None for nothing.
+        env_maker: Builds an environment; called in the actor, once per environment.
+        policy_maker: Called with an environment; builds the policy.
+        num_gpus: GPUs of the actor.
+        reward_keys: Which reward counts, where the environment has several.
+        name: Name under which other processes reach the worker with :meth:`from_name`; it then outlives this one.
+        num_episodes: Episodes per request.
+        num_envs: Environments that step together; by default 8 or ``num_episodes`` if less, and 1 with ``init_fn``.
+        num_runners: Actors that share the work.
+        seed: Root seed of the episodes: every request runs the same ones.
+        videos: Which episodes to record after each request, and where.
+        **remote_kwargs: ``num_cpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of the actor.
+
+    Raises:
+        ArgumentError: An argument is wrong, or cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        init_fn: Callable[[], object] | None,
+        env_maker: Callable[[], Any],
+        policy_maker: Callable[[Any], Any],
+        *,
+        num_gpus: float = 0,
+        reward_keys: Key = _REWARD,
+        name: str | None = None,
+        num_episodes: int = 10,
+        num_envs: int | None = None,
+        num_runners: int = 1,
+        seed: int = 0,
+        videos: VideoSettings | None = None,
+        **remote_kwargs: Any,
+    ) -> None:
+        config = (
+            config_of(env_maker, None, policy_maker, "deterministic", reward_keys=reward_keys)
+            .evaluation(num_episodes=num_episodes, seed=seed, observers=(FirstEpisodeFrames,))
+            .runners(num_envs_per_runner=_lanes(num_envs, num_episodes, init_fn))
+            .runners(**runner_settings("remote_kwargs", remote_kwargs, num_runners, num_gpus, init_fn))
+        )
+        options: Any = {"name": name, "detached": name is not None, "videos": videos}
+        self._start(_Evaluator(config, backend="ray", busy_policy="latest", **options), name)
+
+    @classmethod
+    def from_name(cls, name: str, *, reward_keys: Key = _REWARD) -> RayEvalWorker:
+        """Reach a named worker that any process created.
+
+        Raises:
+            ArgumentError: ``reward_keys`` is given: the worker reads the reward that it was created with.
+        """
+        why = f"the worker {name!r} reads the reward that it was created with"
+        refuse("reward_keys", reward_keys, why, unless=_REWARD)
+        worker = object.__new__(cls)
+        worker._start(_Evaluator.from_name(name, busy_policy="latest"), None)
+        return worker
+
+    def _start(self, evaluator: _Evaluator, owned: str | None) -> None:
+        self._evaluator: _Evaluator | None = evaluator
+        self._owned = owned
+        self._handle: EvalHandle | None = None
+
+    def submit(
+        self, weights: Any, max_steps: int | None, *, deterministic: bool = True, break_when_any_done: bool = True
+    ) -> None:
+        """Start an evaluation; an earlier one that was not polled is cancelled.
+
+        Args:
+            weights: The policy's; None evaluates those that it has.
+            max_steps: Step limit of every episode; None is no limit.
+            deterministic: Take the mode of the policy's distribution, or sample it.
+            break_when_any_done: Not used: each episode runs in an environment of its own, to its end.
+
+        Raises:
+            WeightsError: They are not weights.
+        """
+        if self._evaluator is None:
+            raise UsageError("the worker is shut down: create a new one")
+        if self._handle is not None:
+            self._handle.cancel()
+        mode = "deterministic" if deterministic else "random"
+        self._handle = self._evaluator.submit(with_rules(weights, None, max_steps, mode))
+
+    def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
+        """Return the result of the last request, once; None while it runs, and without one.
+
+        Args:
+            timeout: Longest wait, in seconds; None waits for it.
+
+        Returns:
+            ``reward`` (mean return per episode), ``reward_std``, ``reward_per_step`` (TorchRL's ``reward``), ``length``
+            (mean steps per episode), ``count`` (episodes), ``weights_version``, every metric of rl_eval, and
+            ``frames``: a uint8 tensor of shape (T, height, width, 3), one frame after each step of episode 0, up to
+            a gibibyte; None if the environment's ``render_mode`` is not ``rgb_array``.
+
+        Raises:
+            EvaluationFailed: Too many episodes failed to give a number.
+            EvalError: It could not run at all. It is raised once; the worker can be used again.
+        """
+        handle = self._handle
+        if handle is None:
+            return None
+        with suppress(Exception):  # The result is asked for again.
+            handle.result(timeout)
+        if not handle.done():
+            return None
+        self._handle = None
+        return _as_reply(handle.result())
+
+    def shutdown(self) -> None:
+        """End the worker, within seconds, also while it works; may be called again.
+
+        What :meth:`from_name` has returned ends alone, and leaves the worker to the others.
+        """
+        evaluator, self._evaluator, self._handle = self._evaluator, None, None
+        if evaluator is not None:
+            evaluator.shutdown()
+            if self._owned is not None:
+                from rl_eval.training.service.directory import end_service
+
+                end_service(self._owned, _NAMESPACE)
+
+
+def _as_reply(result: EvalResult) -> dict[str, Any]:
+    numbers, reward = _numbers_of(result)
+    frames = result.artifacts.get(0, {}).get(FirstEpisodeFrames.__qualname__)
+    _warn_of_the_return()
+    return {
+        **numbers,
+        **reward,
+        "reward_per_step": numbers["episode_return_mean"] / numbers["episode_len_mean"],
+        "length": numbers["episode_len_mean"],
+        "count": int(numbers["num_episodes"]),
+        "frames": None if frames is None else torch.from_numpy(np.asarray(frames)),
+    }
+
+
+@cache
+def _warn_of_the_return() -> None:
+    """Warn, once in a process, of what an import line alone has changed."""
+    _logger.warning(
+        "RayEvalWorker of rl_eval: 'reward' is the mean return per episode. TorchRL's 'reward' is the mean reward per "
+        "step, which is 'reward_per_step' here"
+    )

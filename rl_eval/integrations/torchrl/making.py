@@ -1,127 +1,277 @@
-"""Building, in a runner's process, of the environment factory and the policy that TorchRL's evaluators are given.
+"""Environments, policies and observers that TorchRL's classes are given, as they are built in a runner's process.
 
-These objects are pickled and sent, so they hold the user's objects and plain values only.
+What is pickled and sent holds the user's objects and plain values only. Environments and the policy of one evaluator
+share a :class:`Scope` in each process. Weights are sent to policies, while normalizers of TorchRL live in environments:
+their statistics travel with the weights, and the policy loads them into the environments of its scope. What a request
+may choose anew goes the same way: its step limit, and how actions are taken.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict import TensorDictBase, unravel_key
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.data import Composite, TensorSpec
-from torchrl.envs import EnvBase, Transform
-from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
-from torchrl.envs.utils import RandomPolicy, _make_compatible_policy
+from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs.utils import RandomPolicy
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
-from rl_eval.integrations.torchrl.env import as_env, peel
-from rl_eval.integrations.torchrl.keys import Key
-from rl_eval.integrations.torchrl.policy import TensorDictPolicy
-from rl_eval.integrations.torchrl.scope import Rules, Scope, scope_of
-from rl_eval.integrations.torchrl.uniform import UNIFORM, RandomActions
-from rl_eval.policies.random_state import random_state_kept
+from rl_eval.integrations.torchrl.env import action_space, action_writer, as_env, peel
+from rl_eval.integrations.torchrl.normalizers import check_initialized, load_statistics
+from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
+from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
+from rl_eval.trajectories.rows import CompressedRows
+from rl_eval.trajectories.trajectory import CompressedArray
 
-__all__ = ["EnvMaker", "PolicyMaker", "ScopedPolicy", "dump_transforms", "make_policy"]
+__all__ = [
+    "UNIFORM",
+    "EnvMaker",
+    "FirstEpisodeFrames",
+    "PolicySource",
+    "RandomActions",
+    "Rules",
+    "Scope",
+    "ScopedPolicy",
+    "dump_transforms",
+]
+
+UNIFORM: Final = "uniform"
+"""Mode of a policy whose actions are random."""
+
+_MAX_FRAME_BYTES: Final = 2**30
+
+
+# ------------------------------------------------------------------ what environments and policies share
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules that travel with the weights of one request."""
+
+    tensors: int | None = None
+    """How many tensors of the policy are sent with it; None sends none, and the policy keeps those it has."""
+    statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """State of transforms, by path from the environment, such as ``transform[0]``."""
+    max_steps: int | None = None
+    """Step limit of every episode; None leaves the configured one."""
+    mode: str | None = None
+    """How actions are taken; None leaves it."""
+
+
+@final
+class Scope:
+    """Environments of one evaluator in this process, and the rules that they follow."""
+
+    def __init__(self) -> None:
+        self.rules = Rules()
+        self._environments: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._statistics: dict[str, Mapping[str, Any]] = {}
+        self._checked = False
+
+    def adopt(self, env: Any) -> None:
+        """Take a new environment in, and give it what the others have."""
+        self._environments.add(env)
+        self._checked = False
+        for path, state in self._statistics.items():
+            load_statistics(env, path, state)
+
+    def obey(self, rules: Rules) -> None:
+        """Follow the rules of a request.
+
+        Raises:
+            WeightsError: Statistics do not fit a transform of the environment.
+        """
+        for path, state in rules.statistics.items():
+            for env in self._environments:
+                load_statistics(env, path, state)
+        self._statistics |= rules.statistics
+        self.rules = rules
+        self._checked = False
+
+    def any_env(self) -> Any:
+        """Return an environment of the scope, for policies that are built from one."""
+        return next(iter(self._environments), None)
+
+    def check(self) -> None:
+        """Check, once, that every normalizer has statistics.
+
+        Raises:
+            ConfigError: One has none.
+        """
+        if not self._checked:
+            for env in self._environments:
+                check_initialized(env, "the evaluation environment")
+            self._checked = True
+
+
+_SCOPES: Final[weakref.WeakValueDictionary[str, Scope]] = weakref.WeakValueDictionary()
+"""Scopes by the token of their evaluator; the environments and policies of a scope keep it."""
+
+
+# ------------------------------------------------------------------ environments
 
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """An environment factory as rl_eval calls it."""
+    """Factory of environments in the form that rl_eval calls."""
 
-    factory: Callable[[], Any] | None
-    template: Any
-    """An environment to copy, used instead of a factory."""
+    source: Any
+    """A callable that builds an environment, or an environment to copy."""
     token: str
     reward_key: Key | None = None
     done_key: Key | None = None
     as_recorded: bool = False
     """Whether frames are collected: then every key is shown, and actions are not judged."""
-    horizon: int | None = None
-    """Steps of an episode after which nobody needs more of it."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
-        built = copy.deepcopy(self.template) if self.factory is None else self.factory()
-        scope = scope_of(self.token)
-        if isinstance(built, gym.Env):
-            scope.adopt(built)
-            return _Limited(built, scope, self.horizon)
-        if built.batch_size:
-            built = _one_of(built, context.lane_index)
+        built = copy.deepcopy(self.source) if isinstance(self.source, EnvBase) else self.source()
+        if not isinstance(built, EnvBase):
+            raise ConfigError(f"env builds a {type(built).__name__}: let it build a TorchRL environment")
+        built = _one_of(built, context.lane_index) if built.batch_size else built
         _refuse_recorders(built, context.num_runners)
-        keys: dict[str, Any] = {"reward_key": self.reward_key, "done_key": self.done_key}
-        adapted = as_env(built, **keys, check_normalizers=False, as_recorded=self.as_recorded)
+        adapted = as_env(
+            built, None, self.reward_key, self.done_key, check_normalizers=False, as_recorded=self.as_recorded
+        )
+        scope = _SCOPES.setdefault(self.token, Scope())
         scope.adopt(built)
-        return _Limited(adapted, scope, self.horizon)
+        return _Limited(adapted, scope)
+
+
+class _Limited(gym.Wrapper[Any, Any, Any, Any]):
+    """Environment whose episodes end at the step limit of the rules, if these have one."""
+
+    def __init__(self, env: gym.Env[Any, Any], scope: Scope) -> None:
+        super().__init__(env)
+        self._scope = scope
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        return observation, reward, terminated, truncated or self._steps == self._scope.rules.max_steps, info
+
+
+def _one_of(batched: Any, lane_index: int) -> Any:
+    """Build one environment of a ``SerialEnv`` or ``ParallelEnv``, with copies of the transforms around the batch."""
+    transforms, inner = peel(batched)
+    factories = vars(inner).get("create_env_fn")
+    if factories is None or any(type(transform).__name__.startswith("VecNorm") for transform in transforms):
+        raise ConfigError(f"env builds a {type(inner).__name__}, a batch to rl_eval: let it build single environments")
+    number = lane_index % len(factories)
+    single = factories[number](**vars(inner)["create_env_kwargs"][number])
+    for transform in transforms:
+        single = TransformedEnv(single, transform.clone())
+    batched.close(raise_if_closed=False)
+    return single
+
+
+def _refuse_recorders(env: Any, num_runners: int) -> None:
+    for transform in peel(env)[0]:
+        name = type(transform).__name__
+        if name in {"VideoRecorder", "TensorDictRecorder"}:
+            raise ConfigError(f"env has a {name}, which keeps all frames: pass videos=VideoSettings(...) instead")
+        if num_runners > 1 and type(transform).dump is not Transform.dump:
+            raise ConfigError(f"env has a {name}, whose dump() is called in one process: pass num_runners=1")
+
+
+def dump_transforms(runner: EvalRunner, step: int) -> None:
+    """Call ``dump`` of all transforms of a runner's environments."""
+    for found in runner.foreach_env(lambda env: getattr(env.unwrapped, "env", None)):
+        for transform in peel(found)[0]:
+            transform.dump(step=step)
+
+
+@final
+class FirstEpisodeFrames:
+    """Observer that renders after each step of episode 0, and does nothing in an environment that does not render.
+
+    Its artifact has shape (steps, height, width, 3), dtype uint8, and at most a gibibyte before compression.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._renders = getattr(env, "render_mode", None) == "rgb_array"
+        self._rows: CompressedRows | None = None
+        self._frames, self._filming = 0, False
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Begin with an episode; an earlier attempt of it is forgotten."""
+        self._rows, self._frames, self._filming = None, 0, self._renders and spec.index == 0
+
+    def on_step(self, *step: Any) -> None:
+        """Render the environment after a step."""
+        if not self._filming:
+            return
+        frame = np.asarray(self._env.render(), np.uint8)[..., :3]
+        if (self._frames + 1) * frame.nbytes <= _MAX_FRAME_BYTES:
+            self._rows = self._rows or CompressedRows(frame.shape, frame.dtype)
+            self._rows.write(self._frames, frame)
+            self._frames += 1
+
+    def on_episode_end(self, record: EpisodeRecord) -> CompressedArray | None:
+        """Return the frames; None without any."""
+        return self._rows.taken(self._frames) if self._rows is not None else None
+
+
+# ------------------------------------------------------------------ policies
 
 
 @dataclass(frozen=True)
-class PolicyMaker:
-    """A policy, or the factory of one."""
+class PolicySource:
+    """A policy or the factory of one, and how it acts."""
 
     policy: Any
     factory: Callable[..., Any] | None
     token: str
     mode: str
-    device: str = "cpu"
-
-    def build(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> ScopedPolicy:
-        """Build the policy for the environments that its process has."""
-        scope = scope_of(self.token)
-        policy = self.policy if self.factory is None else _call(self.factory, scope.latest())
-        return ScopedPolicy(policy, scope, self.mode, observation_space, action_space, self.device)
-
-
-def make_policy(maker: PolicyMaker, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> ScopedPolicy:
-    """Build a policy from what was sent; this is what the configuration names."""
-    return maker.build(observation_space, action_space)
+    """``random``, one of :data:`~.stages.MODES`, or :data:`UNIFORM`."""
+    device: str
 
 
 @final
 class ScopedPolicy:
-    """A policy whose weights arrive with rules, which its environments follow too.
+    """Policy whose weights arrive with rules, which the environments of its scope follow too.
 
     Args:
-        policy: A tensordict module, a plain module, a ``RandomPolicy`` or a callable on tensordicts.
-        scope: What it shares with its environments.
-        mode: How actions are taken, unless the rules say otherwise.
+        source: What was sent.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        device: Torch device to run on.
     """
 
-    def __init__(
-        self,
-        policy: Any,
-        scope: Scope,
-        mode: str,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        device: str,
-    ) -> None:
-        self._scope, self._mode = scope, mode
-        module = None if policy is None else _as_module(policy, scope.latest())
-        self._build: Callable[[str], TensorDictPolicy] = lambda how: TensorDictPolicy(
-            RandomActions(_specs(scope.latest())[1]) if how == UNIFORM else module,
-            observation_space,
-            action_space,
-            "random" if how == UNIFORM else how,
-            device=device,
-        )
-        self._inner = self._build(mode)
-        self.module = _Received(
-            policy if isinstance(policy, torch.nn.Module) else None, self._obey, lambda: scope.rules
-        )
+    def __init__(self, source: PolicySource, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self._scope, self._mode = _SCOPES.setdefault(source.token, Scope()), source.mode
+        env = self._scope.any_env()
+        policy = source.policy if source.factory is None else _call(source.factory, env)
+        module = None if policy is None else _as_module(policy, env)
+
+        def build(mode: str) -> TensorDictPolicy:
+            acting, mode = (RandomActions(env.full_action_spec), "random") if mode == UNIFORM else (module, mode)
+            return TensorDictPolicy(acting, observation_space, action_space, mode, device=source.device)
+
+        self._build = build
+        self._inner = build(source.mode)
+        self.module = _Received(policy if isinstance(policy, torch.nn.Module) else None, self._obey, self._scope)
 
     @property
     def outputs(self) -> Any:
@@ -139,7 +289,7 @@ class ScopedPolicy:
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
-        """Choose actions; see :class:`rl_eval.Policy`."""
+        """Choose actions, as :meth:`rl_eval.Policy.act`."""
         self._scope.check()
         return self._inner.act(observations, state, live, noise)
 
@@ -153,24 +303,19 @@ class ScopedPolicy:
 class _Received(torch.nn.Module):
     """Module that weights are sent to: the policy's, and the rules that come with them as extra state."""
 
-    def __init__(
-        self, policy: torch.nn.Module | None, obey: Callable[[Rules], None], rules: Callable[[], Rules]
-    ) -> None:
+    def __init__(self, policy: torch.nn.Module | None, obey: Callable[[Rules], None], scope: Scope) -> None:
         super().__init__()
-        self._obey, self._rules = obey, rules
+        self._obey, self._scope = obey, scope
         if policy is not None:
             self.policy = policy
-        names = {name for name, _ in self.named_parameters(remove_duplicate=False)}
-        names |= {name for name, _ in self.named_buffers(remove_duplicate=False)}
-        volatile = {
-            f"{prefix}.{name}" for prefix, part in self.named_modules() for name in part._non_persistent_buffers_set
-        }
-        self._all, self._required = len(names), len(names - volatile)
+        named = (self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False))
+        names = {name for tensors in named for name, _ in tensors}
+        self._all, self._required = len(names), len(self.state_dict(keep_vars=True).keys() & names)
         # Rules may come without weights, so no tensor is required by name; the rules say how many there are.
         self._non_persistent_buffers_set = names
 
     def get_extra_state(self) -> Rules:
-        return self._rules()
+        return self._scope.rules
 
     def set_extra_state(self, state: Rules) -> None:
         if state.tensors is not None and not self._required <= state.tensors <= self._all:
@@ -181,107 +326,62 @@ class _Received(torch.nn.Module):
             raise WeightsError(str(error)) from error
 
 
-class _Limited(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose episodes end at the step limit of the rules, if these have one, or at the horizon."""
-
-    def __init__(self, env: gym.Env[Any, Any], scope: Scope, horizon: int | None) -> None:
-        super().__init__(env)
-        self._scope, self._horizon = scope, horizon
-        self._steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._steps = 0
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._steps += 1
-        limited = self._steps in (self._scope.rules.max_steps, self._horizon)
-        return observation, reward, terminated, truncated or limited, info
-
-
-def _as_module(policy: Any, env: Any) -> Any:
-    """Wrap a plain module as TorchRL's collectors do: its parameters' names are keys of the observations.
-
-    Raises:
-        ConfigError: A parameter of ``forward`` is not named like a key.
-    """
-    if isinstance(policy, RandomPolicy):
-        return RandomActions(policy.action_spec, policy.action_key)
-    if not isinstance(policy, torch.nn.Module) or isinstance(policy, TensorDictModuleBase):
-        return policy
-    every, wanted = _specs(env)[0], inspect.signature(policy.forward).parameters
-    # TorchRL passes all keys to forward(), also those that it does not read.
-    read = Composite({key: spec for key, spec in every.items() if key in wanted})
-    try:
-        with random_state_kept():  # It is called once, on random observations.
-            return _make_compatible_policy(policy, read, env if isinstance(env, EnvBase) else None)
-    except TypeError as error:
-        if all(name in read for name in wanted):
-            raise
-        raise ConfigError(
-            f"policy is a {type(policy).__name__} whose forward() takes {list(wanted)}, but observations have the keys "
-            f"{list(every.keys())}: name its parameters like these, or wrap it in a TensorDictModule"
-        ) from error
-
-
-def _specs(env: Any) -> tuple[Composite, TensorSpec]:
-    """Return the specs of the observations and the actions of an environment."""
-    if isinstance(env, EnvBase):
-        return env.full_observation_spec, env.full_action_spec
-    seen = _gym_to_torchrl_spec_transform(env.observation_space)
-    actions = _gym_to_torchrl_spec_transform(env.action_space, categorical_action_encoding=True)
-    return seen if isinstance(seen, Composite) else Composite(observation=seen), actions
-
-
 def _call(factory: Callable[..., Any], env: Any) -> Any:
     """Call a policy factory with the environment, or with nothing if it has no parameter without a default."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return factory(env)
+    parameters = inspect.signature(factory).parameters.values()
     positional = (one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD))
     takes_it = any(one.default is one.empty or one.name == "env" for one in positional)
     return factory(env) if takes_it else factory()
 
 
-def _one_of(batched: Any, lane_index: int) -> Any:
-    """Build one environment of a ``SerialEnv`` or ``ParallelEnv``, with copies of the transforms around the batch."""
-    from torchrl.envs import TransformedEnv
+def _as_module(policy: Any, env: Any) -> Any:
+    """Wrap a plain module as TorchRL's collectors do: the names of its parameters are keys of the observations.
 
-    transforms, inner = peel(batched)
-    factories = vars(inner).get("create_env_fn")
-    if factories is None or any(type(transform).__name__.startswith("VecNorm") for transform in transforms):
-        raise ConfigError(
-            f"env builds a {type(inner).__name__} of batch_size {tuple(batched.batch_size)}"
-            + ("" if factories is None else " with a normalizer around it")
-            + ", and rl_eval runs each episode in an environment of its own: let it build single ones (batch_size=[]), "
-            "and say how many of them step together with num_envs"
-        )
-    number = lane_index % len(factories)
-    single = factories[number](**vars(inner)["create_env_kwargs"][number])
-    copies = [transform.clone() for transform in transforms]
-    batched.close(raise_if_closed=False)
-    for transform in copies:
-        single = TransformedEnv(single, transform)
-    return single
-
-
-def dump_transforms(runner: EvalRunner, step: int) -> None:
-    """Call ``dump`` of all transforms of a runner's environments."""
-    for found in runner.foreach_env(lambda env: getattr(env.unwrapped, "env", None)):
-        for transform in peel(found)[0] if isinstance(found, EnvBase) else ():
-            transform.dump(step=step)
+    Raises:
+        ConfigError: A parameter of ``forward`` is not named like a key.
+    """
+    if isinstance(policy, RandomPolicy):
+        spec = policy.action_spec
+        return RandomActions(spec if isinstance(spec, Composite) else {policy.action_key: spec})
+    if not isinstance(policy, torch.nn.Module) or isinstance(policy, TensorDictModuleBase):
+        return policy
+    parameters = inspect.signature(policy.forward).parameters
+    if set(parameters) in ({"tensordict"}, {"td"}):
+        return policy
+    keys = list(env.full_observation_spec.keys())
+    read = [name for name in parameters if name in keys]
+    if any(one.default is one.empty and name not in read for name, one in parameters.items()):
+        raise ConfigError(f"forward() of the policy takes {list(parameters)}: name them like observations, {keys}")
+    return TensorDictModule(policy, read, list(env.action_keys))
 
 
-def _refuse_recorders(env: Any, num_runners: int) -> None:
-    for transform in peel(env)[0]:
-        if type(transform).__name__ in {"VideoRecorder", "TensorDictRecorder"}:
-            raise ConfigError(
-                f"env has a {type(transform).__name__}, which would keep the frames of all episodes: take it out of "
-                "the evaluation environment, and pass videos=rl_eval.VideoSettings(...), which records chosen episodes"
-            )
-        if num_runners > 1 and type(transform).dump is not Transform.dump:
-            raise ConfigError(
-                f"env has a {type(transform).__name__}, whose dump() is called in one process: pass num_runners=1"
-            )
+@final
+class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # Where tensordict is not installed.
+    """Counterpart of ``torchrl.modules.RandomPolicy`` that draws from each episode's own noise.
+
+    Args:
+        specs: Specs of the actions by key.
+
+    Raises:
+        ConfigError: Actions of one of them cannot be drawn.
+    """
+
+    def __init__(self, specs: Composite | dict[Key, TensorSpec]) -> None:
+        super().__init__()
+        leaves = specs.items(True, True) if isinstance(specs, Composite) else specs.items()
+        self._drawn = {unravel_key(key): (UniformPolicy(action_space(one)), action_writer(one)) for key, one in leaves}
+        self.in_keys: list[Key] = []
+        self.out_keys = list(self._drawn)
+
+    def draw_from_noise(self, batch: TensorDictBase, noise: NoiseSource | None) -> TensorDictBase:
+        """Write actions into a batch of observations, of which an ``action_mask`` is respected.
+
+        Raises:
+            ConfigError: There is no noise, since actions are to be deterministic.
+        """
+        mask: Any = batch.get("action_mask", None)
+        seen = {} if mask is None else {"action_mask": mask.cpu().numpy()}
+        for key, (policy, write) in self._drawn.items():
+            actions, _ = policy.act(seen, None, np.ones(len(batch), bool), noise)
+            batch.set(key, torch.stack([write(action) for action in actions]))
+        return batch

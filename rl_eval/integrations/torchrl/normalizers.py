@@ -1,65 +1,96 @@
-"""Running statistics during an evaluation: they are used, and never updated.
+"""Running statistics of TorchRL's normalizers: frozen during an evaluation, checked, and sent by a trainer.
 
-TorchRL keeps them in transforms (``VecNormV2``, the older ``VecNorm``), which may sit in an environment or in a policy.
+TorchRL keeps them in transforms (``VecNormV2``, the older ``VecNorm``), in an environment or in a policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["check_initialized", "freeze_normalizers", "normalizers_of", "uninitialized"]
+__all__ = ["check_initialized", "freeze_normalizers", "load_statistics", "normalizers_of", "statistics_of"]
 
 
-def normalizers_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Find the normalizers among a module's submodules, by name."""
-    for name, part in module.named_modules():
-        if {base.__name__ for base in type(part).__mro__} & {"VecNormV2", "VecNorm"}:
-            yield name, part
+def normalizers_of(module: torch.nn.Module) -> list[Any]:
+    """Return the normalizers among a module's submodules."""
+    kinds = {"VecNormV2", "VecNorm"}
+    return [part for part in module.modules() if kinds & {base.__name__ for base in type(part).__mro__}]
 
 
 def freeze_normalizers(module: torch.nn.Module) -> None:
     """Keep statistics as they are, from now on."""
-    for _, part in normalizers_of(module):
+    for part in normalizers_of(module):
         part.freeze()
 
 
-def uninitialized(normalizer: Any) -> bool:
-    """Whether a normalizer has seen nothing yet: what it would compute is 0/0."""
-    return not any(bool((count > 0).any()) for count in _counts(normalizer))
-
-
-def _counts(normalizer: Any) -> list[torch.Tensor]:
-    """Return how much a normalizer has seen, by input; one without memory of its own has seen enough."""
-    if hasattr(normalizer, "_td"):
-        stored = normalizer._td
-        leaves = {} if stored is None else dict(stored.items(True, True))
-        return [
-            tensor
-            for key, tensor in leaves.items()
-            if str(key[-1] if isinstance(key, tuple) else key).endswith("_count")
-        ]
-    if not normalizer.stateful:
-        return [torch.ones(())]
-    count = normalizer._count
-    if count is None:
-        return []
-    return [count] if isinstance(count, torch.Tensor) else list(count.values(True, True))
-
-
-def check_initialized(module: torch.nn.Module, owner: str) -> None:
-    """Make sure that every normalizer has statistics.
+def check_initialized(module: torch.nn.Module, owner: str, error: type[Exception] = ConfigError) -> None:
+    """Check that every normalizer has statistics.
 
     Raises:
-        ConfigError: One has none; it is named.
+        ConfigError: One has none; or another ``error``.
     """
-    for name, part in normalizers_of(module):
-        if uninitialized(part):
-            raise ConfigError(
-                f"{owner} has an uninitialized {type(part).__name__} ({name or 'itself'}): it would normalize by "
-                "statistics of nothing. Train first, load its statistics, or send them with the weights"
-            )
+    for part in normalizers_of(module):
+        if not _has_statistics(part):
+            raise error(f"{owner} has an uninitialized {type(part).__name__}: collect first, or send its statistics")
+
+
+def _has_statistics(normalizer: Any) -> bool:
+    """Return whether a normalizer has counted a value, or leaves its statistics in the data."""
+    if not getattr(normalizer, "stateful", True):
+        return True
+    state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None
+    return any(
+        bool((number > 0).any())
+        for name, number in (state or {}).items()
+        if name.startswith("count") or name.endswith("_count")
+    )
+
+
+def statistics_of(path: str, source: Any) -> dict[str, Any]:
+    """Copy the state of a transform that a trainer sends.
+
+    Args:
+        path: Name that it is sent under, for messages.
+        source: The transform, or its state dict.
+
+    Raises:
+        WeightsError: It has no statistics yet, or is neither of these.
+    """
+    if isinstance(source, torch.nn.Module):
+        check_initialized(source, f"weights_dict[{path!r}]", WeightsError)
+        source = source.state_dict()
+    elif hasattr(source, "flatten_keys"):
+        source = source.flatten_keys(".").to_dict()
+    if not isinstance(source, Mapping):
+        raise WeightsError(f"weights_dict[{path!r}] is a {type(source).__name__}: give the transform or its state dict")
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        for name, value in source.items()
+    }
+
+
+def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
+    """Load the state of a transform of an environment.
+
+    Args:
+        env: The environment.
+        path: Path of the transform from there, such as ``transform[0]``.
+        state: What :func:`statistics_of` returned.
+
+    Raises:
+        WeightsError: It does not fit.
+    """
+    try:
+        part = env
+        for name in re.findall(r"\w+", path):
+            part = part[int(name)] if name.isdigit() else getattr(part, name)
+        part.load_state_dict(state)
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        found = f"({type(error).__name__}: {error}): give the transform under the path that it has there"
+        raise WeightsError(f"weights_dict['env.{path}'] does not fit the evaluation environment {found}") from error

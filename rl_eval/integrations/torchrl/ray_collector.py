@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,37 +18,22 @@ from typing import Any, Final, final
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.integrations.torchrl.arguments import (
     ArgumentError,
-    is_env,
+    config_of,
     mode_of,
-    own_policy,
     refuse,
     runner_settings,
+    same,
+    take_rest,
     with_rules,
 )
-from rl_eval.integrations.torchrl.making import EnvMaker, PolicyMaker
-from rl_eval.integrations.torchrl.scope import forget_scope
-from rl_eval.integrations.torchrl.uniform import UNIFORM
+from rl_eval.integrations.torchrl.making import UNIFORM
 
 __all__ = ["RayCollector"]
 
 _JOIN_S: Final = 10.0
-_ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
-_ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
-_NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
-_INNER: Final = (
-    *("cascade_execute", "enable_profile", "get_distant_attr", "getattr_env", "getattr_policy", "is_running"),
-    *("local_policy", "map_fn", "remote_collectors", "reset", "rollout", "worker_idx"),
-)
-_ABSENT: Final = {
-    "add_collectors": "group.add_runners(n) adds runners",
-    **dict.fromkeys(_INNER, _NO_INNER),
-    **dict.fromkeys(("init_updater", "receive_weights", "register_scheme_receiver", "weight_updater"), _ONE_WAY),
-}
-"""Members of TorchRL's collector that have no meaning here, and why."""
 
 
 @final
@@ -65,7 +49,6 @@ class RayCollector:
         policy: The policy; without one, actions are random. It is copied: send new weights with
             :meth:`update_policy_weights_`.
         policy_factory: Called with the environment, or with nothing if it takes nothing; exclusive with ``policy``.
-        trust_policy: Not used: what a policy is, is seen by its class.
         frames_per_batch: Frames of a batch, exactly.
         total_frames: The iterator stops with the batch that reaches them; negative for no end.
         device: Device of the policy and of the batches, unless the next ones say otherwise; a list of the same one for
@@ -80,11 +63,9 @@ class RayCollector:
         postproc: Called with every batch; its result is what the iterator gives.
         split_trajs: Give every trajectory a row of its own, padded, with a ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``; it is never set globally.
-        collector_class: Not used: there is no inner collector.
         collector_kwargs: Devices that repeat the arguments are accepted. Others are refused: there is no inner
             collector.
         num_workers_per_collector: Environments that step together in each runner.
-        sync: Not used: batches are the same either way.
         ray_init_config: Arguments of ``ray.init``, called if Ray is not running.
         remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of
             each actor.
@@ -93,15 +74,13 @@ class RayCollector:
         update_after_each_batch: Send the weights of ``policy`` after every batch, before the next one is collected.
         max_weight_update_interval: Send them after so many batches at the latest; negative for never.
         replay_buffer: Extended with every batch; the iterator then gives None.
-        weight_updater: Refused: weights travel by :meth:`update_policy_weights_`, once for all workers.
-        weight_sync_schemes: Not used, for the same reason.
-        weight_recv_schemes: Refused, for the same reason.
-        use_env_creator: Not used.
-        no_cuda_sync: Not used: there is none.
         trajs_per_batch: Whole trajectories of a batch, instead of a number of frames.
         pre_collect_hook: Called before every batch.
         post_collect_hook: Called with every batch after ``postproc``.
         seed: Root seed of the episodes.
+        **rest: Refused: ``weight_updater`` and ``weight_recv_schemes``, since weights travel once for all workers, by
+            :meth:`update_policy_weights_`. Not used: ``trust_policy``, ``collector_class``, ``sync``,
+            ``weight_sync_schemes``, ``use_env_creator`` and ``no_cuda_sync``.
 
     Raises:
         ArgumentError: An argument is wrong, or cannot be honoured.
@@ -113,7 +92,6 @@ class RayCollector:
         policy: Any = None,
         *,
         policy_factory: Any = None,
-        trust_policy: bool | None = None,
         frames_per_batch: int,
         total_frames: int = -1,
         device: Any = None,
@@ -126,37 +104,28 @@ class RayCollector:
         postproc: Callable[[Any], Any] | None = None,
         split_trajs: bool = False,
         exploration_type: Any = "random",
-        collector_class: Any = None,
         collector_kwargs: Any = None,
         num_workers_per_collector: int = 1,
-        sync: bool = False,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_configs: Mapping[str, Any] | None = None,
         num_collectors: int | None = None,
         update_after_each_batch: bool = False,
         max_weight_update_interval: int = -1,
         replay_buffer: Any = None,
-        weight_updater: Any = None,
-        weight_sync_schemes: Any = None,
-        weight_recv_schemes: Any = None,
-        use_env_creator: bool = False,
-        no_cuda_sync: bool | None = None,
         trajs_per_batch: int | None = None,
         pre_collect_hook: Callable[[], object] | None = None,
         post_collect_hook: Callable[[Any], object] | None = None,
         seed: int = 0,
+        **rest: Any,
     ) -> None:
-        refuse(
-            "weights travel once for all workers",
-            weight_updater=weight_updater,
-            weight_recv_schemes=weight_recv_schemes,
-        )
-        if policy is not None and policy_factory is not None:
-            raise ArgumentError("give one of policy and policy_factory, and not both")
-        where = _devices(
-            device=device, storing_device=storing_device, env_device=env_device, policy_device=policy_device
-        )
-        _check_inner(_same("collector_kwargs", collector_kwargs), where)
+        take_rest("RayCollector", rest)
+        refuse("env_device", same("env_device", env_device), "environments are stepped on the CPU", unless="cpu")
+        devices = {"device": device, "storing_device": storing_device, "policy_device": policy_device}
+        where = {
+            name: torch.device(same(name, given) or same("device", device) or "cpu") for name, given in devices.items()
+        }
+        for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
+            refuse(f"collector_kwargs[{name!r}]", given, "there is no inner collector", unless=where.get(name))
         if frames_per_batch < 1:
             raise ArgumentError(f"frames_per_batch is {frames_per_batch}: give at least 1")
         self.frames_per_batch, self.total_frames = int(frames_per_batch), int(total_frames)
@@ -169,42 +138,42 @@ class RayCollector:
         self._storing_device = where["storing_device"]
         self._frames = self._batches = self._unsent = 0
         self._iterator: Iterator[Any] | None = None
-        self._policy, self._token = policy, uuid.uuid4().hex
-        self._mode = _mode_of(policy, policy_factory, exploration_type)
-        factory = _same("create_env_fn", create_env_fn)
+        self._policy = policy
+        policy_factory = same("policy_factory", policy_factory)
+        self._mode = mode_of(exploration_type)
+        if policy is None and policy_factory is None:
+            self._mode = UNIFORM
+        elif policy is not None and not isinstance(policy, TensorDictModuleBase) and self._mode == "random":
+            self._mode = "deterministic"  # A plain callable acts as it does: there is no distribution to draw from.
         several = len(create_env_fn) if isinstance(create_env_fn, (list, tuple)) else 1
         count = several if num_collectors is None else num_collectors
-        self._start_ray(ray_init_config, count)
-        remotes = dict(_same("remote_configs", remote_configs) or {})
-        resources = runner_settings(count, remotes.pop("num_gpus", 0), None, remotes, "remote_configs")
-        limit = max_frames_per_traj if max_frames_per_traj and max_frames_per_traj > 0 else None
-        self._counts_steps = limit is not None
-        mode = UNIFORM if self._random else self._mode
-        policy_factory = _same("policy_factory", policy_factory)
-        maker = PolicyMaker(own_policy(policy), policy_factory, self._token, mode, str(where["policy_device"]))
-        template = factory if is_env(factory) else None
+        remotes = dict(same("remote_configs", remote_configs) or {})
+        num_gpus = remotes.pop("num_gpus", 0)
+        limits = [max_frames_per_traj] if max_frames_per_traj and max_frames_per_traj > 0 else []
+        self._counts_steps = bool(limits)
+        if self.total_frames >= 0 and trajs_per_batch is None:
+            # Episodes may never end by themselves. One more step, so that the last frame is not their end.
+            limits.append(self.total_frames + 1)
         config = (
-            EvalConfig()
-            .environment(
-                EnvMaker(
-                    None if template is not None else factory,
-                    template,
-                    self._token,
-                    as_recorded=True,
-                    # Episodes may never end by themselves. One more step, so that the last frame is not their end.
-                    horizon=self.total_frames + 1 if self.total_frames >= 0 and trajs_per_batch is None else None,
-                )
+            config_of(
+                same("create_env_fn", create_env_fn),
+                policy,
+                policy_factory,
+                UNIFORM if self._random else self._mode,
+                where["policy_device"],
+                as_recorded=True,
             )
-            .policy(
-                "rl_eval.integrations.torchrl.making:make_policy",
-                policy_kwargs={"maker": maker},
-                deterministic=False,
-                actions="none",
-            )
-            .runners(num_envs_per_runner=num_workers_per_collector, **resources)
-            .evaluation(seed=seed, max_episode_steps=limit)
+            .runners(num_envs_per_runner=num_workers_per_collector)
+            .runners(**runner_settings("remote_configs", remotes, count, num_gpus))
+            .evaluation(seed=seed, max_episode_steps=min(limits, default=None))
         )
-        self._group = EvalRunnerGroup(config)
+        if ray_init_config and count:
+            import ray
+
+            if not ray.is_initialized():
+                ray.init(**ray_init_config)
+        self.group = EvalRunnerGroup(config)
+        """The group that collects: also for evaluations, and for ``add_runners``."""
         self._was_random = self._random
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
         """Weights that wait for the end of the random frames."""
@@ -214,14 +183,6 @@ class RayCollector:
         self._filling: Future[None] | None = None
         """Outcome of the thread that :meth:`start` has started."""
         self._filler: threading.Thread | None = None
-
-    @staticmethod
-    def _start_ray(config: Mapping[str, Any] | None, count: int) -> None:
-        if config and count:
-            import ray
-
-            if not ray.is_initialized():
-                ray.init(**config)
 
     # ------------------------------------------------------------------ collecting
 
@@ -268,10 +229,13 @@ class RayCollector:
         anew = self.reset_at_each_iter
         if self._was_random and not self._random:
             self._was_random, anew = False, True
-            self._group.sync_weights(with_rules(*self._held, mode=self._mode))
+            self.group.sync_weights(with_rules(*self._held, mode=self._mode))
         if anew:
-            self._group.sampler.skip_rest()
-        batch = self._group.sample(self.trajs_per_batch, **self._amount(), split_trajs=self.split_trajs)
+            self.group.sampler.skip_rest()
+        amount: dict[str, Any] = {"num_env_steps": self.frames_per_batch, "mode": "truncate_episodes"}
+        if self.trajs_per_batch is not None:
+            amount = {"num_episodes": self.trajs_per_batch}
+        batch = self.group.sample(**amount, split_trajs=self.split_trajs)
         self._frames += int(batch["collector", "mask"].sum()) if self.split_trajs else batch.numel()
         self._batches += 1
         batch["next", "reward"] = batch["next", "reward"].float()
@@ -287,11 +251,6 @@ class RayCollector:
             return batch
         self.replay_buffer.extend(batch)
         return None
-
-    def _amount(self) -> dict[str, Any]:
-        if self.trajs_per_batch is not None:
-            return {}
-        return {"num_env_steps": self.frames_per_batch, "mode": "truncate_episodes"}
 
     # ------------------------------------------------------------------ weights
 
@@ -321,9 +280,9 @@ class RayCollector:
         """
         self._check_filling()
         listed = worker_ids if isinstance(worker_ids, (list, tuple)) else [worker_ids]
-        if worker_ids is not None and set(listed) != set(range(self.num_workers)):
-            refuse(_ONE_VERSION, worker_ids=worker_ids)
-        refuse("there is one policy", model_id=None if model_id == "policy" else model_id)
+        if set(listed) != set(range(self.num_workers)):
+            refuse("worker_ids", worker_ids, "all frames of a batch come from one version of the weights")
+        refuse("model_id", model_id, "there is one policy", unless="policy")
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if len(given) > 1:
             raise ArgumentError("give the weights once: as policy_or_weights, weights or policy")
@@ -335,19 +294,14 @@ class RayCollector:
             if self._random:
                 self._held = copy.deepcopy(sent), weights_dict
             else:
-                self._group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
+                self.group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
 
     # ------------------------------------------------------------------ state
 
     @property
     def num_workers(self) -> int:
         """Number of runners."""
-        return max(1, self._group.settings.runners.num_runners)
-
-    @property
-    def group(self) -> EvalRunnerGroup:
-        """The group that collects: also for evaluations, and for ``add_runners``."""
-        return self._group
+        return max(1, self.group.settings.runners.num_runners)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Begin the plan of another root seed.
@@ -359,19 +313,19 @@ class RayCollector:
         Returns:
             The root seed.
         """
-        self._group.sampler.restart(seed)
+        self.group.sampler.restart(seed)
         return seed
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is in the plan, how much it has collected, and the weights of ``policy``."""
-        state = {"sampler": self._group.sampler.state_dict(), "frames": self._frames, "iter": self._batches}
+        state = {"sampler": self.group.sampler.state_dict(), "frames": self._frames, "iter": self._batches}
         if isinstance(self._policy, torch.nn.Module):
             state["policy_state_dict"] = self._policy.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where another one was; weights go to ``policy`` and to all workers."""
-        self._group.sampler.load_state_dict(state_dict["sampler"])
+        self.group.sampler.load_state_dict(state_dict["sampler"])
         self._frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._was_random = self._random
         if isinstance(self._policy, torch.nn.Module) and "policy_state_dict" in state_dict:
@@ -389,9 +343,7 @@ class RayCollector:
         self._check_filling()
         if self._filling is None:
             self._filling = Future()
-            self._filler = threading.Thread(
-                target=self._fill, args=(self._filling,), name="rl_eval collector", daemon=True
-            )
+            self._filler = threading.Thread(None, self._fill, "rl_eval collector", (self._filling,), daemon=True)
             self._filler.start()
 
     def _fill(self, filling: Future[None]) -> None:
@@ -416,10 +368,10 @@ class RayCollector:
             timeout: Not used: a batch is finished however long that takes.
             resume: Refused if False: call :meth:`shutdown` instead.
         """
-        refuse("shutdown() ends the collector", resume=None if resume else resume)
+        refuse("resume", resume, "shutdown() ends the collector", unless=True)
         self._check_filling()
         with self._alone():
-            self._group.sampler.stop_ahead()
+            self.group.sampler.stop_ahead()
             yield
 
     def shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
@@ -429,12 +381,11 @@ class RayCollector:
             timeout: Not used: it takes about ten seconds at most.
             shutdown_ray: Refused: the cluster may be others' too.
         """
-        refuse("call ray.shutdown() yourself", shutdown_ray=shutdown_ray or None)
+        refuse("shutdown_ray", shutdown_ray, "call ray.shutdown() yourself", unless=False)
         interrupted = self._filling is not None and not self._filling.done()
-        self._group.stop()
+        self.group.stop()
         if self._filler is not None and self._filler is not threading.current_thread():
             self._filler.join(_JOIN_S)  # A thread that still computes as the process ends can crash it.
-        forget_scope(self._token)
         if not interrupted:
             self._check_filling()
 
@@ -442,46 +393,15 @@ class RayCollector:
         """End all workers, as :meth:`shutdown` does; to be awaited."""
         await asyncio.to_thread(self.shutdown, shutdown_ray=shutdown_ray)
 
-    def stop_remote_collectors(self) -> None:
-        """End all workers, as :meth:`shutdown` does."""
-        self.shutdown()
-
     def __getattr__(self, name: str) -> Any:
-        if (why := _ABSENT.get(name)) is not None:
-            raise AttributeError(f"RayCollector of rl_eval has no {name}: {why}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        advice = "collector.group reaches its runners, as add_runners, foreach_env and healthy_runner_ids"
+        raise AttributeError(f"RayCollector of rl_eval has no {name!r}: there is no inner collector; {advice}")
 
     def __enter__(self) -> RayCollector:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
-
-
-def _mode_of(policy: Any, policy_factory: Any, exploration_type: Any) -> str:
-    mode = mode_of(exploration_type)
-    if policy is None and policy_factory is None:
-        return UNIFORM
-    plain = policy is not None and not isinstance(policy, TensorDictModuleBase)
-    # A plain callable acts as it does: there is no distribution to draw from.
-    return "deterministic" if plain and mode == "random" else mode
-
-
-def _same(name: str, given: Any) -> Any:
-    """Return the value of an argument that TorchRL takes once for all collectors, or for each.
-
-    Raises:
-        ArgumentError: There is none, or collectors have different ones.
-    """
-    values = given if isinstance(given, (list, tuple)) else [given]
-    if not values:
-        raise ArgumentError(f"{name} is empty: give one value for all collectors")
-    if any(one is not values[0] and one != values[0] for one in values):
-        raise ArgumentError(
-            f"{name} has different values, but an episode must not depend on the worker that runs it: give one (each "
-            "worker sees its own GPU as cuda:0)"
-        )
-    return values[0]
 
 
 def _add_step_count(batch: Any) -> None:
@@ -494,26 +414,3 @@ def _add_step_count(batch: Any) -> None:
     if ("collector", "mask") in keys:
         after = after * batch["collector", "mask"].unsqueeze(-1)
     batch["step_count"], batch["next", "step_count"] = steps, after
-
-
-def _devices(**given: Any) -> dict[str, torch.device]:
-    """Return where everything is, by the names of the arguments."""
-    one = {name: _same(name, value) for name, value in given.items()}
-    env_device = one.pop("env_device") or "cpu"
-    refuse("environments are stepped on the CPU", env_device=None if str(env_device) == "cpu" else env_device)
-    found = {name: torch.device(value or one["device"] or "cpu") for name, value in one.items()}
-    return {**found, "env_device": torch.device("cpu")}
-
-
-def _check_inner(collector_kwargs: Mapping[str, Any] | None, devices: Mapping[str, torch.device]) -> None:
-    """Accept what repeats what is so anyway.
-
-    Raises:
-        ArgumentError: There is something else; it is named.
-    """
-    for name, value in (collector_kwargs or {}).items():
-        if name not in devices or (value is not None and torch.device(value) != devices[name]):
-            raise ArgumentError(
-                f"collector_kwargs has {name}={value!r}, which cannot be honoured: {_NO_INNER}. Leave it out, or give "
-                "it as an argument of RayCollector if it is one"
-            )

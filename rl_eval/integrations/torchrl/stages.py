@@ -1,16 +1,19 @@
 """Stages in which a tensordict module computes an action, without the parts that explore.
 
-A policy is taken apart into stages, so that each distribution's value is chosen here (:mod:`.distributions`) and no
-exploration happens, whatever the process-global exploration type is: it belongs to the trainer's collectors. A part
-that reads that switch itself and cannot be taken apart is refused.
+TorchRL asks a process-global switch whether an action is the mode of its distribution or a draw, and draws from torch's
+global generator. Both belong to the trainer, whose collectors may run in another thread of this process, and neither is
+touched here: a policy is taken apart into stages, so that each distribution's value is chosen, or drawn from the
+episode's own stream. A part that reads the switch itself and cannot be taken apart is refused.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
@@ -19,24 +22,19 @@ from tensordict.nn import (
     TensorDictModuleWrapper,
     TensorDictSequential,
 )
+from torch.distributions import Independent, TransformedDistribution
 
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.torchrl.distributions import choose, draw
+from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Stage", "stages_of"]
+__all__ = ["MODES", "Chance", "Stage", "stages_of"]
 
-_EXPLORATION: Final = frozenset(
-    {
-        "EGreedyModule",
-        "AdditiveGaussianModule",
-        "OrnsteinUhlenbeckProcessModule",
-        "EGreedyWrapper",
-        "AdditiveGaussianWrapper",
-        "OrnsteinUhlenbeckProcessWrapper",
-    }
-)
-"""Modules of TorchRL that do nothing but explore."""
+MODES: Final = ("deterministic", "mode", "mean", "median")
+"""What can be taken of a distribution without chance, by the names of tensordict's ``InteractionType``."""
+
+_EXPLORATION: Final = "torchrl.modules.tensordict_module.exploration"
+"""Module of TorchRL whose classes do nothing but explore."""
 
 _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
 """Functions that read the process-global switch."""
@@ -44,7 +42,20 @@ _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
 _SEQUENCES: Final = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
 
-Stage: TypeAlias = Callable[[TensorDictBase, NoiseSource | None], TensorDictBase]
+_DRAWN: Final = frozenset({"Categorical", "OneHotCategorical", "Normal", "Bernoulli", "Delta", "TanhDelta"})
+"""Distributions whose own samplers :class:`EpisodeDraws` feeds."""
+
+
+class Chance(NamedTuple):
+    """Randomness of a batch of episodes."""
+
+    live: npt.NDArray[np.bool_]
+    """Mask of lanes that run an episode, shape (batch,)."""
+    noise: NoiseSource | None
+    """Numbers of each lane's step; None if actions are to be deterministic."""
+
+
+Stage: TypeAlias = Callable[[TensorDictBase, Chance], TensorDictBase]
 """One step of the computation, applied to a batch in place."""
 
 
@@ -53,59 +64,38 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
 
     Args:
         module: A tensordict module.
-        mode: ``random``, or one of :data:`~.distributions.MODES`.
+        mode: ``random``, or one of :data:`MODES`.
 
     Raises:
         ConfigError: It explores in a way that cannot be left out, or cannot be done with the episodes' own noise.
     """
-    names = {base.__name__ for base in type(module).__mro__}
-    if "RandomActions" in names:
-        yield module.draw
-    elif names & _EXPLORATION:
+    if hasattr(module, "draw_from_noise"):
+        yield lambda batch, chance: module.draw_from_noise(batch, chance.noise)
+    elif any(base.__module__ == _EXPLORATION for base in type(module).__mro__):
         if mode == "random":
-            raise ConfigError(
-                f"policy.deterministic is False, but the policy explores with {type(module).__name__}, which draws "
-                "from torch's global generator: take it out of the policy, or set policy.deterministic to True"
-            )
-        inner = getattr(module, "td_module", None)
-        if inner is not None:
-            yield from stages_of(inner, mode)
+            raise ConfigError(f"{type(module).__name__} has noise of its own: take it out, or set policy.deterministic")
+        if hasattr(module, "td_module"):
+            yield from stages_of(module.td_module, mode)
+        return
     elif isinstance(module, ProbabilisticTensorDictModule):
         yield _value_of(module, mode)
-        yield from _hooks_of(module)
-    elif isinstance(module, TensorDictSequential) and type(module).forward in _SEQUENCES:
+    elif (
+        isinstance(module, TensorDictSequential)
+        and type(module).forward in _SEQUENCES
+        and not module.partial_tolerant  # It may leave children out, which only itself knows.
+    ):
         for child in module._module_iter():
-            yield from _tolerant(module, child, stages_of(child, mode))
-        yield from _hooks_of(module)
+            yield from stages_of(child, mode)
     elif isinstance(module, TensorDictModuleWrapper) and type(module).forward is TensorDictModuleWrapper.forward:
         yield from stages_of(module.td_module, mode)
-        yield from _hooks_of(module)
     else:
         _check_switches(module)
         # Decorators of tensordict's forward() write a process-global switch (skip_existing) and put it back, which in a
         # thread may undo what the trainer sets meanwhile; the function under them does all the work.
         forward = inspect.unwrap(type(module).forward)
-        yield lambda batch, _: _merge(batch, forward(module, batch))
-        yield from _hooks_of(module)
-
-
-def _merge(batch: TensorDictBase, output: TensorDictBase) -> TensorDictBase:
-    """Keep what earlier stages wrote, also if a module returns its outputs alone."""
-    return batch if output is batch else batch.update(output)
-
-
-def _tolerant(sequence: Any, child: Any, stages: Iterator[Stage]) -> Iterator[Stage]:
-    """Leave a child out when its inputs are missing, if its sequence is ``partial_tolerant``."""
-    if not sequence.partial_tolerant:
-        yield from stages
-        return
-    for stage in stages:
-
-        def run(batch: TensorDictBase, noise: NoiseSource | None, stage: Stage = stage) -> TensorDictBase:
-            present = batch.keys(include_nested=True)
-            return stage(batch, noise) if all(key in present for key in child.in_keys) else batch
-
-        yield run
+        # What earlier stages wrote is kept, also if a module returns its outputs alone.
+        yield lambda batch, _: batch.update(forward(module, batch))
+    yield from _hooks_of(module)
 
 
 def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
@@ -114,38 +104,87 @@ def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
         raise ConfigError(f"the policy draws num_samples={module.num_samples} actions per observation: draw one")
     keys = module.dist_sample_keys
 
-    def run(batch: TensorDictBase, noise: NoiseSource | None) -> TensorDictBase:
+    def run(batch: TensorDictBase, chance: Chance) -> TensorDictBase:
         distribution = module.get_dist(batch)
-        if mode != "random":
-            value = choose(distribution, mode)
-        elif noise is None:
-            raise ConfigError("the policy samples its actions, but policy.deterministic is True: set it to False")
-        else:
-            value = draw(distribution, noise)
+        value = _draw(distribution, chance) if mode == "random" else _choose(distribution, mode)
         if module.return_log_prob and mode == "random" and isinstance(value, torch.Tensor):
             batch.set(module.log_prob_keys[0], distribution.log_prob(value))
         if isinstance(value, TensorDictBase):
             return batch.update(value)
         if isinstance(value, dict):
             # A composite names its parts by their last key.
-            for key in keys:
-                batch.set(key, value[key if key in value or not isinstance(key, tuple) else key[-1]])
-            return batch
-        values = value if isinstance(value, tuple) else (value,)
-        for key, tensor in zip(keys, values, strict=False):
+            value = tuple(value[key if key in value or not isinstance(key, tuple) else key[-1]] for key in keys)
+        for key, tensor in zip(keys, value if isinstance(value, tuple) else (value,), strict=False):
             batch.set(key, tensor)
         return batch
 
     return run
 
 
+def _choose(distribution: Any, mode: str) -> Any:
+    """Take a value of a distribution without chance.
+
+    ``deterministic`` is what TorchRL takes under ``ExplorationType.DETERMINISTIC``: the distribution's own
+    ``deterministic_sample``, or else its mode if it is discrete and its mean if it is not.
+
+    Raises:
+        ConfigError: The distribution has no such value.
+    """
+    if (parts := _parts(distribution)) is not None:
+        return {name: _choose(part, mode) for name, part in parts.items()}
+    attribute, kind = mode, type(distribution).__name__
+    if mode == "deterministic":
+        if hasattr(type(distribution), "deterministic_sample"):
+            return distribution.deterministic_sample
+        attribute = "mode" if getattr(_inside(distribution), "has_enumerate_support", False) else "mean"
+    try:
+        return getattr(distribution, attribute)
+    except (AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"{kind} has no {attribute}: give it a deterministic_sample property") from error
+
+
+def _draw(distribution: Any, chance: Chance) -> Any:
+    """Sample a distribution with the episodes' own noise, one row per lane.
+
+    Raises:
+        ConfigError: There is no noise, or only torch's global generator could do it.
+    """
+    if chance.noise is None:
+        raise ConfigError("the policy samples its actions, but policy.deterministic is True: set it to False")
+    if (parts := _parts(distribution)) is not None:
+        return {name: _draw(part, chance) for name, part in parts.items()}
+    source = _inside(distribution, (Independent, TransformedDistribution))
+    if any(base.__name__ in _DRAWN for base in type(source).__mro__):
+        with EpisodeDraws(*chance):
+            return distribution.sample()
+    shape, kind = distribution.batch_shape + distribution.event_shape, type(distribution).__name__
+    uniform = torch.from_numpy(chance.noise.uniform(shape[1:].numel()).reshape(shape))
+    try:
+        return _inside(distribution).icdf(uniform.to(torch.get_default_dtype()))
+    except (NotImplementedError, AttributeError) as error:
+        raise ConfigError(f"{kind} can only be sampled with torch's global generator: give it an icdf") from error
+
+
+def _parts(distribution: Any) -> dict[str, Any] | None:
+    """Return the parts of a composite distribution by key."""
+    parts = getattr(distribution, "dists", None)
+    return parts if isinstance(parts, dict) else None
+
+
+def _inside(distribution: Any, around: tuple[type[Any], ...] = (Independent,)) -> Any:
+    """Return the distribution inside of others."""
+    while isinstance(distribution, around):
+        distribution = distribution.base_dist
+    return distribution
+
+
 def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
     """Apply forward hooks, such as the projection of ``safe=True``, as calling the whole would."""
     for hook in module._forward_hooks.values():
         if type(hook).__name__ == "_OutKeysSelect":
-            continue  # It only removes what nobody reads here.
+            continue  # It only removes keys that are not read here.
 
-        def run(batch: TensorDictBase, _: NoiseSource | None, hook: Any = hook) -> TensorDictBase:
+        def run(batch: TensorDictBase, _: Chance, hook: Any = hook) -> TensorDictBase:
             result = hook(module, (batch,), batch)
             return batch if result is None else result
 
@@ -157,17 +196,9 @@ def _check_switches(module: torch.nn.Module) -> None:
     for part in module.modules():
         if hasattr(part, "_use_exploration_type"):
             vars(part)["_use_exploration_type"] = False  # NoisyLinear: then it goes by train() and eval().
-        elif not isinstance(part, ProbabilisticTensorDictModule) and _reads_switch(type(part)):
-            raise ConfigError(
-                f"the policy has a {type(part).__name__}, which reads TorchRL's process-global exploration type: the "
-                "training's collectors change it at any time, so the actions would depend on them. Give the policy as "
-                "a TensorDictSequential without it, or with a distribution in its place"
-            )
-        elif isinstance(part, ProbabilisticTensorDictModule):
-            raise ConfigError(
-                f"the policy has a {type(part).__name__} inside a {type(module).__name__} with a forward() of its own, "
-                "so its samples cannot be replaced by the mode: give the policy as a TensorDictSequential"
-            )
+        elif isinstance(part, ProbabilisticTensorDictModule) or _reads_switch(type(part)):
+            name = type(part).__name__
+            raise ConfigError(f"{name} in a {type(module).__name__} follows a process-global switch: take it out")
 
 
 def _reads_switch(kind: type) -> bool:
