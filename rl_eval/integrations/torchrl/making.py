@@ -33,7 +33,7 @@ from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
-from rl_eval.trajectories.rows import CompressedRows
+from rl_eval.trajectories.recorder import CompressedRows
 from rl_eval.trajectories.trajectory import CompressedArray
 
 __all__ = [
