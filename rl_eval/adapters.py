@@ -24,6 +24,7 @@ _ADAPTERS: Final = {
     "torchrl": "torchrl",
     "tensordict.nn": "torchrl",
     "ray.rllib": "rllib",
+    "rl_eval.integrations.rllib.filters": "rllib.filters",
     "tianshou": "tianshou",
 }
 

@@ -130,11 +130,6 @@ class PolicySection(_Section):
     inference: Literal["exact", "batched"] = "exact"
     """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
     ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
-    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
-    """``MeanStdFilter`` normalizes observations by frozen statistics: those of ``filters``, of a warm-up or of
-    ``sync_filters``."""
-    filters: str | None = None
-    """A JSON file of a filter's statistics, written by ``rl_eval.policies.filters.save_filters``."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
     policies: dict[str, PolicySection] = {}
@@ -345,7 +340,7 @@ class EvalSettings(_Section):
             "actions": self.policy.actions,
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
-        } | _filtering(self.policy.observation_filter)
+        }
 
     def _agents_identity(self) -> dict[str, Any]:
         """What several agents add; nothing for one."""
@@ -461,11 +456,6 @@ def _wrapping(wrappers: tuple[Any, ...]) -> dict[str, Any]:
     return {"wrappers": _identified(list(wrappers), "environment", "wrappers")} if wrappers else {}
 
 
-def _filtering(kind: str) -> dict[str, Any]:
-    """Return the kind of filter as part of an identity; its statistics are part of the weights' digest."""
-    return {} if kind == "NoFilter" else {"observation_filter": kind}
-
-
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
@@ -559,14 +549,6 @@ def _check_for_one_agent(settings: EvalSettings) -> None:
             "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
             "the function of environment.env"
         )
-    section = settings.policy
-    for name, policy in {"": section, **section.policies}.items():
-        if policy.observation_filter != "NoFilter" or policy.filters is not None:
-            key = f"policies.{name}." if name else ""
-            raise ConfigError(
-                f"policy.{key}observation_filter is {policy.observation_filter!r}, but filters are for one agent: put "
-                "the normalization into the policy"
-            )
 
 
 def _check_in_process(settings: EvalSettings) -> None:

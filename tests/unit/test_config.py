@@ -38,8 +38,6 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "actions": "unsquash",
         "device": "cuda:0",
         "inference": "batched",
-        "observation_filter": "MeanStdFilter",
-        "filters": "/data/filters.json",
         "allow_nondeterministic": True,
         "policies": {"a": {"policy": "my_pkg.policies:make", "weights": "/data/a.safetensors"}},
         "policy_mapping_fn": "my_pkg.policies:mapping",
@@ -582,7 +580,6 @@ def test_a_description_is_plain_data_that_names_live_objects() -> None:
 
 ELSEWHERE = {
     "num_episodes", "seed", "first_index", "info_keys", "return_bounds", "determinism_check", "weights", "weights_key",
-    "filters",
     "device", "allow_nondeterministic", "observers", "inference",
 }  # fmt: skip
 """Keys of environment, policy and evaluation that are not in the identity: plan, weights, and what is only recorded."""

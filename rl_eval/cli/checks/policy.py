@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import Final
 
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.config.live import configured_weights
 from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference

@@ -39,7 +39,7 @@ __all__ = ["RayCollector"]
 _JOIN_S: Final = 10.0
 _ONE_VERSION: Final = "all frames of a batch come from one version of the weights, on all workers"
 _ONE_WAY: Final = "weights travel by update_policy_weights_, once for all workers"
-_NO_INNER: Final = "there is no inner collector; runners step the environments, and group.foreach_env reaches these"
+_NO_INNER: Final = "there is no inner collector; runners step the environments, and runner.foreach_env reaches these"
 _INNER: Final = (
     *("cascade_execute", "enable_profile", "get_distant_attr", "getattr_env", "getattr_policy", "is_running"),
     *("local_policy", "map_fn", "remote_collectors", "reset", "rollout", "worker_idx"),
