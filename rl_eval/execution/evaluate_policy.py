@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -15,13 +13,10 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.execution.set_attributes import attributes_set
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "environment_like", "evaluate_policy"]
-
-_logger: Final = logging.getLogger(__name__)
 
 _MONITORS: Final = (
     "stable_baselines3.common.monitor:",
@@ -159,19 +154,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
                 f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
                 "a time"
             )
-    _warn_of_attributes(inner)
     return described[0]
-
-
-def _warn_of_attributes(env: Any) -> None:
-    with suppress(Exception):  # It is looked for as far as that can be.
-        if found := attributes_set(env):
-            shown = ", ".join(f"{name} = {value!r}" for name, value in list(found.items())[:3])
-            _logger.warning(
-                "env has %s, which a new one has otherwise, and new ones are evaluated: if you have set that after "
-                "gymnasium.make, give a function that builds one and sets it",
-                shown,
-            )
 
 
 def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:

@@ -18,14 +18,16 @@ from rl_eval.config.references import import_attribute, required, takes_observat
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
-from rl_eval.policies.random_state import random_state_kept
+from rl_eval.policies.random_state import random_state_kept, seed_and_state
 from rl_eval.protocols import Policy
 from rl_eval.weights import module_of
 
-__all__ = ["adapt_policy", "came_from_factory", "check_files"]
+__all__ = ["adapt_policy", "came_from_factory", "check_files", "has_random_weights"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
+_RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
+"""An attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
     ". It is called to make the policy: if it is itself a policy, which takes observations, call its parameter "
     "observations, or name a function that returns it, as in def make(): return {}"
@@ -175,7 +177,10 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     }
     try:
         with random_state_kept():
+            before = seed_and_state()
             made = factory(**spaces, **section.policy_kwargs)
+            if (module := module_of(made)) is not None and _drawn_at_random(module, before):
+                vars(module)[_RANDOM_WEIGHTS] = True
     except TypeError as error:
         lacking = [name for name in required(parameters) if name not in spaces and name not in section.policy_kwargs]
         unknown = [one for one in section.policy_kwargs if one not in parameters]
@@ -197,6 +202,22 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         raise
     check_files(section)
     return made
+
+
+def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
+    """Return whether a factory drew weights from torch's global generator, did not seed it, and loaded none later.
+
+    A tensor counts how often it was written in place: weights that were drawn, and then loaded, count two.
+    """
+    now = seed_and_state()
+    if before is None or now is None or now == before or now[0] != before[0]:
+        return False
+    return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())  # noqa: SLF001
+
+
+def has_random_weights(policy: Policy) -> bool:
+    """Return whether the weights of a policy were drawn at random when its factory made it."""
+    return getattr(module_of(policy), _RANDOM_WEIGHTS, False)
 
 
 def check_files(section: PolicySection) -> None:

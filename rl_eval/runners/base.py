@@ -22,7 +22,7 @@ import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
-from rl_eval.policies import adapt_policy
+from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -42,7 +42,6 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.pending_report import PendingReport
 from rl_eval.runners.policy_memory import weights_digest
-from rl_eval.runners.random_weights import makes_random_weights
 from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
@@ -97,9 +96,7 @@ class EvalRunner(abc.ABC):
         self._observation_space, self._action_space = self._first_spaces()
         with working_in(home):  # The policy's files are where the user is, wherever an environment has gone.
             self._policy = self.make_policy(policy)
-            # Now, since a trainer may draw random numbers later. Several runners compare what they built.
-            alone = policy is None and settings.runners.num_runners <= 1
-            self._has_random_weights = alone and makes_random_weights(settings.policy, self._policy, self.make_policy)
+        self._has_random_weights = has_random_weights(self._policy)
         self._inference = self.make_inference()
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
@@ -249,8 +246,8 @@ class EvalRunner(abc.ABC):
             self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
             if self._has_random_weights:
                 self._pending.note(
-                    f"{self.settings.policy.policy} makes other weights each time that it is called, so nobody can "
-                    "have this result again: give it weights (policy.weights, --weights), or let it seed them"
+                    f"{self.settings.policy.policy} draws the weights at random, so no other run repeats this result: "
+                    "give weights (policy.weights, --weights), or seed them in it"
                 )
         self._queue.extend(leases)
         if reclaim:

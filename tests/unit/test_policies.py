@@ -714,3 +714,53 @@ def test_the_network_refuses_what_it_cannot_do(
     with pytest.raises(ConfigError) as caught:
         make_mlp(observation_space, action_space, **kwargs)
     assert message in str(caught.value)
+
+
+# ------------------------------------------------------------------------------ weights that nobody has again
+
+
+def drawn() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def drawn_in_part() -> nn.Module:
+    module = drawn()
+    module.bias.data.zero_()  # type: ignore[operator, union-attr]
+    return module
+
+
+def loaded() -> nn.Module:
+    module = drawn()
+    module.load_state_dict({"weight": torch.ones(2, 4), "bias": torch.zeros(2)})
+    return module
+
+
+def seeded() -> nn.Module:
+    torch.manual_seed(3)
+    return drawn()
+
+
+def constant() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return drawn()
+
+
+@pytest.mark.parametrize("make", [drawn, drawn_in_part, loaded, seeded, constant])
+def test_weights_that_a_factory_draws_are_noted(make: Any) -> None:
+    """With one runner and one build; the process's own generator goes on as if nothing had been built."""
+    config = EvalConfig().environment("CartPole-v1").policy(f"{__name__}:{make.__name__}").evaluation(num_episodes=2)
+    before = torch.random.get_rng_state()
+    result = evaluate(config)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert any("at random" in note for note in result.notes) == (make in (drawn, drawn_in_part))
+
+
+def test_weights_that_are_given_are_not_noted(tmp_path: Path) -> None:
+    """A file of weights, or weights that are sent, take the place of those that were drawn."""
+    torch.save(drawn().state_dict(), tmp_path / "weights.pt")
+    config = EvalConfig().environment("CartPole-v1").policy(f"{__name__}:drawn").evaluation(num_episodes=2)
+    with EvalRunnerGroup(config, threaded=False) as group:
+        group.sync_weights(drawn())
+        assert not group.evaluate().notes
+    assert not evaluate(config.policy(weights=str(tmp_path / "weights.pt"))).notes
