@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_eval.adapters import loader_of
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.policy_source import policy_source
@@ -21,7 +22,6 @@ from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import print_line
-from rl_eval.config.model_files import library_of, loads_models
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -208,13 +208,14 @@ def _first_known(folder: Path, pattern: str) -> tuple[Path, str] | str:
 
 def _pattern_of(factory: object) -> str:
     """Return what is a checkpoint where only a folder is given."""
-    scheme = schemes().get(library_of(factory))
+    library = loader_of(factory)
+    scheme = schemes().get(library.name) if library else None
     return f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}"
 
 
 def _key_of(factory: object) -> str:
     """Return where checkpoints go by default: to what loads them, or to the module that a factory makes."""
-    loads = loads_models(factory) and str(factory).endswith(":load_policy")
+    loads = loader_of(factory) and str(factory).endswith(":load_policy")
     return "policy.policy_kwargs.path" if loads else "policy.weights"
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import gymnasium as gym
 
-from rl_eval.adapters import integration_for
-from rl_eval.config.model_files import changed_files, file_digests, loads_models
+from rl_eval.adapters import integration_for, integrations, loader_of
+from rl_eval.config.model_files import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
@@ -35,7 +35,6 @@ _MAKES: Final = (
 _LACKS: Final = (
     "; else give {} in policy.policy_kwargs; parameters called observation_space and action_space are given the spaces"
 )
-_CLEANRL: Final = "; an agent of CleanRL is given with its model file, as cleanrl:{}@FILE"
 _ACTS: Final = {
     "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
     "get_action": "lambda batch: agent.get_action(batch)",
@@ -114,16 +113,17 @@ def _check_act(policy: Policy) -> None:
 def _check_forward(module: Any, undefined: Any) -> None:
     if inspect.getattr_static(module, "forward", undefined) is not undefined:
         return
-    name, methods = type(module).__name__, ("get_action_and_value", "get_action")
+    advice = _advice(dir(module), f"{type(module).__module__}:{type(module).__qualname__}")
     raise ConfigError(
-        f"policy.policy is a {name} without forward(observations), by which a module acts: "
-        + (
-            f"give rl_eval.integrations.cleanrl.AgentPolicy({name.lower()}), which calls {found[0]}, or name the class "
-            f"and its file, as cleanrl:{type(module).__module__}:{name}@FILE"
-            if (found := [method for method in methods if callable(getattr(module, method, None))])
-            else "define it"
-        )
+        f"policy.policy is a {type(module).__name__} without forward(observations), by which a module acts: "
+        + (advice or "define it")
     )
+
+
+def _advice(names: Collection[str], reference: str) -> str:
+    """Return how to give the policy of a library that has such methods or arguments; empty if none is known."""
+    found = (text for one in integrations() for name, text in one.advice.items() if name in names)
+    return next(found, "").format(reference)
 
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:
@@ -187,11 +187,8 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         made = f"{name}(...)" if inspect.isclass(factory) else name
         hint = _MAKES.format(made) if lacking or module_of(factory) is factory else ""
         if lacking:
-            hint += (
-                _CLEANRL.format(section.policy)
-                if "envs" in lacking
-                else _LACKS.format(" and ".join(map(repr, lacking)))
-            )
+            advice = _advice(lacking, section.policy)
+            hint += f"; {advice}" if advice else _LACKS.format(" and ".join(map(repr, lacking)))
         elif unknown:
             hint += f". {name} takes {', '.join(parameters) or 'none'}"
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
@@ -212,7 +209,7 @@ def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
     now = seed_and_state()
     if before is None or now is None or now == before or now[0] != before[0]:
         return False
-    return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())  # noqa: SLF001
+    return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())
 
 
 def has_random_weights(policy: Policy) -> bool:
@@ -225,7 +222,7 @@ def check_files(section: PolicySection) -> None:
 
     What another factory is given may be something else, such as a file that it writes.
     """
-    if not loads_models(section.policy):
+    if loader_of(section.policy) is None:
         return
     before, now = section.file_digests, file_digests(section.policy, section.policy_kwargs)
     for name in changed_files(before, now):

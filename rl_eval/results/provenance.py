@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from rl_eval.config.model_files import library_of
+from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings
 from rl_eval.log import Manifest
 from rl_eval.redaction import redact_command
@@ -22,13 +22,12 @@ from rl_eval.weights import WeightsSnapshot
 __all__ = ["manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
-_LOADERS: Final = {"sb3": ("stable-baselines3", "sb3-contrib"), "torchrl": ("torchrl",)}
-"""Packages that load a policy, by the name of our integration."""
 
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
     """Describe one evaluation as plain data."""
-    loaders = _LOADERS.get(library_of(settings.policy.policy), ())
+    library = loader_of(settings.policy.policy)
+    loaders = library.distributions if library else ()
     described = {
         "config": settings.described(),
         "identity": settings.identity(),

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from rl_eval.config.model_files import digest_of, file_digests, library_of
+from rl_eval.adapters import loader_of
+from rl_eval.config.model_files import digest_of, file_digests
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
@@ -56,7 +57,8 @@ def with_companions(settings: EvalSettings, companions: Mapping[str, Path]) -> E
 
 def _own(model: Path, factory: Any) -> dict[str, Path]:
     """Return the files that plainly belong to a model; none where several may, which loading it then says to lack."""
-    scheme = schemes().get(library_of(factory))
+    library = loader_of(factory)
+    scheme = schemes().get(library.name) if library else None
     if scheme is None or not model.exists() or not scheme.recognises(model):
         return {}
     with suppress(ConfigError):

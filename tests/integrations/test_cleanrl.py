@@ -344,7 +344,7 @@ def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
 
 
 def test_an_agent_without_its_file_is_told_how_it_is_given():
-    with pytest.raises(ConfigError, match=r"is given with its model file, as cleanrl:.*:Agent@FILE"):
+    with pytest.raises(ConfigError, match=r"cleanrl:.*:Agent@FILE"):
         evaluate(config_of("discrete", policy=f"{__name__}:Agent"))
 
 

@@ -109,7 +109,7 @@ def test_multi_discrete_actions_may_be_a_matrix() -> None:
     ("methods", "said"),
     [
         ({}, "a Agent without forward(observations), by which a module acts: define it"),
-        ({"get_action": print}, "give rl_eval.integrations.cleanrl.AgentPolicy(agent), which calls get_action"),
+        ({"get_action": print}, "give rl_eval.integrations.cleanrl.AgentPolicy(agent)"),
     ],
 )
 def test_a_module_without_forward_is_told_what_acts(methods: dict[str, Any], said: str) -> None:

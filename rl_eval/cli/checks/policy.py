@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
+from rl_eval.adapters import loader_of
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.config.live import configured_weights
-from rl_eval.config.model_files import loads_models
 from rl_eval.config.settings import EvalSettings
 from rl_eval.policies import adapt_policy
 from rl_eval.records.episode import Fault, Lease
@@ -66,7 +66,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     module = module_of(runner.policy)
     files = settings.policy.file_digests
-    if files and loads_models(settings.policy.policy):
+    if files and loader_of(settings.policy.policy):
         return ok(f"made from {', '.join(f'{name} (digest {digest[:16]})' for name, digest in files.items())}")
     if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")

@@ -5,8 +5,9 @@ The names are found on first use, so that filters and worker names import no RLl
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from rl_eval.integrations import lazy_names
 
 if TYPE_CHECKING:
     from rl_eval.integrations.rllib.agents import as_agents_env as as_agents_env
@@ -50,9 +51,4 @@ _NAMES: Final = {
     "session": ("EvaluationSession", "session_of"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -18,6 +18,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.integrations.sb3.files import trained_normalized
 from rl_eval.integrations.sb3.normalizer import (
     ATTRIBUTE,
     LACKS_STATISTICS,
@@ -25,7 +26,6 @@ from rl_eval.integrations.sb3.normalizer import (
     normalizers_of,
     refuse_empty,
 )
-from rl_eval.integrations.sb3_facts import trained_normalized
 
 __all__ = ["as_weights", "attach", "for_environment", "portable"]
 

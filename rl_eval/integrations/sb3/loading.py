@@ -18,9 +18,9 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3.files import normalizer_of, unknown
 from rl_eval.integrations.sb3.live import attach
 from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, LACKS_STATISTICS, NOTES, refuse_empty
-from rl_eval.integrations.sb3_files import normalizer_of, unknown
 
 __all__ = ["load_policy"]
 
