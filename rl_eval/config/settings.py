@@ -223,7 +223,7 @@ class RunnersSection(_Section):
         """Lanes per runner."""
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
-        return DEFAULT_LANES if self.runner == "vector" else int(self.runner_class.default_lanes)
+        return int(self.runner_class.default_lanes)
 
     @property
     def runner_class(self) -> Any:
@@ -466,13 +466,24 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def check_runner(runners: RunnersSection) -> None:
-    """Check the settings of runners against what their class says of itself.
+def check_runner(settings: EvalSettings) -> None:
+    """Check settings against the facts of the class of their runners.
 
     Raises:
         ConfigError: They contradict it, or there is no such class.
     """
+    runners, policies = settings.runners, settings.policy.policies
     cls = runners.runner_class
+    if policies and not cls.several_agents:
+        raise ConfigError(
+            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies names {len(policies)}: "
+            'set it to "multi_agent", or leave it out'
+        )
+    if cls.several_agents and settings.environment.wrappers:
+        raise ConfigError(
+            "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
+            "the function of environment.env"
+        )
     if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
         raise ConfigError(
             f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
@@ -486,9 +497,8 @@ def check_runner(runners: RunnersSection) -> None:
 
 def _check_together(settings: EvalSettings) -> None:
     runners = settings.runners
-    if runners.runner != "vector" and (isinstance(runners.runner, type) or ":" not in runners.runner):
-        # The default has no limits, and a user's module is not imported before a group needs it.
-        check_runner(runners)
+    if isinstance(runners.runner, type) or ":" not in runners.runner:
+        check_runner(settings)  # A user's module is not imported before a group needs it.
     if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
         raise ConfigError(
             f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'
@@ -500,9 +510,7 @@ def _check_together(settings: EvalSettings) -> None:
             f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
             f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
-    _check_policies(settings.policy, runners)
-    if runners.runner == "multi_agent":
-        _check_for_one_agent(settings)
+    _check_policies(settings.policy)
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
@@ -524,13 +532,8 @@ def _check_devices(section: PolicySection, key: str = "policy") -> None:
         _check_devices(policy, f"{key}.policies.{name}")
 
 
-def _check_policies(section: PolicySection, runners: RunnersSection) -> None:
+def _check_policies(section: PolicySection) -> None:
     """Check the policies of several agents against the rest of their section."""
-    if section.policies and runners.runner in {"vector", "single_agent", "subprocess"}:
-        raise ConfigError(
-            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies names "
-            f'{len(section.policies)}: set it to "multi_agent", or leave it out'
-        )
     for name, policy in section.policies.items():
         if policy.policies or policy.policy_mapping_fn is not None:
             raise ConfigError(f"policy.policies.{name} has policies of its own: give one policy for each id")
@@ -539,15 +542,6 @@ def _check_policies(section: PolicySection, runners: RunnersSection) -> None:
         raise ConfigError(
             f"policy.policy_mapping_fn is {mapping!r}: give a callable (agent_id, spec) that returns the id of a "
             'policy, or "module:attr"'
-        )
-
-
-def _check_for_one_agent(settings: EvalSettings) -> None:
-    """Refuse what only environments of one agent have."""
-    if settings.environment.wrappers:
-        raise ConfigError(
-            "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
-            "the function of environment.env"
         )
 
 

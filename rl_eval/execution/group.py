@@ -103,9 +103,9 @@ class EvalRunnerGroup:
                 f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
                 "a thread: leave threaded=True, or use runners.num_runners=0"
             )
-        check_runner(settings.runners)
         if policy is not None:
             settings = with_live(settings, policy)
+        check_runner(settings)
         check_policies(settings.policy)
         live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:

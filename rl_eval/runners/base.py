@@ -105,6 +105,7 @@ class EvalRunner(abc.ABC):
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
+    several_agents: ClassVar[bool] = False
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live lane takes one step after each act of the policy."""
 

@@ -557,7 +557,7 @@ def test_the_lanes_of_a_runner_are_those_of_its_class(runner: Any) -> None:
     """However it is named; more than it can have are refused, by its path when a group needs it."""
     assert minimal().runners(runner=runner, num_runners=1).build().runners.lanes == 1
     with pytest.raises(ConfigError, match=r"runners\.num_envs_per_runner is 4, but .* has at most 1"):
-        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build().runners)
+        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build())
 
 
 def test_a_runner_that_needs_processes_gets_them() -> None:

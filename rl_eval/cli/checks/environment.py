@@ -30,7 +30,7 @@ _ENDLESS_STEPS: Final = 1_000
 
 def check_environment(settings: EvalSettings) -> Iterator[Finding]:
     """Build the environment a few times and play whole episodes in it; only build one of several agents."""
-    if settings.runners.runner == "multi_agent":
+    if settings.runners.runner_class.several_agents:
         yield _check_agents(settings)
         return
     try:

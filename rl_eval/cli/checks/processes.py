@@ -29,7 +29,7 @@ _HASH_SEEDS: Final = ("1", "2")
 
 def check_processes(settings: EvalSettings) -> Iterator[Finding]:
     """Let two processes with different ``PYTHONHASHSEED`` play the first episode of a single agent."""
-    if settings.runners.runner == "multi_agent":
+    if settings.runners.runner_class.several_agents:
         return
     lease = Lease(0, EpisodePlan(1, settings.evaluation.seed)[0].seed, 1, 0)
     try:

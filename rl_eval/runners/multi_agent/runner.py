@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
@@ -31,6 +31,8 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     The return of an episode is the team's, the sum over agents; those of the agents are columns of the record. An
     episode ends when all agents are done, and its length is the number of calls of ``step``.
     """
+
+    several_agents: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
