@@ -39,7 +39,7 @@ from rl_eval.integrations.rllib import (
     portable,
     session_of,
 )
-from rl_eval.integrations.rllib.connected import Pipelines
+from rl_eval.integrations.rllib.policy import Pipelines
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

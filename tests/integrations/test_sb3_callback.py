@@ -36,8 +36,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
-from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel
+from rl_eval.integrations.sb3.callback import EvaluationArrays
 from rl_eval.training.evaluator import Evaluator
 
 

@@ -14,8 +14,8 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.rllib.connected import check_separate
 from rl_eval.integrations.rllib.observations import NoEpisode
+from rl_eval.integrations.rllib.policy import check_separate
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import EpisodeSpec
 

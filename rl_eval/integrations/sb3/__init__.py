@@ -11,16 +11,10 @@ from rl_eval.integrations import lazy_names
 
 if TYPE_CHECKING:
     from rl_eval.integrations.sb3.callback import EvalCallback as EvalCallback
-    from rl_eval.integrations.sb3.live import (
-        as_weights as as_weights,
-    )
-    from rl_eval.integrations.sb3.live import (
-        for_environment as for_environment,
-    )
-    from rl_eval.integrations.sb3.live import (
-        portable as portable,
-    )
-    from rl_eval.integrations.sb3.loading import load_policy as load_policy
+    from rl_eval.integrations.sb3.models import as_weights as as_weights
+    from rl_eval.integrations.sb3.models import for_environment as for_environment
+    from rl_eval.integrations.sb3.models import load_policy as load_policy
+    from rl_eval.integrations.sb3.models import portable as portable
     from rl_eval.integrations.sb3.policy import SB3Policy as SB3Policy
     from rl_eval.integrations.sb3.policy import as_policy as as_policy
 
@@ -28,8 +22,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "callback": ("EvalCallback",),
-        "live": ("as_weights", "for_environment", "portable"),
-        "loading": ("load_policy",),
+        "models": ("as_weights", "for_environment", "load_policy", "portable"),
         "policy": ("SB3Policy", "as_policy"),
     },
 )
