@@ -40,9 +40,9 @@ def watch(
         list[str] | None,
         argument(
             "CHECKPOINTS",
-            "Folder that a training run writes *.safetensors files to, or models of Stable-Baselines3, or a quoted "
-            "glob of files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says "
-            "itself what policy it is.",
+            "Folder that a training run writes *.safetensors files or models of a library to, or a quoted glob of "
+            "files or folders, such as 'runs/ppo/model_*.zip'. Without CONFIG a model of a library says itself what "
+            "policy it is.",
         ),
     ] = None,
     section: Section = None,
@@ -181,8 +181,7 @@ def _with_policy(
                 raise ConfigError(found if folder.is_dir() else f"{found}: there is no such folder")
             raise ConfigError(
                 f"--policy is missing, and no checkpoint says what policy it is: {found}. Give pkg.module:attr of what "
-                "makes the module whose weights they hold, or rl_eval.integrations.sb3:load_policy for models of "
-                "Stable-Baselines3"
+                "makes the module whose weights they hold, or of what loads them"
             )
         if found != said:
             tell(f"waiting for a checkpoint that says what policy it is: {found}")

@@ -102,7 +102,7 @@ class EnvironmentSection(_Section):
     it is built once where the evaluation is started."""
     action_masks: bool = False
     """Hand the environment's action masks to the policy, whose observations become dicts of ``observation`` and
-    ``action_mask``. The mask is what a method ``action_masks()`` of the environment returns, as in sb3-contrib, or else
+    ``action_mask``. The mask is what a method ``action_masks()`` of the environment returns, or else
     ``info["action_mask"]``; with several agents, that of each agent's info."""
 
 
@@ -111,9 +111,9 @@ class PolicySection(_Section):
 
     policy: Any = None
     """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``"module:function"`` of
-    ``observations`` (or ``obs``), ``random``, or a text with a scheme: ``sb3:PATH``, ``rllib:PATH``,
-    ``torch:MODULE:ATTR@FILE``, ``torchrl:MODULE:ATTR@FILE``, ``cleanrl:MODULE:CLASS@FILE``. A relative path in a
-    file is relative to the file."""
+    ``observations`` (or ``obs``), ``random``, or a text with a scheme: ``torch:MODULE:ATTR@FILE``,
+    ``torch_module:PATH``, or that of a library, such as ``LIBRARY:PATH``. A relative path in a file is relative to the
+    file."""
     policy_kwargs: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     weights: str | None = None

@@ -1,4 +1,4 @@
-"""Files that belong to a checkpoint beside its own, such as the normalizer of a model of Stable-Baselines3."""
+"""Files that belong to a checkpoint beside its own, such as the normalizer of a model."""
 
 from __future__ import annotations
 

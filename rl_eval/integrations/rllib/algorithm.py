@@ -17,7 +17,6 @@ from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
-from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 
 from rl_eval.config.settings import PolicySection
@@ -62,20 +61,10 @@ def portable(value: Any) -> RLModulePolicy:
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
-    if isinstance(value, MultiRLModule):
-        raise ConfigError(
-            "a MultiRLModule is several policies: configure policy.policies, and give a mapping from their ids to "
-            "what policy_of_module of rl_eval.integrations.rllib returns for each"
-        )
-    if isinstance(value, RLModule):
-        raise ConfigError(
-            f"a bare {type(value).__name__} does not say whether it was trained with a MeanStdFilter or with other "
-            "connectors: give the Algorithm or its checkpoint, or policy_of_module(rl_module) of "
-            "rl_eval.integrations.rllib if it was trained with RLlib's default connectors"
-        )
+    several = " of each policy, in a mapping of ids" if isinstance(value, MultiRLModule) else ""
     raise ConfigError(
-        f"a {type(value).__name__} of RLlib is no policy: give the Algorithm, its RLModule, or the path of a "
-        'checkpoint with policy.policy: "rl_eval.integrations.rllib:load_policy"'
+        f"a {type(value).__name__} alone does not show its connectors, such as a MeanStdFilter: give the Algorithm or "
+        f"rllib:CHECKPOINT, or rl_eval.integrations.rllib.policy_of_module(rl_module){several} if they are RLlib's own"
     )
 
 
@@ -279,21 +268,12 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"policy_kwargs.path: there is no folder {str(folder)!r}")
     if (folder / _MODULES).is_dir():
         return
-    if inside := sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json")):
-        raise ConfigError(
-            f"policy_kwargs.path: {str(folder)!r} holds {len(inside)} RLlib checkpoints but is none itself: choose "
-            f"one, such as {str(inside[-1])!r}"
-            if inside[-1] != folder
-            else f"policy_kwargs.path: {str(folder)!r} is a checkpoint of RLlib's old API stack, which has no RLModule"
-            ": retrain with the new one"
-        )
-    if (folder / "class_and_ctor_args.pkl").is_file() and (folder / "metadata.json").is_file():
-        raise ConfigError(
-            f"policy_kwargs.path: {str(folder)!r} is a part of an RLlib checkpoint, without the connectors: give the "
-            "folder of the whole Algorithm"
-        )
+    inside = sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json"))
+    hint = f"choose one of the {len(inside)} in it, such as {str(inside[-1])!r}" if inside else "give that folder"
+    if inside and inside[-1] == folder:
+        hint = "RLlib's old API stack has none, so train with the new one"
     raise ConfigError(
-        f"policy_kwargs.path: {str(folder)!r} is no checkpoint of an RLlib Algorithm: it lacks {_MODULES.as_posix()}"
+        f"policy_kwargs.path: {str(folder)!r} lacks {_MODULES.as_posix()}, which an Algorithm's checkpoint has: {hint}"
     )
 
 

@@ -40,52 +40,34 @@ __all__ = ["EvalCallback", "EvaluationArrays"]
 class EvaluationArrays:
     """Returns, lengths and successes of all evaluations, and the file of them.
 
-    The file is written anew after each of the first hundred evaluations, and later when there are one in a hundred more
-    than it has, so that all writing together stays in proportion to their number.
-
     Args:
         file: Where they are written.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._steps: list[int] = []
-        self._columns: dict[str, list[Any]] = {"results": [], "ep_lengths": [], "successes": []}
-        self._all_succeed_or_not = True
-        """Whether every evaluation has said which episodes succeeded."""
-        self._num_written = 0
+        self._arrays: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": [], "successes": []}
 
     def add(self, step: int, result: EvalResult) -> None:
-        """Take the numbers of an evaluation, and write the file if that is due."""
-        self._steps.append(step)
-        self._columns["results"].append(_column(result, "episode_return"))
-        self._columns["ep_lengths"].append(_column(result, "length"))
-        self._columns["successes"].append(_column(result, "success_at_end") > 0)
-        self._all_succeed_or_not &= result.success_rate is not None
-        if 100 * len(self._steps) >= 101 * self._num_written:
-            self.write()
-
-    def write(self) -> None:
-        """Write what is not in the file yet; a reader sees the old file or the new one."""
-        if len(self._steps) == self._num_written:
-            return
-        arrays: dict[str, Any] = {"timesteps": self._steps, **self._columns}
-        if not self._all_succeed_or_not:
-            del arrays["successes"]
+        """Take the numbers of an evaluation, and write the file anew; a reader sees the old file or the new one."""
+        columns = {"results": "episode_return", "ep_lengths": "length", "successes": "success_at_end"}
+        if result.success_rate is None:
+            self._arrays.pop("successes", None)
+        for name, values in self._arrays.items():
+            values.append(step if name == "timesteps" else _column(result, columns[name]))
 
         def write(temporary: Path) -> None:
             with temporary.open("wb") as stream:  # To a path, numpy would add a suffix.
-                np.savez(stream, **arrays)
+                np.savez(stream, **self._arrays)  # type: ignore[arg-type]
 
         write_atomically(self._file, write)
-        self._num_written = len(self._steps)
 
 
 def _column(result: EvalResult, name: str) -> Any:
     """Return one number per planned episode, NaN where it did not complete."""
     column = result.table.rows[name].astype(np.float64)
     column[~result.table.completed] = np.nan
-    return column
+    return column > 0 if name == "success_at_end" else column
 
 
 # ---------------------------------------------------------------------- the callback
@@ -110,11 +92,6 @@ class _Open:
     candidate: Candidate | None
     """The model as it was submitted, until it is known whether it is the best."""
 
-    def discard(self) -> None:
-        """Remove the candidate, unless it has become the best model."""
-        if self.candidate is not None:
-            self.candidate.discard()
-
 
 @final
 class EvalCallback(EventCallback):  # type: ignore[misc]
@@ -134,7 +111,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         eval_freq: Evaluate at each call whose number is a multiple of it. A call is one step of every training
             environment. By default 10000.
         log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has, of all evaluations. Failed
-            episodes are NaN. After more than 100 evaluations it may lack the last 1 % of them until the training ends.
+            episodes are NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
             and change together, so a kill leaves the old pair or the new one.
@@ -229,8 +206,6 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             self._finish()
         finally:
             self._release()
-            if self._arrays is not None:
-                _attempt("writing evaluations.npz", self._arrays.write, None)
 
     # ------------------------------------------------------------------ submitting
 
@@ -275,7 +250,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _release(self) -> None:
         """Let go of what belongs to one training."""
         while self._open:
-            self._open.popleft().discard()
+            _discard(self._open.popleft())
         if self.evaluator is not None and self.evaluator is not self._given:
             self.evaluator.shutdown()
         self.evaluator = None
@@ -296,7 +271,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 else:
                     _attempt("on_error", partial(self._on_error, error), None)
             finally:
-                first.discard()
+                _discard(first)
         return go_on
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
@@ -346,6 +321,12 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             print(f"Success rate: {100 * result.success_rate:.2f}%")  # noqa: T201
         if result.status != "complete":
             print(f"Evaluation {result.status}: {result.reason}")  # noqa: T201
+
+
+def _discard(one: _Open) -> None:
+    """Remove a candidate, unless it has become the best model."""
+    if one.candidate is not None:
+        one.candidate.discard()
 
 
 def _std(values: Any) -> float:
