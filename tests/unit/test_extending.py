@@ -49,8 +49,9 @@ def test_the_page_is_right(site: Path) -> None:
     """A library of one's own, live and by a file, and a runner kind: each block is executed."""
     (toml,) = (block.text for block in blocks(PAGE) if block.language == "toml")
     install(site, toml)
+    reader = Reader(site)
     for page in pages("tests/unit/test_extending.py"):
-        Reader(site).follow(page)
+        reader.follow(page)
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary, finalize, ref
@@ -33,7 +33,7 @@ from rl_eval.training.evaluator import Evaluator
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
 
-__all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "open_session", "session_of"]
+__all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "session_of"]
 
 _KEPT: Final = 100
 
@@ -164,12 +164,6 @@ class EvaluationSession:
         del self.points[:-_KEPT]
 
 
-def open_session(algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> EvaluationSession:
-    """Start the runners of an Algorithm's evaluations."""
-    session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, receivers)
-    return session
-
-
 def session_of(algorithm: Algorithm) -> EvaluationSession | None:
     """Return what an Algorithm's evaluation function has found so far; None before its first evaluation."""
     return _SESSIONS.get(algorithm)
@@ -218,7 +212,9 @@ def evaluation_function(
         raise ConfigError(
             'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
         )
-    for place, section in _sections(policy):
+    each = {f"policy.policies.{name}": given for name, given in (policy.get("policies") or {}).items()}
+    for place, given in {"policy": policy, **each}.items():
+        section = given if isinstance(given, Mapping) else {"policy": given}
         for key in ("policy", "policy_kwargs", "weights"):
             if section.get(key):
                 raise ConfigError(
@@ -226,12 +222,6 @@ def evaluation_function(
                 )
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
-
-
-def _sections(policy: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "policy", policy
-    for name, given in (policy.get("policies") or {}).items():
-        yield f"policy.policies.{name}", given if isinstance(given, Mapping) else {"policy": given}
 
 
 @final
@@ -267,7 +257,7 @@ class EvaluationFunction:
 
     def _open(self, algorithm: Algorithm) -> EvaluationSession:
         config = eval_config_of(algorithm.config) if self.config is None else self.config
-        session = open_session(algorithm, config, self.receivers)
+        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, self.receivers)
         algorithm.callbacks.append(_Forget())
         _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
         return session
@@ -365,14 +355,11 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
     """Put the numbers where RLlib reads them: one value per key, so that nothing is averaged."""
     logger = MetricsLogger(root=False)
     for key, value in numbers.items():
-        for path, item in _leaves(key, value):
+        parts = {(key, name): item for name, item in value.items()} if isinstance(value, dict) else {(key,): value}
+        for path, item in parts.items():
             logger.log_value(path, item, reduce="item")
     algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
     algorithm.metrics.aggregate([logger.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
-
-
-def _leaves(key: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
-    return [((key, name), item) for name, item in value.items()] if isinstance(value, dict) else [((key,), value)]
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]
