@@ -5,13 +5,13 @@ an entry point of the group ``rl_eval.integrations``.
 
 An adapter is a module with some of these functions:
 
-- ``portable(value)``: what can be pickled in the trainer's process in its place, and shares nothing with it;
-- ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` that it is;
-- ``as_policies(value, names)``: the policies of these ids that it is, for an object that holds several;
-- ``as_weights(value)``: the weights that it has, as :func:`rl_eval.weights.snapshot_weights` takes them;
-- ``for_environment(value, env)``: the policy with what a live environment of its framework knows about observations;
-- ``as_env(value)``: the :class:`gymnasium.Env` that it is;
-- ``as_agents_env(value)``: the environment of several agents that it is, or None.
+- ``portable(value)``: a copy that can be pickled, and shares nothing with the trainer;
+- ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` of an object;
+- ``as_policies(value, names)``: policies by id, of an object that holds several;
+- ``as_weights(value)``: its weights, as :func:`rl_eval.weights.snapshot_weights` takes them;
+- ``for_environment(value, env)``: the policy with the statistics that a live environment has of observations;
+- ``as_env(value)``: the :class:`gymnasium.Env` of an environment of the library;
+- ``as_agents_env(value)``: the environment of several agents, or None.
 """
 
 from __future__ import annotations

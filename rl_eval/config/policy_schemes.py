@@ -35,12 +35,12 @@ _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """What makes a policy that a text names."""
+    """Factory of a policy that a text names."""
 
     factory: str
-    """``"module:attr"`` of what makes it."""
+    """``"module:attr"``."""
     said: str
-    """What it is, in words."""
+    """Description for messages."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the factory."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -51,16 +51,16 @@ class PolicySource:
 
 @dataclass(frozen=True, slots=True)
 class PolicyScheme:
-    """One way to name a policy: ``NAME:PATH``, or ``torch:MODULE:ATTR@FILE`` for what a file alone does not tell."""
+    """One way to name a policy, ``NAME:PATH`` or ``NAME:MODULE:ATTR@FILE``."""
 
     form: str
-    """How it is written."""
+    """Form with PATH, or MODULE, ATTR and FILE."""
     source: Callable[[str, Path | None, Collection[str]], PolicySource]
     """Called with the reference before ``@``, the file, and the names of the arguments that are given apart."""
     recognises: Callable[[Path], bool]
     """Whether a file or folder is plainly of this kind."""
     suffix: str = ""
-    """What may be left out at the end of a path."""
+    """Ending of a path that may be left out."""
 
     def named(self, path: Path | str) -> str:
         """Return how a file or folder of this kind is named."""

@@ -69,9 +69,9 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             f"policy.policy is the class {candidate.__name__}: give an object of it, or its name as "
             f"'{candidate.__module__}:{candidate.__qualname__}', which is then made with policy.policy_kwargs"
         )
-    speaker = integration_for(candidate, "as_policy")
-    if speaker is not None and not hasattr(type(candidate), "act"):
-        candidate = speaker(candidate, section, observation_space, action_space)
+    adapter = integration_for(candidate, "as_policy")
+    if adapter is not None and not hasattr(type(candidate), "act"):
+        candidate = adapter(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
         _check_act(candidate)
         if (module := module_of(candidate)) is not None:
