@@ -34,10 +34,9 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, a module that torch.save wrote, "
-            "pkg.module:attr of what makes it or of a function of observations, or random; sb3:PATH, rllib:PATH, "
-            "torch_module:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where "
-            "the path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy: the file or folder of a library's model, a module that torch.save wrote, pkg.module:attr of what "
+            "makes it or of a function of observations, or random; LIBRARY:PATH or torch:MODULE:ATTR@FILE where the "
+            "path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
     weights: Annotated[

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.integrations.sb3_files import NORMALIZERS
 
 __all__ = ["on_this_machine"]
 
@@ -68,7 +68,8 @@ def _fetched(file: _HubFile, say: Callable[[str], None]) -> tuple[Path, list[str
         disable_progress_bars()
     path = glob.escape(file.path)
     beside = glob.escape(str(Path(file.path).parent)).removeprefix(".")
-    patterns = [path, f"{path}/*", f"{beside}/{NORMALIZERS}".removeprefix("/")]
+    companions = [f"{beside}/{one.companions}".removeprefix("/") for one in integrations() if one.companions]
+    patterns = [path, f"{path}/*", *companions]
     names = _names(file)
     try:
         folder = snapshot_download(

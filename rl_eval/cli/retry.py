@@ -104,10 +104,10 @@ def _put_aside(path: str, failed: list[int], settings: EvalSettings, accept_code
         UsageError: There is no log.
         LogMismatch: Weights or code are others now.
     """
+    from rl_eval.config.live import configured_weights
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.policies.filters import configured_weights
     from rl_eval.results.provenance import manifest_of
 
     if read_manifest(open_storage(path)) is None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from rl_eval.config.live import configured_weights
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, LogError
 from rl_eval.log import LogContents, read_log
 from rl_eval.log.code_changes import code_differences, newest_code
 from rl_eval.log.contents import read_manifest
 from rl_eval.log.storage import is_uri, open_storage
-from rl_eval.policies.filters import configured_weights
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import result_of_log
 from rl_eval.results.provenance import manifest_of

@@ -21,7 +21,6 @@ from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.cli.stdout import print_line
-from rl_eval.config.model_files import library_of, loads_models
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
@@ -40,8 +39,8 @@ def watch(
         list[str] | None,
         argument(
             "CHECKPOINTS",
-            "Folder of *.safetensors files, or of models of Stable-Baselines3; or a quoted glob of files or folders, "
-            "such as 'runs/ppo/model_*.zip'. Without CONFIG, models of a library also set the policy.",
+            "Folder of *.safetensors files, or of models of a library; or a quoted glob of files or folders, such as "
+            "'runs/ppo/model_*.zip'. Without CONFIG, models of a library also set the policy.",
         ),
     ] = None,
     section: Section = None,
@@ -100,8 +99,9 @@ def watch(
         read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
         settings = read.build()
         factory = settings.policy.policy
-        scheme = schemes().get(library_of(factory))
-        loads = loads_models(factory) and str(factory).endswith(":load_policy")
+        library = loader_of(factory)
+        scheme = schemes().get(library.name) if library else None
+        loads = library is not None and str(factory).endswith(":load_policy")
         find_modules_here()
         from rl_eval.watching import Watcher, WatchOptions
 

@@ -92,8 +92,6 @@ class EvalConfig:
         actions: Literal["clip", "unsquash", "none"] = _UNSET,
         device: str = _UNSET,
         inference: Literal["exact", "batched"] = _UNSET,
-        observation_filter: Literal["NoFilter", "MeanStdFilter"] = _UNSET,
-        filters: str | Path | None = _UNSET,
         allow_nondeterministic: bool = _UNSET,
         policies: Mapping[str, Any] = _UNSET,
         policy_mapping_fn: str | Callable[[Any, Any], str] | None = _UNSET,
@@ -187,7 +185,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        Relative paths of weights, filters and policies with a scheme are taken relative to the file.
+        Relative paths of weights and policies with a scheme are taken relative to the file.
 
         Raises:
             ConfigError: The file is missing or broken, or holds an unknown section or key.
@@ -278,8 +276,9 @@ def settings_of(config: EvalConfig | EvalSettings) -> EvalSettings:
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the keys of a policy section that may hold relative paths, with paths that begin at a folder."""
-    found = {key: section[key] for key in ("weights", "filters") if isinstance(section.get(key), str)}
-    result: dict[str, Any] = {key: absolute(folder / file) for key, file in found.items()}
+    result: dict[str, Any] = {}
+    if isinstance(weights := section.get("weights"), str):
+        result["weights"] = absolute(folder / weights)
     if isinstance(policy := section.get("policy"), str):
         result["policy"] = anchored(policy, folder)
     if isinstance(policies := section.get("policies"), Mapping):

@@ -9,9 +9,9 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.policy_schemes import with_named_policies
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights
+from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
 
-__all__ = ["check_policies", "live_policies", "weights_of_each", "with_live", "without_live"]
+__all__ = ["check_policies", "configured_weights", "live_policies", "with_live", "without_live"]
 
 _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
 """What a live policy has no use for."""
@@ -41,12 +41,25 @@ def live_policies(section: PolicySection) -> dict[str, Any]:
     return {name: one.policy for name, one in section.policies.items() if not isinstance(one.policy, str)}
 
 
-def weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
-    """Return the weights of several policies, of those that have a file or are live modules; None if none has.
+def configured_weights(section: PolicySection, live: Any = None, version: int = 0) -> WeightsSnapshot | None:
+    """Return the weights of the configured file, else those of the live policy; None without either.
+
+    Args:
+        section: One policy, or several; several have the weights of those with a file, or with a live module.
+        live: The live policy, or a mapping of the live ones of several by id.
+        version: Version of the weights.
 
     Raises:
         ConfigError: A file cannot be read.
     """
+    if section.policies:
+        return _weights_of_each(section, live or {})
+    if section.weights is not None:
+        return snapshot_weights(load_weights_file(section.weights, section.weights_key), version)
+    return weights_of(live)
+
+
+def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
     found = {
         name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
         for name, one in section.policies.items()

@@ -1,4 +1,4 @@
-"""Digests of files that a policy's factory is given, such as a model of Stable-Baselines3 and its normalizer."""
+"""Digests of files that a policy's factory is given, such as a model and its normalizer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final
 
 import xxhash
 
+from rl_eval.adapters import loader_of
 from rl_eval.redaction import redact
 
-__all__ = ["changed_files", "digest_of", "file_digests", "files_in", "library_of", "loads_models"]
+__all__ = ["changed_files", "digest_of", "file_digests", "files_in"]
 
 _CHUNK: Final = 2**20
-_INTEGRATIONS: Final = "rl_eval.integrations."
 
 
 def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of each argument of a factory that is the path of a file on this machine, by its name.
 
     Lists and nested mappings are not looked into, secrets are left alone, and a folder may be anything, of any size: it
-    has a digest only for a factory that loads checkpoints of RLlib.
+    has a digest only for a factory of a library whose models are folders.
 
     Args:
         factory: ``"module:attr"``; anything else takes no arguments.
@@ -34,7 +34,7 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
     for name, text in texts.items():
         if shown[name] == text:
             with suppress(OSError, ValueError, RuntimeError):  # What can be no path, has no home, or cannot be read.
-                if (path := _loaded(str(factory), Path(text).expanduser())) is not None:
+                if (path := _loaded(factory, Path(text).expanduser())) is not None:
                     found[name] = digest_of(path)
     return found
 
@@ -44,23 +44,13 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
     return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 
-def loads_models(factory: Any) -> bool:
-    """Whether a factory is of our integrations: the files that another is given may be something else than a model."""
-    return isinstance(factory, str) and factory.startswith(_INTEGRATIONS)
-
-
-def library_of(factory: Any) -> str:
-    """Return the name of our integration that a factory is of, such as ``sb3``; empty for any other."""
-    return factory.removeprefix(_INTEGRATIONS).partition(":")[0] if loads_models(factory) else ""
-
-
-def _loaded(factory: str, path: Path) -> Path | None:
-    """Return what a factory loads that is given a path; None if that is not there."""
-    endings = ("", ".zip", ".pkl") if factory.startswith("rl_eval.integrations.sb3:") else ("",)
-    for candidate in (Path(f"{path}{ending}") for ending in endings):
+def _loaded(factory: Any, path: Path) -> Path | None:
+    """Return the file or folder that a factory loads that is given a path; None if it is not there."""
+    library = loader_of(factory)
+    for candidate in (Path(f"{path}{ending}") for ending in (library.endings if library else ("",))):
         if candidate.is_file():
             return candidate
-    return path if factory.startswith("rl_eval.integrations.rllib:") and path.is_dir() else None
+    return path if library and library.folders and path.is_dir() else None
 
 
 def digest_of(path: Path) -> str:

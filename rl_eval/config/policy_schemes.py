@@ -1,19 +1,20 @@
-"""Registry of the schemes by which a text names a policy, such as ``sb3:model.zip``.
+"""Schemes by which a text names a policy, such as ``torch:my_pkg.nets:make@net.pt``.
 
-An integration adds its schemes as ``SCHEMES`` of a module that imports nothing of its framework: a command says what a
-policy is before anything is loaded.
+The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) stand in a module that imports nothing of it: a
+command says what a policy is before anything is loaded.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rl_eval.adapters import integrations
+from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 
 __all__ = [
@@ -30,18 +31,16 @@ __all__ = [
 
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 """A reference with a file behind it, which no Python name can have."""
-_MODULES: Final = ("sb3_files", "rllib_files", "module_files")
-"""Modules of ``rl_eval.integrations`` that have schemes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """What makes a policy that a text names."""
+    """Factory of a policy that a text names."""
 
     factory: str
-    """``"module:attr"`` of what makes it."""
+    """``"module:attr"``."""
     said: str
-    """What it is, in words."""
+    """Description for messages."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the factory."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -52,16 +51,16 @@ class PolicySource:
 
 @dataclass(frozen=True, slots=True)
 class PolicyScheme:
-    """One way to name a policy: ``sb3:PATH``, or ``torch:MODULE:ATTR@FILE`` for what a file alone does not tell."""
+    """One way to name a policy, ``NAME:PATH`` or ``NAME:MODULE:ATTR@FILE``."""
 
     form: str
-    """How it is written."""
+    """Form with PATH, or MODULE, ATTR and FILE."""
     source: Callable[[str, Path | None, Collection[str]], PolicySource]
     """Called with the reference before ``@``, the file, and the names of the arguments that are given apart."""
     recognises: Callable[[Path], bool]
     """Whether a file or folder is plainly of this kind."""
     suffix: str = ""
-    """What may be left out at the end of a path."""
+    """Ending of a path that may be left out."""
 
     def named(self, path: Path | str) -> str:
         """Return how a file or folder of this kind is named."""
@@ -78,8 +77,12 @@ class PolicyScheme:
 @functools.cache
 def schemes() -> dict[str, PolicyScheme]:
     """Return the schemes by name."""
-    modules = [importlib.import_module(f"rl_eval.integrations.{name}") for name in _MODULES]
-    return {name: scheme for module in modules for name, scheme in module.SCHEMES.items()}
+    found: dict[str, PolicyScheme] = {}
+    for one in integrations():
+        if one.schemes:
+            theirs = import_attribute(f"the schemes of the integration {one.name}", one.schemes)
+            found |= {name: scheme for name, scheme in theirs.items() if name not in found}
+    return found
 
 
 def forms() -> str:
@@ -91,7 +94,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     """Return what a text names with a scheme, or ``random``; None for any other text.
 
     Args:
-        text: Such as ``sb3:model.zip``.
+        text: Such as ``torch:my_pkg.nets:make@net.pt``.
         given: Names of arguments that are given apart, and are not looked for.
 
     Raises:
@@ -130,7 +133,7 @@ def path_in(example: str, path: Path | None) -> Path:
     """Return the path of a policy that is a file or a folder.
 
     Args:
-        example: A whole text of its scheme, such as ``sb3:model.zip``.
+        example: A whole text of its scheme, such as ``torch_module:policy.pt``.
         path: The path, if there is one.
 
     Raises:

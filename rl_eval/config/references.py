@@ -9,12 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
 __all__ = ["dotted", "import_attribute", "required", "takes_observations"]
 
-_EXTRAS: Final = {"stable_baselines3": "sb3", "torchrl": "torchrl"}
-"""Which extra brings a package."""
 _OBSERVATIONS: Final = ("obs", "observation", "observations")
 """Names of the parameter by which a function is known to act, and not to make something."""
 
@@ -39,8 +38,9 @@ def import_attribute(key: str, path: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        extra = _EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
-        hint = f". Install it: pip install 'rl-eval[{extra}]'" if extra and isinstance(error, ImportError) else ""
+        missing = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
+        install = next((one.install for one in integrations() if missing in one.packages and one.install), "")
+        hint = f". Install it: pip install '{install}'" if install else ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0] and not hint:
             hint = ": call from the folder that has it, or name that folder in PYTHONPATH"
         if close := difflib.get_close_matches(attribute, dir(sys.modules.get(module_name)), n=1):

@@ -102,7 +102,7 @@ class EnvironmentSection(_Section):
     it is built once where the evaluation is started."""
     action_masks: bool = False
     """Hand the environment's action masks to the policy, whose observations become dicts of ``observation`` and
-    ``action_mask``. The mask is what a method ``action_masks()`` of the environment returns, as in sb3-contrib, or else
+    ``action_mask``. The mask is what a method ``action_masks()`` of the environment returns, or else
     ``info["action_mask"]``; with several agents, that of each agent's info."""
 
 
@@ -111,9 +111,9 @@ class PolicySection(_Section):
 
     policy: Any = None
     """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``"module:function"`` of
-    ``observations`` (or ``obs``), ``random``, or a text with a scheme: ``sb3:PATH``, ``rllib:PATH``,
-    ``torch:MODULE:ATTR@FILE``, ``torchrl:MODULE:ATTR@FILE``, ``cleanrl:MODULE:CLASS@FILE``. A relative path in a
-    file is relative to the file."""
+    ``observations`` (or ``obs``), ``random``, or a text with a scheme: ``torch:MODULE:ATTR@FILE``,
+    ``torch_module:PATH``, or that of a library, such as ``LIBRARY:PATH``. A relative path in a file is relative to the
+    file."""
     policy_kwargs: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     weights: str | None = None
@@ -130,11 +130,6 @@ class PolicySection(_Section):
     inference: Literal["exact", "batched"] = "exact"
     """``exact``: a row's action does not depend on the others in its forward pass, which a probe makes sure of.
     ``batched``: one pass over the live rows and no probe, where last bits may depend on the layout; a note says so."""
-    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
-    """``MeanStdFilter`` normalizes observations by frozen statistics: those of ``filters``, of a warm-up or of
-    ``sync_filters``."""
-    filters: str | None = None
-    """A JSON file of a filter's statistics, written by ``rl_eval.policies.filters.save_filters``."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that gives other results each time it is asked; the result is labelled with a note."""
     policies: dict[str, PolicySection] = {}
@@ -228,7 +223,7 @@ class RunnersSection(_Section):
         """Lanes per runner."""
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
-        return DEFAULT_LANES if self.runner == "vector" else int(self.runner_class.default_lanes)
+        return int(self.runner_class.default_lanes)
 
     @property
     def runner_class(self) -> Any:
@@ -345,7 +340,7 @@ class EvalSettings(_Section):
             "actions": self.policy.actions,
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
-        } | _filtering(self.policy.observation_filter)
+        }
 
     def _agents_identity(self) -> dict[str, Any]:
         """What several agents add; nothing for one."""
@@ -461,11 +456,6 @@ def _wrapping(wrappers: tuple[Any, ...]) -> dict[str, Any]:
     return {"wrappers": _identified(list(wrappers), "environment", "wrappers")} if wrappers else {}
 
 
-def _filtering(kind: str) -> dict[str, Any]:
-    """Return the kind of filter as part of an identity; its statistics are part of the weights' digest."""
-    return {} if kind == "NoFilter" else {"observation_filter": kind}
-
-
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
@@ -476,13 +466,24 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def check_runner(runners: RunnersSection) -> None:
-    """Check the settings of runners against what their class says of itself.
+def check_runner(settings: EvalSettings) -> None:
+    """Check settings against the facts of the class of their runners.
 
     Raises:
         ConfigError: They contradict it, or there is no such class.
     """
+    runners, policies = settings.runners, settings.policy.policies
     cls = runners.runner_class
+    if policies and not cls.several_agents:
+        raise ConfigError(
+            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies names {len(policies)}: "
+            'set it to "multi_agent", or leave it out'
+        )
+    if cls.several_agents and settings.environment.wrappers:
+        raise ConfigError(
+            "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
+            "the function of environment.env"
+        )
     if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
         raise ConfigError(
             f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
@@ -496,9 +497,8 @@ def check_runner(runners: RunnersSection) -> None:
 
 def _check_together(settings: EvalSettings) -> None:
     runners = settings.runners
-    if runners.runner != "vector" and (isinstance(runners.runner, type) or ":" not in runners.runner):
-        # The default has no limits, and a user's module is not imported before a group needs it.
-        check_runner(runners)
+    if isinstance(runners.runner, type) or ":" not in runners.runner:
+        check_runner(settings)  # A user's module is not imported before a group needs it.
     if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
         raise ConfigError(
             f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'
@@ -510,9 +510,7 @@ def _check_together(settings: EvalSettings) -> None:
             f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
             f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
-    _check_policies(settings.policy, runners)
-    if runners.runner == "multi_agent":
-        _check_for_one_agent(settings)
+    _check_policies(settings.policy)
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
@@ -534,13 +532,8 @@ def _check_devices(section: PolicySection, key: str = "policy") -> None:
         _check_devices(policy, f"{key}.policies.{name}")
 
 
-def _check_policies(section: PolicySection, runners: RunnersSection) -> None:
+def _check_policies(section: PolicySection) -> None:
     """Check the policies of several agents against the rest of their section."""
-    if section.policies and runners.runner in {"vector", "single_agent", "subprocess"}:
-        raise ConfigError(
-            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies names "
-            f'{len(section.policies)}: set it to "multi_agent", or leave it out'
-        )
     for name, policy in section.policies.items():
         if policy.policies or policy.policy_mapping_fn is not None:
             raise ConfigError(f"policy.policies.{name} has policies of its own: give one policy for each id")
@@ -550,23 +543,6 @@ def _check_policies(section: PolicySection, runners: RunnersSection) -> None:
             f"policy.policy_mapping_fn is {mapping!r}: give a callable (agent_id, spec) that returns the id of a "
             'policy, or "module:attr"'
         )
-
-
-def _check_for_one_agent(settings: EvalSettings) -> None:
-    """Refuse what only environments of one agent have."""
-    if settings.environment.wrappers:
-        raise ConfigError(
-            "environment.wrappers are wrappers of gymnasium, and several agents have no such environment: wrap it in "
-            "the function of environment.env"
-        )
-    section = settings.policy
-    for name, policy in {"": section, **section.policies}.items():
-        if policy.observation_filter != "NoFilter" or policy.filters is not None:
-            key = f"policies.{name}." if name else ""
-            raise ConfigError(
-                f"policy.{key}observation_filter is {policy.observation_filter!r}, but filters are for one agent: put "
-                "the normalization into the policy"
-            )
 
 
 def _check_in_process(settings: EvalSettings) -> None:

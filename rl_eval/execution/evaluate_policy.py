@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.adapters import integration_for
+from rl_eval.adapters import integration_for, integrations
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.execution.set_attributes import attributes_set
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
 __all__ = ["PolicyEvaluation", "environment_like", "evaluate_policy"]
 
-_logger: Final = logging.getLogger(__name__)
-
-_MONITORS: Final = (
-    "stable_baselines3.common.monitor:",
-    "stable_baselines3.common.vec_env.vec_check_nan:",
-    "stable_baselines3.common.vec_env.vec_monitor:",
-    "stable_baselines3.common.vec_env.vec_video_recorder:",
+_WATCHING: Final = (
     "gymnasium.wrappers.common:RecordEpisodeStatistics",
     "gymnasium.wrappers.rendering:",
     "gymnasium.wrappers.vector.common:RecordEpisodeStatistics",
     "gymnasium.wrappers.vector.dict_info_to_list:",
     "gymnasium.wrappers.vector.rendering:",
 )
-"""Wrappers that change nothing that an episode is made of."""
-
-_OF_THE_MODEL: Final = (
-    "stable_baselines3.common.vec_env.vec_frame_stack:",
-    "stable_baselines3.common.vec_env.vec_normalize:",
-    "stable_baselines3.common.vec_env.vec_transpose:",
-)
-"""Wrappers whose work the integration of a model does to the observations."""
+"""Wrappers of gymnasium that change no episode."""
 
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
@@ -147,7 +131,9 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     Raises:
         ConfigError: The environment cannot be built again.
     """
-    harmless = _MONITORS + _OF_THE_MODEL if of_the_model else _MONITORS
+    harmless: tuple[str, ...] = _WATCHING
+    for one in integrations():
+        harmless += one.watching_wrappers + (one.modelled_wrappers if of_the_model else ())
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
         return {"env": env}
     inner = _without_wrappers(env, harmless)
@@ -159,19 +145,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
                 f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
                 "a time"
             )
-    _warn_of_attributes(inner)
     return described[0]
-
-
-def _warn_of_attributes(env: Any) -> None:
-    with suppress(Exception):  # It is looked for as far as that can be.
-        if found := attributes_set(env):
-            shown = ", ".join(f"{name} = {value!r}" for name, value in list(found.items())[:3])
-            _logger.warning(
-                "env has %s, which a new one has otherwise, and new ones are evaluated: if you have set that after "
-                "gymnasium.make, give a function that builds one and sets it",
-                shown,
-            )
 
 
 def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.live import check_policies, live_policies, weights_of_each, with_live, without_live
+from rl_eval.config.live import check_policies, configured_weights, live_policies, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, EvalError, UsageError
+from rl_eval.errors import ConfigError, EvalError
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
 from rl_eval.execution.handle import EvalHandle
@@ -29,8 +29,6 @@ from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import RunnerPool
-from rl_eval.execution.worker_calls import NO_STATISTICS, GroupCallbacks, WorkerCalls, tell_result
-from rl_eval.policies.filters import configured_weights, filters_of, with_filters
 from rl_eval.redaction import learn
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
@@ -43,14 +41,28 @@ if TYPE_CHECKING:
     from rl_eval.execution.sampling import Sampler, SampleRequest
     from rl_eval.log import EvaluationLog
 
-__all__ = ["EvalRunnerGroup", "evaluate", "portable_policy"]
+__all__ = ["EvalRunnerGroup", "GroupCallbacks", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
 _logger: Final = logging.getLogger(__name__)
 
 
+class GroupCallbacks:
+    """Callbacks of a group, to derive from.
+
+    They are called in a thread of the group, or in the one that cancels an evaluation, and must return soon.
+    The steps of an episode are for observers (``evaluation.observers``), which live in its runner.
+    """
+
+    def on_sample_end(self, result: EvalResult) -> None:
+        """Take the result of an evaluation."""
+
+    def on_runner_restart(self, runner_index: int) -> None:
+        """Note that a runner is started in place of one that was lost."""
+
+
 @final
-class EvalRunnerGroup(WorkerCalls):
+class EvalRunnerGroup:
     """Runners that evaluate one policy in one environment, again and again.
 
     Runners start at once and in parallel; the first that is up begins to work. All methods may be called from any
@@ -89,9 +101,9 @@ class EvalRunnerGroup(WorkerCalls):
                 f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
                 "a thread: leave threaded=True, or use runners.num_runners=0"
             )
-        check_runner(settings.runners)
         if policy is not None:
             settings = with_live(settings, policy)
+        check_runner(settings)
         check_policies(settings.policy)
         live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:
@@ -302,8 +314,6 @@ class EvalRunnerGroup(WorkerCalls):
             WeightsError: The weights are none.
         """
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
-        if self._filters and not filters_of(snapshot):
-            snapshot = with_filters(snapshot, self._filters, 0)
         snapshot = replace(snapshot, version=self._weights.number(version))
         if self.settings.policy.policies:
             # A runner that starts later gets these alone, so those of the other policies must be among them.
@@ -413,23 +423,17 @@ class EvalRunnerGroup(WorkerCalls):
         follow_up: FollowUp | None,
         held: HeldWeights | None,
         on_submitted: Callable[[EvalHandle], object] | None,
-        *,
-        warm_up: bool = False,
     ) -> EvalHandle:
         if weights is None and version is not None:
             raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
         with self._post_lock:
-            former = self._weights.posted
             sync = None if weights is None else self._weights_job(weights, version)
-            if not warm_up and self._lacks_statistics:
-                self._weights.posted = former
-                raise UsageError(NO_STATISTICS)
             jobs = None if follow_up is None else follow_up.jobs
             outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
             handle = outcome.handle
             handle.weights_version = self._weights.posted_version
-            if self._callbacks is not None and not warm_up:
-                handle.add_done_callback(partial(tell_result, self._callbacks))
+            if self._callbacks is not None:
+                handle.add_done_callback(partial(_tell_result, self._callbacks))
             if on_submitted is not None:
                 on_submitted(handle)
             if sync is not None:
@@ -449,10 +453,6 @@ class EvalRunnerGroup(WorkerCalls):
         with contextlib.suppress(Exception):  # Live objects can be anything, and this describes them only.
             return {"code": code_of(self.settings)}
         return {}
-
-    def _run_warm_up(self, settings: EvalSettings) -> EvalResult:
-        plan = settings.plan()
-        return self._post_evaluation(settings, plan, None, None, None, None, None, None, warm_up=True).result()
 
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
@@ -518,15 +518,19 @@ def evaluate(
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy, if it has any, and filters."""
-    if section.policies:
-        return weights_of_each(section, live)
-    if section.weights is None and section.weights_key is not None:
+    """Return the weights of the configured file, else those of the live policy, if it has any."""
+    if not section.policies and section.weights is None and section.weights_key is not None:
         raise ConfigError(
             f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
             "leave the key out"
         )
     return configured_weights(section, live)
+
+
+def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
+    """Call back with the result of an evaluation, if it has one."""
+    if handle.exception() is None:
+        callbacks.on_sample_end(handle.result())
 
 
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:

@@ -1,4 +1,86 @@
 """Integrations of RLlib, TorchRL, SB3, CleanRL and Tianshou: their policies, weights, environments, training loops.
 
-Each is loaded by name, when its framework is there (``adapters.py``). Imported by nothing.
+Here is the table of them, which imports no library. Each module is loaded by name when an object, a text or a factory
+of its library is met (``adapters.py``).
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rl_eval.adapters import Integration
+
+__all__ = ["INTEGRATIONS", "lazy_names"]
+
+_HERE: Final = "rl_eval.integrations"
+_CLEANRL: Final = (
+    f"give {_HERE}.cleanrl.AgentPolicy(agent) for an agent of CleanRL, or name its class and file, as cleanrl:{{}}@FILE"
+)
+
+INTEGRATIONS: Final = (
+    Integration(
+        "sb3",
+        packages=("stable_baselines3", "sb3_contrib"),
+        adapter=f"{_HERE}.sb3",
+        schemes=f"{_HERE}.sb3.files:SCHEMES",
+        loaders=(f"{_HERE}.sb3",),
+        endings=("", ".zip", ".pkl"),
+        companions="*vec*normalize*.pkl",
+        distributions=("stable-baselines3", "sb3-contrib"),
+        install="rl-eval[sb3]",
+        watching_wrappers=(
+            "stable_baselines3.common.monitor:",
+            "stable_baselines3.common.vec_env.vec_check_nan:",
+            "stable_baselines3.common.vec_env.vec_monitor:",
+            "stable_baselines3.common.vec_env.vec_video_recorder:",
+        ),
+        modelled_wrappers=(
+            "stable_baselines3.common.vec_env.vec_frame_stack:",
+            "stable_baselines3.common.vec_env.vec_normalize:",
+            "stable_baselines3.common.vec_env.vec_transpose:",
+        ),
+    ),
+    Integration(
+        "rllib",
+        packages=("ray.rllib",),
+        adapter=f"{_HERE}.rllib",
+        schemes=f"{_HERE}.policy_files:RLLIB",
+        loaders=(f"{_HERE}.rllib",),
+        folders=True,
+    ),
+    Integration("filters", packages=(f"{_HERE}.rllib.filters",), adapter=f"{_HERE}.rllib.filters"),
+    Integration("torch_module", schemes=f"{_HERE}.policy_files:TORCH", loaders=(f"{_HERE}.torch_module",)),
+    Integration(
+        "torchrl",
+        packages=("torchrl", "tensordict.nn"),
+        adapter=f"{_HERE}.torchrl",
+        schemes=f"{_HERE}.policy_files:TORCHRL",
+        install="rl-eval[torchrl]",
+    ),
+    Integration(
+        "cleanrl",
+        schemes=f"{_HERE}.policy_files:CLEANRL",
+        loaders=(f"{_HERE}.cleanrl",),
+        advice={"get_action_and_value": _CLEANRL, "get_action": _CLEANRL, "envs": _CLEANRL},
+    ),
+    Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
+)
+
+
+def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports a module when one of its names is asked for.
+
+    Args:
+        package: Name of the package.
+        modules: Names that each of its modules defines.
+    """
+
+    def find(name: str) -> Any:
+        for module, names in modules.items():
+            if name in names:
+                return getattr(importlib.import_module(f"{package}.{module}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find

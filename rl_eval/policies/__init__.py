@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import gymnasium as gym
 
-from rl_eval.adapters import integration_for
-from rl_eval.config.model_files import changed_files, file_digests, loads_models
+from rl_eval.adapters import integration_for, integrations, loader_of
+from rl_eval.config.model_files import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies.function import CallablePolicy
-from rl_eval.policies.random_state import random_state_kept
+from rl_eval.policies.random_state import random_state_kept, seed_and_state
 from rl_eval.protocols import Policy
 from rl_eval.weights import module_of
 
-__all__ = ["adapt_policy", "came_from_factory", "check_files"]
+__all__ = ["adapt_policy", "came_from_factory", "check_files", "has_random_weights"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
+_RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
+"""An attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
     ". It is called to make the policy: if it is itself a policy, which takes observations, call its parameter "
     "observations, or name a function that returns it, as in def make(): return {}"
@@ -33,7 +35,6 @@ _MAKES: Final = (
 _LACKS: Final = (
     "; else give {} in policy.policy_kwargs; parameters called observation_space and action_space are given the spaces"
 )
-_CLEANRL: Final = "; an agent of CleanRL is given with its model file, as cleanrl:{}@FILE"
 _ACTS: Final = {
     "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
     "get_action": "lambda batch: agent.get_action(batch)",
@@ -68,9 +69,9 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             f"policy.policy is the class {candidate.__name__}: give an object of it, or its name as "
             f"'{candidate.__module__}:{candidate.__qualname__}', which is then made with policy.policy_kwargs"
         )
-    speaker = integration_for(candidate, "as_policy")
-    if speaker is not None and not hasattr(type(candidate), "act"):
-        candidate = speaker(candidate, section, observation_space, action_space)
+    adapter = integration_for(candidate, "as_policy")
+    if adapter is not None and not hasattr(type(candidate), "act"):
+        candidate = adapter(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
         _check_act(candidate)
         if (module := module_of(candidate)) is not None:
@@ -112,16 +113,17 @@ def _check_act(policy: Policy) -> None:
 def _check_forward(module: Any, undefined: Any) -> None:
     if inspect.getattr_static(module, "forward", undefined) is not undefined:
         return
-    name, methods = type(module).__name__, ("get_action_and_value", "get_action")
+    advice = _advice(dir(module), f"{type(module).__module__}:{type(module).__qualname__}")
     raise ConfigError(
-        f"policy.policy is a {name} without forward(observations), by which a module acts: "
-        + (
-            f"give rl_eval.integrations.cleanrl.AgentPolicy({name.lower()}), which calls {found[0]}, or name the class "
-            f"and its file, as cleanrl:{type(module).__module__}:{name}@FILE"
-            if (found := [method for method in methods if callable(getattr(module, method, None))])
-            else "define it"
-        )
+        f"policy.policy is a {type(module).__name__} without forward(observations), by which a module acts: "
+        + (advice or "define it")
     )
+
+
+def _advice(names: Collection[str], reference: str) -> str:
+    """Return how to give the policy of a library that has such methods or arguments; empty if none is known."""
+    found = (text for one in integrations() for name, text in one.advice.items() if name in names)
+    return next(found, "").format(reference)
 
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:
@@ -175,18 +177,18 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     }
     try:
         with random_state_kept():
+            before = seed_and_state()
             made = factory(**spaces, **section.policy_kwargs)
+            if (module := module_of(made)) is not None and _drawn_at_random(module, before):
+                vars(module)[_RANDOM_WEIGHTS] = True
     except TypeError as error:
         lacking = [name for name in required(parameters) if name not in spaces and name not in section.policy_kwargs]
         unknown = [one for one in section.policy_kwargs if one not in parameters]
         made = f"{name}(...)" if inspect.isclass(factory) else name
         hint = _MAKES.format(made) if lacking or module_of(factory) is factory else ""
         if lacking:
-            hint += (
-                _CLEANRL.format(section.policy)
-                if "envs" in lacking
-                else _LACKS.format(" and ".join(map(repr, lacking)))
-            )
+            advice = _advice(lacking, section.policy)
+            hint += f"; {advice}" if advice else _LACKS.format(" and ".join(map(repr, lacking)))
         elif unknown:
             hint += f". {name} takes {', '.join(parameters) or 'none'}"
         wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
@@ -199,12 +201,28 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     return made
 
 
+def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
+    """Return whether a factory drew weights from torch's global generator, did not seed it, and loaded none later.
+
+    A tensor counts how often it was written in place: weights that were drawn, and then loaded, count two.
+    """
+    now = seed_and_state()
+    if before is None or now is None or now == before or now[0] != before[0]:
+        return False
+    return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())
+
+
+def has_random_weights(policy: Policy) -> bool:
+    """Return whether the weights of a policy were drawn at random when its factory made it."""
+    return getattr(module_of(policy), _RANDOM_WEIGHTS, False)
+
+
 def check_files(section: PolicySection) -> None:
     """Refuse a model's file that is not what the settings were made with: other runners may have loaded the former.
 
     What another factory is given may be something else, such as a file that it writes.
     """
-    if not loads_models(section.policy):
+    if loader_of(section.policy) is None:
         return
     before, now = section.file_digests, file_digests(section.policy, section.policy_kwargs)
     for name in changed_files(before, now):

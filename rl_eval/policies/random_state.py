@@ -1,4 +1,4 @@
-"""Guard of the global random generators: they stay as they are while somebody else's code runs."""
+"""Guard of the global random generators: they stay as they are while other code runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-__all__ = ["other_random_state", "random_state_kept"]
+__all__ = ["random_state_kept", "seed_and_state"]
 
 
 @contextlib.contextmanager
@@ -26,12 +27,7 @@ def random_state_kept() -> Iterator[None]:
             torch.random.set_rng_state(states[2])
 
 
-@contextlib.contextmanager
-def other_random_state() -> Iterator[None]:
-    """Have the global generators draw other numbers for a while."""
-    with random_state_kept():
-        random.seed(random.random())
-        np.random.seed(np.random.randint(2**31))  # noqa: NPY002
-        if torch := sys.modules.get("torch"):
-            torch.random.set_rng_state(torch.Generator().manual_seed(random.getrandbits(32)).get_state())
-        yield
+def seed_and_state() -> tuple[int, Any] | None:
+    """Return seed and state of torch's global generator; None before torch is imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else (torch.initial_seed(), torch.random.get_rng_state().tolist())

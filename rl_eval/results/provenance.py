@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.config.model_files import library_of
+from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import UntrustedError
 from rl_eval.records.plain import leaves, plain
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["check_trust", "manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
-_LOADERS: Final = {"sb3": ("stable-baselines3", "sb3-contrib"), "torchrl": ("torchrl",)}
-"""Packages that load a policy, by the name of our integration."""
 _NAMING: Final = {"env", "policy", "weights", "filters"}
 """Last parts of config keys whose text is imported or loaded, even without the colon of a reference."""
 
@@ -41,7 +39,8 @@ _evaluated: Final[set[tuple[str, ...]]] = set()
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
     """Describe one evaluation as plain data."""
-    loaders = _LOADERS.get(library_of(settings.policy.policy), ())
+    library = loader_of(settings.policy.policy)
+    loaders = library.distributions if library else ()
     config = settings.described()
     _evaluated.add(_named_code(plain(config)))
     return {

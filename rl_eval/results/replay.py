@@ -22,11 +22,10 @@ import numpy as np
 from rl_eval.backends import pickled
 from rl_eval.backends.policy_pickle import unpickle_with_weights
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.live import live_policies, weights_of_each, with_live
+from rl_eval.config.live import configured_weights, live_policies, with_live
 from rl_eval.config.model_files import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
-from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import (
     EpisodeRecord,
     Lease,
@@ -310,9 +309,9 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     if digest is None:
         return None
     section = settings.policy
-    path = section.weights or section.filters
+    path = section.weights
     if section.policies:
-        found = weights_of_each(section, live)
+        found = configured_weights(section, live)
         source = "the mapping of policies"
     elif live is not None:
         without = section.model_copy(update={"weights": None, "weights_key": None})

@@ -20,6 +20,7 @@ from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
 __all__ = [
+    "KINDS",
     "EpisodeObserver",
     "EvalRunner",
     "MultiAgentEvalRunner",
@@ -30,14 +31,15 @@ __all__ = [
     "runner_class",
 ]
 
-_BUILT_IN: Final[dict[str, type[EvalRunner]]] = {
+KINDS: Final[dict[str, type[EvalRunner]]] = {
     "vector": VectorEvalRunner,
     "single_agent": SingleAgentEvalRunner,
     "multi_agent": MultiAgentEvalRunner,
     "subprocess": SubprocessEvalRunner,
 }
+"""Runner kinds by name. All that differs between kinds is a fact of the class, as :class:`Runner` lists them."""
 _MEMBERS: Final = (
-    *("default_lanes", "max_lanes", "needs_processes", "columns"),
+    *("default_lanes", "max_lanes", "needs_processes", "several_agents", "columns"),
     *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),
 )
 
@@ -49,10 +51,10 @@ def runner_class(selected: str | type) -> type[Runner]:
         ConfigError: The name is unknown, cannot be imported, or is no concrete :class:`Runner`.
     """
     if isinstance(selected, str):
-        if selected in _BUILT_IN:
-            return _BUILT_IN[selected]
+        if selected in KINDS:
+            return KINDS[selected]
         if ":" not in selected:
-            raise ConfigError(f'runners.runner is {selected!r}: {nearest(selected, _BUILT_IN)} (or "module:Class")')
+            raise ConfigError(f'runners.runner is {selected!r}: {nearest(selected, KINDS)} (or "module:Class")')
         selected = cast("Any", import_attribute("runners.runner", selected))
     if not inspect.isclass(selected) or inspect.isabstract(selected):
         raise ConfigError(f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner")

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, WeightsError, summary_of
-from rl_eval.policies import adapt_policy
-from rl_eval.policies.filters import FilteredPolicy, check_fits, filtered, filters_of, without_filters
+from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -43,10 +42,8 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.runners.pending_report import PendingReport
 from rl_eval.runners.policy_memory import weights_digest
-from rl_eval.runners.random_weights import makes_random_weights
 from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
-from rl_eval.runners.worker import WorkerInterface
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.supervision.interrupts import survivable
 from rl_eval.supervision.working_folder import current_folder, working_in
@@ -57,7 +54,7 @@ __all__ = ["EvalRunner"]
 Result = TypeVar("Result")
 
 
-class EvalRunner(WorkerInterface):
+class EvalRunner(abc.ABC):
     """Owns environments and a policy; turns leases into records.
 
     Args:
@@ -76,7 +73,6 @@ class EvalRunner(WorkerInterface):
         self.settings = settings
         learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
-        self._given_policy = policy
         self._pending = PendingReport(settings.evaluation.info_keys)
         self._values = ValueReader(self._pending.info_keys, self._pending.note)
         self._observers = observer_factories(settings.evaluation.observers)
@@ -99,21 +95,17 @@ class EvalRunner(WorkerInterface):
         home = current_folder()
         self._observation_space, self._action_space = self._first_spaces()
         with working_in(home):  # The policy's files are where the user is, wherever an environment has gone.
-            self._policy = self._filtered_policy(policy)
-            # Now, since a trainer may draw random numbers later. Several runners compare what they built.
-            alone = policy is None and settings.runners.num_runners <= 1
-            self._has_random_weights = alone and makes_random_weights(
-                settings.policy, self._policy, self._filtered_policy
-            )
+            self._policy = self.make_policy(policy)
+        self._has_random_weights = has_random_weights(self._policy)
         self._inference = self.make_inference()
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
-        self._collect_moments()
 
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
+    several_agents: ClassVar[bool] = False
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live lane takes one step after each act of the policy."""
 
@@ -142,9 +134,6 @@ class EvalRunner(WorkerInterface):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
-    def _filtered_policy(self, policy: Any = None) -> Policy:
-        return filtered(self.make_policy(policy), self.settings.policy.observation_filter)
-
     def make_inference(self) -> Any:
         """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
         spaces = self._observation_space, self._action_space
@@ -164,22 +153,6 @@ class EvalRunner(WorkerInterface):
             WeightsError: The weights do not fit, or the policy has none.
         """
         self._refuse_while_live("weights")
-        if isinstance(self._policy, FilteredPolicy) and (filters := filters_of(snapshot)):
-            for one in filters.values():
-                check_fits(one, self._observation_space)
-            if (weights := without_filters(snapshot)).entries:
-                self._load(weights)
-            self.sync_filters(filters)
-        else:
-            self._load(snapshot)
-        self._weights_version, self._has_random_weights = snapshot.version, False
-        self._forget_numerics()
-        return snapshot.version
-
-    def _forget_numerics(self) -> None:
-        self._inference.numerics = {}
-
-    def _load(self, snapshot: WeightsSnapshot) -> None:
         module = self.weighted_module(snapshot)
         if module is None:
             raise WeightsError(
@@ -187,6 +160,13 @@ class EvalRunner(WorkerInterface):
                 "as an nn.Module, or as a Policy with an attribute `module`"
             )
         apply_weights(snapshot, module)
+        self._weights_version, self._has_random_weights = snapshot.version, False
+        self._inference.numerics = {}  # It is probed again before its next episode.
+        return snapshot.version
+
+    def _refuse_while_live(self, what: str) -> None:
+        if any(lane.lease is not None for lane in self._lanes):
+            raise EvalError(f"{what} cannot change while an episode is live: drain or abort the evaluation first")
 
     @property
     def weights_version(self) -> int:
@@ -227,6 +207,14 @@ class EvalRunner(WorkerInterface):
         """The policy that acts, with the weights that it has."""
         return self._policy
 
+    def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
+        """Call a function with each environment that is built, in the order of the slots; return the results.
+
+        One environment is built with the runner, the others as their slots begin an episode. A function that changes
+        an environment makes the results depend on when it was called.
+        """
+        return [function(lane.env) for lane in self._lanes if lane.env is not None]
+
     def apply(self, function: Callable[[Any], Result]) -> Result:
         """Call a function with this runner, where it lives."""
         return function(self)
@@ -239,7 +227,7 @@ class EvalRunner(WorkerInterface):
         self._recorder.idle()
         # Cycles keep a runner until the garbage collector runs, and a policy may be large.
         with suppress(AttributeError):  # It was stopped before.
-            del self._policy, self._given_policy, self._inference
+            del self._policy, self._inference
 
     # ------------------------------------------------------------------ episodes
 
@@ -259,8 +247,8 @@ class EvalRunner(WorkerInterface):
             self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
             if self._has_random_weights:
                 self._pending.note(
-                    f"{self.settings.policy.policy} makes other weights each time that it is called, so nobody can "
-                    "have this result again: give it weights (policy.weights, --weights), or let it seed them"
+                    f"{self.settings.policy.policy} draws the weights at random, so no other run repeats this result: "
+                    "give weights (policy.weights, --weights), or seed them in it"
                 )
         self._queue.extend(leases)
         if reclaim:

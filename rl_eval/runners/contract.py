@@ -30,6 +30,8 @@ class Runner(Protocol):
     """Most episodes that it can run at once; None for any number."""
     needs_processes: ClassVar[bool]
     """Whether it cannot share its process, so that ``runners.num_runners`` must be at least 1."""
+    several_agents: ClassVar[bool]
+    """Whether its environments have several agents, whose policies may be ``policy.policies``."""
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         """Build environments and policy; a live policy replaces the configured one."""

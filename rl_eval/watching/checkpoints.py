@@ -18,7 +18,8 @@ from typing import Final, final
 
 import xxhash
 
-from rl_eval.config.model_files import digest_of, file_digests, files_in, library_of
+from rl_eval.adapters import loader_of
+from rl_eval.config.model_files import digest_of, file_digests, files_in
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
@@ -215,7 +216,8 @@ def without_companions(settings: EvalSettings) -> EvalSettings:
 
 def _own_files(model: Path, factory: object) -> dict[str, Path]:
     """Return the files that belong to a model; none if several may, which the factory then reports as missing."""
-    scheme = schemes().get(library_of(factory))
+    library = loader_of(factory)
+    scheme = schemes().get(library.name) if library else None
     if scheme is not None and model.exists() and scheme.recognises(model):
         with suppress(ConfigError):
             kwargs = scheme.source("", model, ()).kwargs

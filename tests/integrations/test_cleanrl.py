@@ -10,44 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from loop_world import OBSERVATIONS, SPACES, World, config_of, ours, play
 from torch import nn
 from torch.distributions.categorical import Categorical
 from torch.distributions.normal import Normal
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.cleanrl import AgentPolicy, load_agent
 from rl_eval.policies.noise import EpisodeNoise
-
-EPISODES = 20
-SPACES = {
-    "discrete": gym.spaces.Discrete(4),
-    "box": gym.spaces.Box(np.array([-0.3, -2.0], np.float32), np.array([0.4, 5.0], np.float32)),
-}
-OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
-
-
-class World(gym.Env):
-    """Rewards depend on every action and observation, and so does the length."""
-
-    observation_space = OBSERVATIONS
-
-    def __init__(self, action):
-        self.action_space = SPACES[action]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._steps = 0
-        self._last = self.np_random.normal(0.0, 2.0, 5)
-        return self._last, {}
-
-    def step(self, action):
-        assert self.action_space.contains(np.asarray(action, self.action_space.dtype)), action
-        acted = float(np.dot(np.ravel(action).astype(np.float64), np.arange(1, np.size(action) + 1)))
-        reward = float(np.cos(self._last.mean() + acted * 1.7) + acted * 1e-3)
-        self._steps += 1
-        self._last = self.np_random.normal(0.0, 2.0, 5)
-        return self._last, reward, bool(self._steps > 5 and reward > 0.9), self._steps >= 12, {}
 
 
 def layers(envs, outputs):
@@ -154,43 +125,16 @@ def build(kind, action, **kwargs):
     return kind(envs, **kwargs).eval()
 
 
-def config_of(action, **policy):
-    return (
-        EvalConfig()
-        .environment(World, env_kwargs={"action": action})
-        .policy(**policy)
-        .runners(num_envs_per_runner=7)
-        .evaluation(num_episodes=EPISODES, seed=5)
-    )
-
-
-def ours(result):
-    assert result.status == "complete", result.reason
-    return [(record.seed, record.episode_return, record.length) for record in result.episodes]
-
-
 def loop(result, action, act):
-    """Play the episodes of a result: ``act(x, seed, step)`` for copies of each observation, as CleanRL's evals do.
+    """Play the episodes of a result: ``act(x, seed, step)`` for copies of each observation, as CleanRL's evals do."""
+    env = World(action)
 
-    A runner defines a row as that of a block of so many rows.
-    """
-    copies = 1 if result.provenance["numerics"]["reference"] == "row" else 16
-    env, played = World(action), []
-    for seed in (record.seed for record in result.episodes):
-        (observation, _), rewards, over = env.reset(seed=seed), [], False
-        while not over:
-            x = torch.Tensor(np.repeat(observation[None], copies, 0))
-            with torch.no_grad():
-                actions = act(x, seed, len(rewards))
-            taken = actions.numpy()[0]
-            if action == "box":
-                taken = taken.clip(env.action_space.low, env.action_space.high)
-            observation, reward, terminated, truncated, _ = env.step(taken)
-            rewards.append(reward)
-            over = terminated or truncated
-        played.append((seed, np.cumsum(rewards)[-1], len(rewards)))
-    assert len({total for _, total, _ in played}) == EPISODES
-    return played
+    def chosen(block, seed, step):
+        with torch.no_grad():
+            taken = act(torch.Tensor(block), seed, step).numpy()[0]
+        return taken.clip(env.action_space.low, env.action_space.high) if action == "box" else taken
+
+    return play(result, env, chosen)
 
 
 ACTS = {
@@ -344,7 +288,7 @@ def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
 
 
 def test_an_agent_without_its_file_is_told_how_it_is_given():
-    with pytest.raises(ConfigError, match=r"is given with its model file, as cleanrl:.*:Agent@FILE"):
+    with pytest.raises(ConfigError, match=r"cleanrl:.*:Agent@FILE"):
         evaluate(config_of("discrete", policy=f"{__name__}:Agent"))
 
 

@@ -39,7 +39,7 @@ from rl_eval.integrations.rllib import (
     portable,
     session_of,
 )
-from rl_eval.integrations.rllib.connected import Pipelines
+from rl_eval.integrations.rllib.policy import Pipelines
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
@@ -254,7 +254,7 @@ def test_what_cannot_be_taken_over_is_named(cartpoles: Any) -> None:
         portable(algorithm)
     with pytest.raises(ConfigError, match=r"has no policy 'evne'.*even"):
         evaluate(EvalConfig().environment("CartPole-v1").policy(policies={"evne": {}}), algorithm)
-    with pytest.raises(ConfigError, match="MultiRLModule is several policies"):
+    with pytest.raises(ConfigError, match="of each policy, in a mapping of ids"):
         portable(algorithm.env_runner.module)
     with pytest.raises(ConfigError, match=r"policy.policies.odd.policy is 'x:y'.*leave it out"):
         evaluation_function(eval_config_of(algorithm.config).policy(policies={"odd": {"policy": "x:y"}}))

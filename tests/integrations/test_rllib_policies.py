@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -265,29 +266,15 @@ def test_runners_in_other_processes_load_the_checkpoint(cartpole: Any) -> None:
     assert evaluate(remote).fingerprint == evaluate(config).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda tmp, path: tmp / "absent", "no folder"),
-        (lambda tmp, path: path.parent, r"holds \d+ RLlib checkpoints but is none itself"),
-        (
-            lambda tmp, path: path / "learner_group" / "learner" / "rl_module" / "default_policy",
-            "without the connectors",
-        ),
-        (lambda tmp, path: tmp, "is no checkpoint of an RLlib Algorithm"),
-    ],
-)
-def test_a_folder_that_is_no_checkpoint_is_named(cartpole: Any, tmp_path: Path, make: Any, message: str) -> None:
+@pytest.mark.parametrize("place", ["absent", "above", "part", "empty", "old stack"])
+def test_a_folder_that_is_no_checkpoint_is_named(cartpole: Any, tmp_path: Path, place: str) -> None:
     _, path = cartpole
-    with pytest.raises(ConfigError, match=message):
-        load_policy(make(tmp_path, path))
-
-
-def test_a_checkpoint_of_the_old_stack_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rllib_checkpoint.json").write_text('{"type": "Algorithm", "checkpoint_version": "1.2"}')
-    (tmp_path / "algorithm_state.pkl").write_bytes(b"")
-    with pytest.raises(ConfigError, match="old API stack"):
-        load_policy(tmp_path)
+    if place == "old stack":
+        (tmp_path / "rllib_checkpoint.json").write_text('{"type": "Algorithm", "checkpoint_version": "1.2"}')
+    part = path / "learner_group" / "learner" / "rl_module" / "default_policy"
+    folder = {"absent": tmp_path / "absent", "above": path.parent, "part": part}.get(place, tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(str(folder))):
+        load_policy(folder)
 
 
 def test_another_module_or_environment_is_refused(cartpole: Any) -> None:

@@ -372,7 +372,7 @@ def test_a_callback_that_raises_does_not_end_the_training_and_old_points_go(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others hear of every point; the session keeps the last ones, and counts the episodes of all."""
-    monkeypatch.setattr("rl_eval.integrations.rllib.session._KEPT", 2)
+    monkeypatch.setattr("rl_eval.integrations.rllib.evaluation._KEPT", 2)
     heard: list[int] = []
 
     def broken(point: EvalPoint) -> None:

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from rl_eval import EvalConfig, evaluate, evaluate_policy
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.sb3 import as_policy, as_weights, for_environment, load_policy, loading, portable
+from rl_eval.integrations.sb3 import as_policy, as_weights, for_environment, load_policy, models, portable
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.weights import snapshot_weights
 
@@ -440,7 +440,7 @@ def test_a_model_that_needs_a_newer_numpy_says_so(tmp_path, monkeypatch):
         raise ModuleNotFoundError("No module named 'numpy._core'", name="numpy._core")
 
     (tmp_path / "model.zip").touch()
-    monkeypatch.setattr(loading, "load_from_zip_file", read)
+    monkeypatch.setattr(models, "load_from_zip_file", read)
     with pytest.raises(ConfigError, match="It was saved with NumPy 2: install numpy>=2"):
         load_policy(tmp_path / "model.zip")
 

@@ -36,7 +36,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
-from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel
 from rl_eval.training.evaluator import Evaluator
 
@@ -539,18 +538,6 @@ def test_a_kill_at_any_moment_leaves_a_model_with_its_own_statistics(tmp_path, f
     assert number > 10
 
 
-def test_a_candidate_of_a_training_that_lives_is_no_leftover(tmp_path):
-    """Two trainings that share a folder leave each other's alone."""
-    first, second = BestModel(tmp_path), BestModel(tmp_path)
-    first.prepare()
-    candidate = first.save(numbered(1), 64)
-    second.prepare()
-    assert candidate.path.exists()
-    candidate.discard()
-    candidate.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
 # ------------------------------------------------------------------------------ what must not end a training
 
 
@@ -611,25 +598,3 @@ def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypa
     with np.load(tmp_path / "evaluations.npz") as arrays:
         assert arrays["timesteps"].tolist() == [step for step, _ in seen]
         assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in seen])
-
-
-def test_the_arrays_are_written_in_proportion_to_the_evaluations(tmp_path, monkeypatch):
-    """Each of the first hundred times, then ever less often, and at the end; never more than 1 % is missing."""
-    result = evaluate(make_config(), make_ppo())
-    file, sizes = tmp_path / "evaluations.npz", []
-    arrays = EvaluationArrays(file)
-
-    def written() -> int:
-        with np.load(file) as found:
-            return len(found["timesteps"])
-
-    write = arrays.write
-    monkeypatch.setattr(arrays, "write", lambda: (sizes.append(len(arrays._steps)), write()))
-    for step in range(1000):
-        arrays.add(step, result)
-        assert len(arrays._steps) - sizes[-1] <= 0.01 * sizes[-1]
-    assert sizes[:100] == list(range(1, 101))
-    assert sum(sizes) < 1000 * 110
-    assert written() == sizes[-1]
-    write()
-    assert written() == 1000

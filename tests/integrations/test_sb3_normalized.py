@@ -25,8 +25,7 @@ from rl_eval import EvalConfig, EvalResult, evaluate, evaluate_policy, load
 from rl_eval.cli import app
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
-from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
-from rl_eval.integrations.sb3_files import unknown
+from rl_eval.integrations.sb3.files import facts_of, trained_normalized, unknown
 
 STEPS, EPISODES = 256, 2
 ALGORITHMS = {"PPO": (PPO, {"n_steps": 64}), "SAC": (SAC, {}), "TD3": (TD3, {}), "DQN": (DQN, {})}

@@ -4,9 +4,8 @@ import pytest
 
 pytest.importorskip("tianshou")
 
-import gymnasium as gym
-import numpy as np
 import torch
+from loop_world import SPACES, World, config_of, ours, play
 from tianshou.algorithm import Reinforce
 from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
@@ -19,36 +18,10 @@ from tianshou.utils.net.continuous import ContinuousActorDeterministic, Continuo
 from tianshou.utils.net.discrete import DiscreteActor
 from torch.distributions import Independent, Normal
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import evaluate
 from rl_eval.errors import ConfigError
 
-EPISODES = 20
-OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
-DISCRETE = gym.spaces.Discrete(4)
-BOX = gym.spaces.Box(np.array([-0.3, -2.0], np.float32), np.array([0.4, 5.0], np.float32))
-
-
-class World(gym.Env):
-    """Rewards depend on every action and observation, and so does the length."""
-
-    observation_space = OBSERVATIONS
-
-    def __init__(self, discrete):
-        self.action_space = DISCRETE if discrete else BOX
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._steps = 0
-        self._last = self.np_random.normal(0.0, 2.0, 5)
-        return self._last, {}
-
-    def step(self, action):
-        assert self.action_space.contains(np.asarray(action, self.action_space.dtype)), action
-        acted = float(np.dot(np.ravel(action).astype(np.float64), np.arange(1, np.size(action) + 1)))
-        reward = float(np.cos(self._last.mean() + acted * 1.7) + acted * 1e-3)
-        self._steps += 1
-        self._last = self.np_random.normal(0.0, 2.0, 5)
-        return self._last, reward, bool(self._steps > 5 and reward > 0.9), self._steps >= 12, {}
+DISCRETE, BOX = SPACES["discrete"], SPACES["box"]
 
 
 def net(outputs=0):
@@ -88,46 +61,25 @@ def build(make, **kwargs):
     return policy.eval()
 
 
-def config_of(policy, **section):
-    return (
-        EvalConfig()
-        .environment(World, env_kwargs={"discrete": policy.action_space == DISCRETE})
-        .policy(**section)
-        .runners(num_envs_per_runner=7)
-        .evaluation(num_episodes=EPISODES, seed=5)
-    )
-
-
-def ours(result):
-    assert result.status == "complete", result.reason
-    return [(record.seed, record.episode_return, record.length) for record in result.episodes]
+def kind(policy):
+    return "discrete" if policy.action_space == DISCRETE else "box"
 
 
 def theirs(result, policy):
-    """Play the episodes of a result as a collector does, on copies of each observation.
+    """Play the episodes of a result as a collector does."""
 
-    A runner defines a row as that of a block of so many rows.
-    """
-    copies = 1 if result.provenance["numerics"]["reference"] == "row" else 16
-    env, played = World(policy.action_space == DISCRETE), []
-    for seed in (record.seed for record in result.episodes):
-        (observation, _), rewards, over = env.reset(seed=seed), [], False
-        while not over:
-            with torch.no_grad():
-                act = policy(Batch(obs=np.repeat(observation[None], copies, 0), info=Batch())).act
-            actions = policy.map_action(act.numpy() if isinstance(act, torch.Tensor) else act)
-            observation, reward, terminated, truncated, _ = env.step(actions[0])
-            rewards.append(reward)
-            over = terminated or truncated
-        played.append((seed, np.cumsum(rewards)[-1], len(rewards)))
-    assert len({total for _, total, _ in played}) == EPISODES
-    return played
+    def chosen(block, seed, step):
+        with torch.no_grad():
+            act = policy(Batch(obs=block, info=Batch())).act
+        return policy.map_action(act.numpy() if isinstance(act, torch.Tensor) else act)[0]
+
+    return play(result, World(kind(policy)), chosen)
 
 
 @pytest.mark.parametrize("make", [reinforce, gaussian, sac, dqn, ddpg])
 def test_a_policy_has_the_returns_of_its_own_calls(make):
     policy = build(make)
-    result = evaluate(config_of(policy), policy)
+    result = evaluate(config_of(kind(policy)), policy)
     assert ours(result) == theirs(result, policy)
 
 
@@ -136,17 +88,17 @@ def test_an_algorithm_stands_for_its_policy_and_is_left_as_it_was():
     policy.deterministic_eval = False
     algorithm = Reinforce(policy=policy, optim=AdamOptimizerFactory(lr=1e-3)).train()
     modes = [module.training for module in algorithm.modules()]
-    result = evaluate(config_of(policy), algorithm)
+    result = evaluate(config_of(kind(policy)), algorithm)
     assert [module.training for module in algorithm.modules()] == modes
     assert policy.deterministic_eval is False
-    assert ours(result) == ours(evaluate(config_of(policy), build(reinforce)))
+    assert ours(result) == ours(evaluate(config_of(kind(policy)), build(reinforce)))
 
 
 @pytest.mark.parametrize("make", [reinforce, gaussian, sac])
 def test_samples_come_from_the_episodes_own_noise(make):
     policy = build(make)
     before = torch.random.get_rng_state()
-    config = config_of(policy, deterministic=False)
+    config = config_of(kind(policy), deterministic=False)
     result = evaluate(config, policy)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert evaluate(config.runners(num_envs_per_runner=20), policy).fingerprint == result.fingerprint
@@ -158,13 +110,13 @@ def test_samples_of_a_policy_that_is_sure_are_its_modes():
     with torch.no_grad():
         for weight in policy.actor.last.parameters():
             weight.mul_(1e6)
-    result = evaluate(config_of(policy, deterministic=False), policy)
+    result = evaluate(config_of(kind(policy), deterministic=False), policy)
     policy.deterministic_eval = False
     assert ours(result) == theirs(result, policy)
 
 
 def test_other_actions_and_recurrent_policies_are_refused():
-    config = config_of(build(reinforce))
+    config = config_of("discrete")
     with pytest.raises(ConfigError, match=r"made for actions of Box.*environment's are of Discrete\(4\)"):
         evaluate(config, build(sac))
     model = Recurrent(layer_num=1, state_shape=5, action_shape=4, hidden_layer_size=8)

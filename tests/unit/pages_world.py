@@ -24,6 +24,7 @@ GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "how
 FOLLOWED = {
     "tests/cluster/test_pages.py": ("loggers", "service", "worker_interface"),
     "tests/integrations/test_pages.py": ("cli", "coming_from_rllib", "coming_from_sb3", "coming_from_torchrl", "watch"),
+    "tests/unit/test_extending.py": ("extending",),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
     "tests/unit/test_ope.py": ("off_policy",),
     "tests/unit/test_report_docs.py": ("report",),
@@ -124,7 +125,7 @@ class Reader:
 
     def _save(self, block: Block) -> None:
         """Write a file; pytest runs it if it is named as a file of tests."""
-        assert block.language in ("python", "yaml")
+        assert block.language in ("python", "toml", "yaml")
         path = self.folder / block.title
         sys.modules.pop(path.stem, None)  # Another reader's.
         path.write_text(self._here(block.text))

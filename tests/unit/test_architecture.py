@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -343,3 +344,22 @@ def test_a_package_that_keeps_the_rules_has_no_violations(tmp_path: Path) -> Non
 def test_a_planted_violation_is_caught(tmp_path: Path, planted: dict[str, str], expected: str) -> None:
     """Each rule is noticed when it is broken, by file and line, and nothing else is complained about."""
     assert violations(plant(tmp_path, planted)) == [expected]
+
+
+LEARNERS = re.compile("sb3|stable.?baselines|rllib|torchrl|cleanrl|tianshou", re.IGNORECASE)
+
+
+def test_code_outside_of_the_integrations_names_no_learner() -> None:
+    """Libraries stand in the table of integrations, which others can add to; docstrings may compare."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        if "integrations" not in path.parts:
+            found += [
+                f"{path}:{node.lineno}: {ast.unparse(node)}"
+                for node in ast.walk(tree)
+                if isinstance(node, (ast.Constant, ast.Name, ast.Attribute)) and node not in prose
+                if LEARNERS.search(ast.unparse(node))
+            ]
+    assert found == []

@@ -434,7 +434,7 @@ def test_one_line_has_the_notes_of_a_result(folder):
     words = ("run", "--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", 4, "--set")
     (line,) = call(*words, "runners.num_runners=0", "-q").stdout.splitlines()
     assert line.startswith("complete: mean return ")
-    assert "4 of 4 episodes; rl_eval.policies.mlp:make_mlp makes other weights each time that it is called" in line
+    assert "4 of 4 episodes; rl_eval.policies.mlp:make_mlp draws the weights at random" in line
 
 
 @pytest.mark.process

@@ -38,8 +38,6 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "actions": "unsquash",
         "device": "cuda:0",
         "inference": "batched",
-        "observation_filter": "MeanStdFilter",
-        "filters": "/data/filters.json",
         "allow_nondeterministic": True,
         "policies": {"a": {"policy": "my_pkg.policies:make", "weights": "/data/a.safetensors"}},
         "policy_mapping_fn": "my_pkg.policies:mapping",
@@ -559,7 +557,7 @@ def test_the_lanes_of_a_runner_are_those_of_its_class(runner: Any) -> None:
     """However it is named; more than it can have are refused, by its path when a group needs it."""
     assert minimal().runners(runner=runner, num_runners=1).build().runners.lanes == 1
     with pytest.raises(ConfigError, match=r"runners\.num_envs_per_runner is 4, but .* has at most 1"):
-        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build().runners)
+        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build())
 
 
 def test_a_runner_that_needs_processes_gets_them() -> None:
@@ -582,7 +580,6 @@ def test_a_description_is_plain_data_that_names_live_objects() -> None:
 
 ELSEWHERE = {
     "num_episodes", "seed", "first_index", "info_keys", "return_bounds", "determinism_check", "weights", "weights_key",
-    "filters",
     "device", "allow_nondeterministic", "observers", "inference",
 }  # fmt: skip
 """Keys of environment, policy and evaluation that are not in the identity: plan, weights, and what is only recorded."""

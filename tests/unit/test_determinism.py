@@ -360,7 +360,7 @@ def test_the_check_is_on_by_default_and_shows_everywhere(tmp_path) -> None:
     assert result.metrics["num_determinism_checked"] == 4
     assert result.to_dict()["determinism"]["summary"] == line
     (note,) = result.notes
-    assert note.startswith(f"{MLP} makes other weights each time")
+    assert note.startswith(f"{MLP} draws the weights at random")
     result.save(tmp_path / "saved")
     for again in (EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
         assert again.determinism == result.determinism

@@ -34,15 +34,6 @@ class Mine(gym.Env):
         type(self).closed += 1
 
 
-class Odometer(Mine):
-    def __init__(self):
-        self.metres = 0
-
-    def step(self, action):
-        self.metres += 1
-        return super().step(action)
-
-
 class Silent(gym.Wrapper):
     """It does not record what it was made with."""
 
@@ -139,28 +130,6 @@ def test_a_live_environment_is_left_alone():
         evaluate_policy(zeros, Mine())
     assert Mine.closed == 0
     assert evaluate_policy(zeros, Mine)[0] == evaluate_policy(zeros, lambda context: Mine())[0]
-
-
-@pytest.mark.parametrize("kind", ["one", "several", "used", "moving"])
-def test_attributes_that_were_set_on_an_environment_are_warned_of(kind, caplog):
-    """Those of others are built anew; what playing changes is no setting."""
-    several = kind == "several"
-    env = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync") if several else gym.make("CartPole-v1")
-    base = (env.envs[1] if several else env).unwrapped
-    if kind == "used":
-        env.reset()
-        while not env.step(1)[2]:
-            pass
-    elif kind == "moving":
-        gym.register("Odometer-v0", entry_point=Odometer)
-        env = gym.make("Odometer-v0")
-        env.unwrapped.metres = 7
-    else:
-        base.gravity = 25.0
-    evaluate_policy(zeros, env, n_eval_episodes=2)
-    said = "env has gravity = 25.0, which a new one has otherwise"
-    assert (said in caplog.text) == (kind in ("one", "several"))
-    assert ("gymnasium.make" in caplog.text) == (said in caplog.text)
 
 
 def test_arguments_have_the_places_of_stable_baselines3():

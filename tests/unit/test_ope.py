@@ -16,6 +16,7 @@ from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval import EvalConfig
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
+from rl_eval.integrations.rllib.filters import FilteredPolicy
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.estimators import (
     MODEL_FREE,
@@ -27,7 +28,6 @@ from rl_eval.ope.estimators import (
     ratio_sums,
 )
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
-from rl_eval.policies.filters import FilteredPolicy
 from rl_eval.policies.function import CallablePolicy
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages
@@ -485,10 +485,11 @@ def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
 def test_a_filter_before_the_target_policy_is_part_of_it():
     """Its log-probabilities are those that the policy gives to filtered observations."""
     policy = TabularPolicy(np.array([[0.9, 0.1], [0.2, 0.8]]))
-    turned = FilteredPolicy(policy, lambda observations: 1 - observations)
+    module = SimpleNamespace(filter=lambda observations: 1 - observations)
+    turned = FilteredPolicy(policy, module)
     observations, actions = np.array([0, 1, 1]), np.array([0, 0, 1])
     assert np.array_equal(turned.log_prob(observations, actions), policy.log_prob(1 - observations, actions))
-    assert not hasattr(FilteredPolicy(CallablePolicy(abs), abs), "log_prob")
+    assert not hasattr(FilteredPolicy(CallablePolicy(abs), module), "log_prob")
 
 
 def test_a_policy_without_log_probabilities_is_refused():

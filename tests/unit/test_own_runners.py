@@ -28,6 +28,7 @@ class Slots:
     default_lanes: ClassVar[int] = 64
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
+    several_agents: ClassVar[bool] = False
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self.count, self.runner_index = settings.runners.lanes, runner_index

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from rl_eval import EvalConfig, evaluate
 from rl_eval.cli.policy_source import policy_source
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3_files import unknown
+from rl_eval.integrations.sb3.files import unknown
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.results.loading import load
@@ -175,7 +175,7 @@ def test_a_path_that_could_be_two_things_is_no_guess(tmp_path):
     with pytest.raises(ConfigError, match=f"its kind cannot be told: say it with one of sb3:{tmp_path}, rllib:"):
         policy_source(str(tmp_path))
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="one of sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE, torchrl:"):
+    with pytest.raises(ConfigError, match="one of sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE"):
         policy_source(str(tmp_path / "notes.txt"))
     assert policy_source(f"sb3:{tmp_path}").kwargs == {"path": str(path)}
 

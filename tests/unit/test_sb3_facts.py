@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rl_eval.integrations.sb3_facts import facts_of, trained_normalized
+from rl_eval.integrations.sb3.files import facts_of, trained_normalized
 
 BOUNDED = spaces.Box(-1, 1, (2,))
 FREE = spaces.Box(-np.inf, np.inf, (2,))

@@ -63,13 +63,13 @@ Trace = npt.NDArray[np.void]
 
 
 def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iterator[Finding]:
-    """Build the environment a few times and play whole episodes in it; one of several agents is only built.
+    """Build the environment a few times and play whole episodes in it; only build one of several agents.
 
     Args:
         settings: What is to be evaluated.
         elsewhere: Whether two other processes play an episode as well, if there is no problem here.
     """
-    if settings.runners.runner == "multi_agent":
+    if settings.runners.runner_class.several_agents:
         yield _check_agents(settings)
         return
     examination = _Examination(settings)

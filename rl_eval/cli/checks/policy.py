@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rl_eval.adapters import loader_of
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.config.live import weights_of_each
-from rl_eval.config.model_files import loads_models
+from rl_eval.config.live import configured_weights
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.filters import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.inference import BLOCK, Inference
@@ -63,12 +62,12 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
     section = settings.policy
-    snapshot = weights_of_each(section, {}) if section.policies else configured_weights(section)
+    snapshot = configured_weights(section)
     if snapshot is not None:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
-    if section.file_digests and loads_models(section.policy):
+    if section.file_digests and loader_of(section.policy):
         files = ", ".join(f"{name} (digest {digest[:16]})" for name, digest in section.file_digests.items())
         return ok(f"made from {files}")
     module = module_of(runner.policy)

@@ -1,27 +1,29 @@
-"""Policy and weights of a running RLlib Algorithm."""
+"""Policies and weights of a running RLlib Algorithm, and of its checkpoint folders."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
-from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError, nearest
 from rl_eval.integrations.rllib.config import module_ids
-from rl_eval.integrations.rllib.connected import Pipelines, check_separate
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
-from rl_eval.integrations.rllib.policy import RLModulePolicy, check_spaces
+from rl_eval.integrations.rllib.policy import Pipelines, RLModulePolicy, check_separate, check_spaces
 from rl_eval.policies.random_state import random_state_kept
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "as_policies",
     "as_policy",
     "as_weights",
+    "load_policy",
     "policy_of_module",
     "portable",
     "versioned_weights",
@@ -58,20 +61,10 @@ def portable(value: Any) -> RLModulePolicy:
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
-    if isinstance(value, MultiRLModule):
-        raise ConfigError(
-            "a MultiRLModule is several policies: configure policy.policies, and give a mapping from their ids to "
-            "what policy_of_module of rl_eval.integrations.rllib returns for each"
-        )
-    if isinstance(value, RLModule):
-        raise ConfigError(
-            f"a bare {type(value).__name__} does not say whether it was trained with a MeanStdFilter or with other "
-            "connectors: give the Algorithm or its checkpoint, or policy_of_module(rl_module) of "
-            "rl_eval.integrations.rllib if it was trained with RLlib's default connectors"
-        )
+    several = " of each policy, in a mapping of ids" if isinstance(value, MultiRLModule) else ""
     raise ConfigError(
-        f"a {type(value).__name__} of RLlib is no policy: give the Algorithm, its RLModule, or the path of a "
-        'checkpoint with policy.policy: "rl_eval.integrations.rllib:load_policy"'
+        f"a {type(value).__name__} alone does not show its connectors, such as a MeanStdFilter: give the Algorithm or "
+        f"rllib:CHECKPOINT, or rl_eval.integrations.rllib.policy_of_module(rl_module){several} if they are RLlib's own"
     )
 
 
@@ -229,3 +222,91 @@ def _states_elsewhere(algorithm: Algorithm) -> list[Any]:
         timeout_seconds=_FETCH_TIMEOUT_S,
     )
     return [state[COMPONENT_ENV_TO_MODULE_CONNECTOR] for state in states]
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+_MODULES = Path("learner_group", "learner", "rl_module")
+_CONSTRUCTOR = "class_and_ctor_args.pkl"
+
+
+def load_policy(
+    path: str | Path,
+    module_id: str = DEFAULT_MODULE_ID,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
+) -> RLModulePolicy:
+    """Read RLModule, connectors and filter statistics from a checkpoint of an Algorithm.
+
+    RLlib's checkpoints are pickles: reading one runs the code in it, so read only those that you trust.
+
+    Args:
+        path: The folder that ``Algorithm.save_to_path`` wrote, or a Tune trial's ``checkpoint_000000``.
+        module_id: Which of its RLModules; with several agents the id of the policy.
+        observation_space: The environment's; checked against the one that the policy was trained with.
+        action_space: The environment's, likewise.
+
+    Raises:
+        ConfigError: The folder is none of these, is damaged, comes from the old API stack, the spaces differ, or the
+            module plays agents that it cannot be evaluated for.
+    """
+    folder = Path(path).expanduser().resolve()
+    _check_folder(folder)
+    module = _module(folder / _MODULES, module_id)
+    pipelines = Pipelines(
+        _pipeline(folder, "env_to_module_connector", EnvToModulePipeline),
+        _pipeline(folder, "module_to_env_connector", ModuleToEnvPipeline),
+    )
+    trained = pipelines.spaces(pipelines.agent(module_id))
+    check_spaces(f"the policy in {folder}", trained, (observation_space, action_space))
+    return pipelines.policy(module_id, module)
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"policy_kwargs.path: there is no folder {str(folder)!r}")
+    if (folder / _MODULES).is_dir():
+        return
+    inside = sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json"))
+    hint = f"choose one of the {len(inside)} in it, such as {str(inside[-1])!r}" if inside else "give that folder"
+    if inside and inside[-1] == folder:
+        hint = "RLlib's old API stack has none, so train with the new one"
+    raise ConfigError(
+        f"policy_kwargs.path: {str(folder)!r} lacks {_MODULES.as_posix()}, which an Algorithm's checkpoint has: {hint}"
+    )
+
+
+def _module(folder: Path, module_id: str) -> Any:
+    known = [part.name for part in folder.iterdir() if part.is_dir()]
+    if module_id not in known:
+        raise ConfigError(
+            f"policy_kwargs.module_id is {module_id!r}, which {folder} lacks: {nearest(module_id, known)}"
+        )
+    check_separate(_constructor(folder)[2])
+    args, kwargs, cls = _constructor(folder / module_id)
+    module = cls(*args, **{**kwargs, "inference_only": True})
+    module.restore_from_path(str(folder / module_id))
+    return module
+
+
+def _pipeline(folder: Path, name: str, cls: Any) -> Any:
+    # Without a local environment runner the Algorithm keeps its connectors itself.
+    for place in (folder / "env_runner" / name, folder / name):
+        if place.is_dir():
+            _constructor(place)  # RLlib would go on without the pieces that it cannot import.
+            return cls.from_checkpoint(str(place))
+    raise ConfigError(f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act")
+
+
+def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
+    """Class and arguments that RLlib wrote down to build this part again."""
+    try:
+        written = pickle.loads((folder / _CONSTRUCTOR).read_bytes())
+        args, kwargs = written["ctor_args_and_kwargs"]
+        return args, kwargs, written["class"]
+    except Exception as error:
+        raise ConfigError(
+            f"policy_kwargs.path: {folder / _CONSTRUCTOR} cannot be read ({type(error).__name__}: {error}): it is "
+            "damaged, or the code that it needs is not importable here"
+        ) from error

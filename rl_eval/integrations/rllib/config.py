@@ -14,8 +14,8 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.rllib.connected import check_separate
 from rl_eval.integrations.rllib.observations import NoEpisode
+from rl_eval.integrations.rllib.policy import check_separate
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import EpisodeSpec
 
@@ -51,6 +51,10 @@ _SET_BY_RLLIB: Final = frozenset(
 
 _SPACES: Final = ("action_space", "observation_space")
 
+_NOT_HONOURED: Final = (
+    *("evaluation_unhealthy_workers_timeout_s", "off_policy_estimation_methods"),
+    "offline_evaluation_interval",
+)
 _RUNNER_CALLBACKS: Final = (
     "on_environment_created",
     "on_episode_created",
@@ -99,39 +103,34 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     """Every key that cannot be honoured, with the end of its message."""
     if not config.enable_env_runner_and_connector_v2:
         yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules, of the new API stack"
-    yield from _refused_modules(config)
-    if config.evaluation_duration == "auto":
-        yield "evaluation_duration", "is 'auto', which measures by wall-clock time: give a number of episodes"
-    elif config.evaluation_duration_unit != "episodes":
-        yield (
-            "evaluation_duration_unit",
-            f"is {config.evaluation_duration_unit!r}, which cuts episodes off: use 'episodes'",
-        )
-    if config.evaluation_parallel_to_training:
-        yield (
-            "evaluation_parallel_to_training",
-            "is True, which reads weights while they change: use evaluation_function(..., parallel=True) instead",
-        )
-    # Versions of RLlib that lack a key cannot set it.
-    if getattr(config, "evaluation_error_after_n_consecutive_skips", None) not in (None, 1):
-        yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval skips none: it raises at once"
-    for key in (
-        "evaluation_unhealthy_workers_timeout_s",
-        "off_policy_estimation_methods",
-        "offline_evaluation_interval",
-    ):
-        if (value := getattr(config, key, None)) != getattr(_DEFAULTS, key, None):
-            yield key, f"is {value!r}, which rl_eval has nothing for"
-    yield from _refused_overrides(config)
-    yield from _refused_callbacks(config)
-
-
-def _refused_modules(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     if config.is_multi_agent and isinstance(config.rl_module_spec, MultiRLModuleSpec):
         try:
             check_separate(config.rl_module_spec.multi_rl_module_class)
         except ConfigError as error:
             yield "rl_module_spec", f"cannot be taken over: {error}"
+    if config.evaluation_duration == "auto":
+        yield "evaluation_duration", "is 'auto', which measures by wall-clock time: give a number of episodes"
+    elif config.evaluation_duration_unit != "episodes":
+        yield "evaluation_duration_unit", f"is {config.evaluation_duration_unit!r}, which cuts episodes: use 'episodes'"
+    if config.evaluation_parallel_to_training:
+        yield "evaluation_parallel_to_training", "is True: use evaluation_function(..., parallel=True) instead"
+    # Versions of RLlib that lack a key cannot set it.
+    if getattr(config, "evaluation_error_after_n_consecutive_skips", None) not in (None, 1):
+        yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval skips none: it raises at once"
+    for key in _NOT_HONOURED:
+        if (value := getattr(config, key, None)) != getattr(_DEFAULTS, key, None):
+            yield key, f"is {value!r}, which rl_eval has nothing for"
+    for key in sorted(_overrides(config) - _OVERRIDES):
+        yield f"evaluation_config.{key}", "is set, which would change RLlib's evaluation, but rl_eval cannot honour it"
+    yield from _refused_callbacks(config)
+
+
+def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    classes = force_list(config.callbacks_class)
+    for name in _RUNNER_CALLBACKS:
+        overridden = any(getattr(cls, name, None) is not getattr(RLlibCallback, name) for cls in classes)
+        if overridden or getattr(config, f"callbacks_{name}", None):
+            yield f"callbacks.{name}", "is set, but rl_eval's runners do not call RLlib's callbacks"
 
 
 def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
@@ -142,11 +141,6 @@ def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
     return tuple(sorted(name for name in known if name not in specs or not specs[name].learner_only))
 
 
-def _refused_overrides(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    for key in sorted(_overrides(config) - _OVERRIDES):
-        yield f"evaluation_config.{key}", "is set, which would change RLlib's evaluation, but rl_eval cannot honour it"
-
-
 def _overrides(config: AlgorithmConfig) -> set[str]:
     """Keys that are another for evaluation than for training; RLlib may hold a whole config here."""
     overrides = config.evaluation_config or {}
@@ -155,14 +149,6 @@ def _overrides(config: AlgorithmConfig) -> set[str]:
     changed = {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
     # Without a space, RLlib takes that of the environment, as rl_eval does.
     return {key for key in changed if key not in _SPACES or theirs[key] is not None}
-
-
-def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    classes = force_list(config.callbacks_class)
-    for name in _RUNNER_CALLBACKS:
-        overridden = [cls for cls in classes if getattr(cls, name, None) is not getattr(RLlibCallback, name)]
-        if overridden or getattr(config, f"callbacks_{name}", None):
-            yield f"callbacks.{name}", "is set, but rl_eval's runners do not call RLlib's callbacks"
 
 
 def _environment(ours: EvalConfig, evaluated: AlgorithmConfig) -> None:

@@ -1,32 +1,176 @@
-"""RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``."""
+"""RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``.
+
+A session is the :class:`rl_eval.Evaluator` of one Algorithm, which lives as long as it, with the results so far.
+"""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary, finalize, ref
 
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rl_eval.config.builder import EvalConfig
+from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
-from rl_eval.integrations.rllib.session import EvaluationSession, Receivers, open_session, session_of
 from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
+from rl_eval.training.evaluator import Evaluator
 
 if TYPE_CHECKING:
     from rl_eval.video import VideoSettings
 
-__all__ = ["EvaluationFunction", "evaluation_function"]
+__all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "session_of"]
+
+_KEPT: Final = 100
+
+_SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Receivers:
+    """Receivers of results, as :class:`rl_eval.Evaluator` takes them."""
+
+    on_result: tuple[Callable[[EvalPoint], object], ...] = ()
+    on_error: Callable[[BaseException], object] | None = None
+    loggers: tuple[Logger, ...] = ()
+    videos: VideoSettings | None = None
+
+    def __deepcopy__(self, memo: object) -> Receivers:
+        """Stay the caller's loggers and callbacks where RLlib copies its config."""
+        return self
+
+
+@final
+class EvaluationSession:
+    """The evaluations of one Algorithm.
+
+    It ends with ``Algorithm.stop()``, or when the Algorithm is garbage; what it started ends with it.
+
+    Args:
+        algorithm: Evaluated on each call; only weakly referenced.
+        config: What to evaluate and how; its policy is the Algorithm's.
+        receivers: Where results go. With ``on_error`` an evaluation that could not run raises nowhere else.
+    """
+
+    def __init__(self, algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> None:
+        self._algorithm = ref(algorithm)
+        self._raises = receivers.on_error is None
+        self._handle: EvalHandle | None = None
+        self.points: list[EvalPoint] = []
+        """The last 100 finished evaluations, in order; ``on_result`` has them all."""
+        self.num_episodes = 0
+        """Finished episodes of all evaluations."""
+        self.reported: EvalPoint | None = None
+        """The one that was reported to RLlib last."""
+        self.num_skipped = 0
+        """Evaluations that were due while another was running."""
+        self.env_steps = 0
+        """Environment steps of all of them."""
+        self.stopped = False
+        settings = settings_of(config)
+        self._policies = tuple(settings.policy.policies)
+        self._evaluator = Evaluator(
+            settings,
+            as_policies(algorithm, self._policies) if self._policies else portable(algorithm),
+            on_result=[self._take_in, *receivers.on_result],
+            on_error=receivers.on_error,
+            loggers=receivers.loggers,
+            videos=receivers.videos,
+        )
+        finalize(algorithm, self._evaluator.shutdown)
+
+    @property
+    def last(self) -> EvalPoint | None:
+        """The evaluation that finished last."""
+        return self.points[-1] if self.points else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation is running."""
+        return self._handle is not None
+
+    def submit(self) -> None:
+        """Start an evaluation of the present weights; one that is running is waited for."""
+        algorithm = self._algorithm()
+        if algorithm is not None:
+            self._submit(algorithm, versioned_weights(algorithm, self._policies))
+
+    def _submit(self, algorithm: Algorithm, weights: VersionedWeights) -> None:
+        self.wait()
+        step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
+
+    def poll(self) -> EvalPoint | None:
+        """Return the running evaluation if it is finished; None if it is not, or there is none."""
+        return None if self._evaluator.pending else self.wait()
+
+    def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
+        """Wait for the running evaluation and return it; None if there is none.
+
+        Raises:
+            TimeoutError: It takes longer than ``timeout_s`` seconds; it goes on.
+            EvalError: It could not run, and there is no ``on_error``.
+        """
+        if self._handle is None:
+            return None
+        if not self._evaluator.drain(timeout_s):
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on")
+        error, self._handle = self._handle.exception(), None
+        if error is not None and self._raises:
+            raise error
+        return None if error is not None else self.last
+
+    def evaluate_final(self, timeout_s: float | None = None) -> EvalPoint | None:
+        """Finish what runs, and evaluate the present weights unless they were the last that were.
+
+        Args:
+            timeout_s: Longest wait for each of the two, in seconds.
+
+        Raises:
+            TimeoutError: One takes longer.
+        """
+        algorithm = self._algorithm()
+        self.wait(timeout_s)
+        if algorithm is not None and not self.stopped:
+            weights = versioned_weights(algorithm, self._policies)
+            if self.last is None or self.last.weights_version != weights.weights_seq_no:
+                self._submit(algorithm, weights)
+                self.wait(timeout_s)
+        return self.last
+
+    def stop(self) -> None:
+        """End the runners; points stay."""
+        self.stopped = True
+        self._evaluator.shutdown()
+
+    def _take_in(self, point: EvalPoint) -> None:
+        self.env_steps += point.result.timing.env_steps
+        self.num_episodes += len(point.result.episodes)
+        self.points.append(point)
+        del self.points[:-_KEPT]
+
+
+def session_of(algorithm: Algorithm) -> EvaluationSession | None:
+    """Return what an Algorithm's evaluation function has found so far; None before its first evaluation."""
+    return _SESSIONS.get(algorithm)
+
+
+# ---------------------------------------------------------------------- the evaluation function
+
 
 OnResult = Callable[[EvalPoint], object]
 
@@ -68,7 +212,9 @@ def evaluation_function(
         raise ConfigError(
             'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
         )
-    for place, section in _sections(policy):
+    each = {f"policy.policies.{name}": given for name, given in (policy.get("policies") or {}).items()}
+    for place, given in {"policy": policy, **each}.items():
+        section = given if isinstance(given, Mapping) else {"policy": given}
         for key in ("policy", "policy_kwargs", "weights"):
             if section.get(key):
                 raise ConfigError(
@@ -76,12 +222,6 @@ def evaluation_function(
                 )
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
-
-
-def _sections(policy: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "policy", policy
-    for name, given in (policy.get("policies") or {}).items():
-        yield f"policy.policies.{name}", given if isinstance(given, Mapping) else {"policy": given}
 
 
 @final
@@ -117,7 +257,7 @@ class EvaluationFunction:
 
     def _open(self, algorithm: Algorithm) -> EvaluationSession:
         config = eval_config_of(algorithm.config) if self.config is None else self.config
-        session = open_session(algorithm, config, self.receivers)
+        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, self.receivers)
         algorithm.callbacks.append(_Forget())
         _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
         return session
@@ -215,14 +355,11 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
     """Put the numbers where RLlib reads them: one value per key, so that nothing is averaged."""
     logger = MetricsLogger(root=False)
     for key, value in numbers.items():
-        for path, item in _leaves(key, value):
+        parts = {(key, name): item for name, item in value.items()} if isinstance(value, dict) else {(key,): value}
+        for path, item in parts.items():
             logger.log_value(path, item, reduce="item")
     algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
     algorithm.metrics.aggregate([logger.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
-
-
-def _leaves(key: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
-    return [((key, name), item) for name, item in value.items()] if isinstance(value, dict) else [((key,), value)]
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]

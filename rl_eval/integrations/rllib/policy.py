@@ -1,28 +1,169 @@
-"""Policy of an RLModule with its connectors, which acts on a batch of observations, each row for itself."""
+"""Policy of an RLModule with its connectors: each row of a batch acts for itself.
+
+An action is the mode of the module's distribution, or a sample drawn from each episode's noise.
+
+RLlib's own distribution objects say what the numbers mean; they never draw, since they would draw from torch's global
+generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to the whole batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast, final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
 import tree
+from ray.rllib.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.core.columns import Columns
-from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
+from ray.rllib.core.distribution.torch import torch_distribution as distributions
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
-from rl_eval.errors import ConfigError
-from rl_eval.integrations.rllib.actions import Actions, read_actions
-from rl_eval.integrations.rllib.observations import FILTERS, Observations, filter_tensors
+from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.integrations.rllib.observations import FILTERS, NoEpisode, Observations, filter_tensors
 from rl_eval.policies.random_state import random_state_kept
+from rl_eval.policies.sampling import categorical, gaussian, refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["RLModulePolicy", "check_spaces"]
+__all__ = ["Actions", "Pipelines", "RLModulePolicy", "check_separate", "check_spaces", "read_actions"]
+
+_PLUMBING: Final = frozenset(
+    {
+        "GetActions",
+        "ListifyDataForVectorEnv",
+        "ModuleToAgentUnmapping",
+        "RemoveSingleTsTimeRankFromBatch",
+        "TensorToNumpy",
+        "UnBatchToIndividualItems",
+    }
+)
 
 Array = npt.NDArray[Any]
 Live = npt.NDArray[np.bool_]
+
+
+class Actions:
+    """The pieces of one module-to-env pipeline.
+
+    Args:
+        pieces: Connector pieces in their order.
+        action_space: Space of the environment.
+
+    Raises:
+        ConfigError: A piece cannot be applied to a batch; the message names it.
+    """
+
+    def __init__(self, pieces: Sequence[Any], action_space: gym.Space[Any]) -> None:
+        self._structure = get_base_struct_from_space(action_space)
+        self._unsquash = self._clip = False
+        for piece in pieces:
+            name = type(piece).__name__
+            if not type(piece).__module__.startswith("ray.rllib."):
+                raise ConfigError(
+                    f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
+                    "applied to a batch of actions: put it into the environment as an action wrapper"
+                )
+            if name == "NormalizeAndClipActions":
+                self._unsquash, self._clip = piece.normalize_actions, piece.clip_actions
+            elif name not in _PLUMBING:
+                raise ConfigError(
+                    f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
+                )
+
+    def for_env(self, actions: Any) -> Any:
+        """Map actions of the module onto those of the environment, as ``normalize_actions``/``clip_actions`` say."""
+        if self._unsquash:
+            return unsquash_action(actions, self._structure)
+        return clip_action(actions, self._structure) if self._clip else actions
+
+
+def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: NoiseSource | None) -> Any:
+    """Choose a batch of actions by what the module put out.
+
+    Args:
+        module: The RLModule; it knows the class of its action distribution.
+        outputs: What its forward pass returned, without a time dimension.
+        live: Mask of the rows that count, shape (batch,).
+        noise: Randomness of each row; None takes the mode.
+
+    Raises:
+        ConfigError: It samples by itself, or from a distribution that rl_eval cannot draw from.
+        PolicyError: Its output is NaN.
+    """
+    if Columns.ACTIONS in outputs:
+        if noise is not None:
+            raise ConfigError(
+                f"policy.deterministic is False, but {type(module).__name__} returns actions that it has drawn itself, "
+                "from a generator that is not the episode's: set policy.deterministic to True (in RLlib, explore=False)"
+            )
+        return tree.map_structure(_numpy, outputs[Columns.ACTIONS])
+    if Columns.ACTION_DIST_INPUTS not in outputs:
+        raise PolicyError(f"{type(module).__name__} returned neither actions nor action_dist_inputs: {list(outputs)}")
+    logits = outputs[Columns.ACTION_DIST_INPUTS]
+    refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
+    if noise is None:
+        mode = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
+        return tree.map_structure(_numpy, mode.sample())
+    return _sample(module.get_exploration_action_dist_cls().from_logits(logits), live, noise)
+
+
+def _sample(distribution: Any, live: Live, noise: NoiseSource) -> Any:
+    draw = _DRAWS.get(type(distribution))
+    if draw is None:
+        raise ConfigError(
+            f"policy.deterministic is False, but rl_eval cannot draw from {type(distribution).__name__} reproducibly: "
+            "set policy.deterministic to True (in RLlib, explore=False)"
+        )
+    return draw(distribution, live, noise)
+
+
+def _draw_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
+    logits = distribution.logits if distribution.logits is not None else distribution.probs.log()
+    return categorical(_numpy(logits), live, noise)
+
+
+def _draw_multi_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
+    return np.stack([_draw_categorical(part, live, noise) for part in distribution._cats], axis=1)
+
+
+def _draw_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
+    mean, scale = _numpy(distribution.loc), _numpy(distribution._dist.scale)
+    return gaussian(mean, scale, noise).astype(mean.dtype)
+
+
+def _draw_squashed_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
+    return _numpy(distribution._squash(torch.from_numpy(_draw_gaussian(distribution, live, noise))))
+
+
+def _draw_deterministic(distribution: Any, live: Live, noise: NoiseSource) -> Array:
+    return _numpy(distribution.loc)
+
+
+def _draw_nested(distribution: Any, live: Live, noise: NoiseSource) -> Any:
+    parts = [_sample(part, live, noise) for part in distribution._flat_child_distributions]
+    return tree.unflatten_as(distribution._original_struct, parts)
+
+
+_DRAWS: Final[Mapping[type, Callable[[Any, Live, NoiseSource], Any]]] = {
+    distributions.TorchCategorical: _draw_categorical,
+    distributions.TorchMultiCategorical: _draw_multi_categorical,
+    distributions.TorchDiagGaussian: _draw_gaussian,
+    distributions.TorchSquashedGaussian: _draw_squashed_gaussian,
+    distributions.TorchDeterministic: _draw_deterministic,
+    distributions.TorchMultiDistribution: _draw_nested,
+}
+"""By exact class: a subclass may draw in another way."""
+
+
+def _numpy(value: Any) -> Array:
+    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+
+
+# ---------------------------------------------------------------------- policies
 
 
 @final
@@ -152,3 +293,81 @@ def _tensor(value: Any) -> torch.Tensor:
     """As RLlib's NumpyToTensor: floats become float32, except float16."""
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float16 else tensor
+
+
+# ---------------------------------------------------------------------- pipelines
+
+
+class Pipelines(NamedTuple):
+    """RLlib's connector pipelines before and behind the modules."""
+
+    env_to_module: Any
+    module_to_env: Any
+
+    def policy(
+        self, module_id: str, module: Any, statistics: Mapping[str, torch.Tensor] | None = None
+    ) -> RLModulePolicy:
+        """Return the policy of one module; see :class:`RLModulePolicy`.
+
+        Raises:
+            ConfigError: The module plays agents with different spaces, or several with filters of their own.
+        """
+        agent = self.agent(module_id)
+        return RLModulePolicy(
+            module,
+            self.env_to_module.connectors,
+            self.module_to_env.connectors,
+            self.spaces(agent),
+            statistics,
+            agent,
+        )
+
+    def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of an agent of the environment; of the environment itself for None."""
+        spaces = self.env_to_module.input_observation_space, self.env_to_module.input_action_space
+        return spaces if agent is None else (spaces[0][agent], spaces[1][agent])
+
+    def agent(self, module_id: str) -> Any:
+        """Return an agent whose parts of the connectors are a module's; None if there is but one agent.
+
+        Raises:
+            ConfigError: As for :meth:`policy`.
+        """
+        mapping = next((p for p in self.env_to_module.connectors if type(p) is AgentToModuleMapping), None)
+        if mapping is None:
+            return None
+        first, *others = agents = self._agents(module_id, mapping._agent_to_module_mapping_fn)
+        for other in others:
+            if self.spaces(other) != self.spaces(first):
+                raise ConfigError(
+                    f"the module {module_id!r} may play the agents {first!r} and {other!r}, whose spaces differ: "
+                    f"{self.spaces(first)} and {self.spaces(other)}"
+                )
+        if others and any(type(piece) is MeanStdFilter for piece in self.env_to_module.connectors):
+            raise ConfigError(
+                f"the module {module_id!r} may play the agents {agents}, for each of which the connector piece "
+                "MeanStdFilter has statistics of its own: rl_eval evaluates it with a module for each agent only"
+            )
+        return first
+
+    def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
+        """Return the agents that a module plays; all of them if it has none, or if that depends on the episode."""
+        agents = list(self.env_to_module.input_observation_space.spaces)
+        unknown = NoEpisode("policy_mapping_fn", "it must be a function of the agent alone")
+        try:
+            return [agent for agent in agents if mapping_fn(agent, unknown) == module_id] or agents
+        except ConfigError:
+            return agents
+
+
+def check_separate(kind: type) -> None:
+    """Make sure that the parts of a MultiRLModule act each for itself.
+
+    Raises:
+        ConfigError: Its class has code of its own, such as an encoder that its parts share.
+    """
+    if kind is not MultiRLModule:
+        raise ConfigError(
+            f"the {kind.__name__} is a MultiRLModule with code of its own, and rl_eval runs each RLModule for itself: "
+            "use RLlib's MultiRLModule"
+        )

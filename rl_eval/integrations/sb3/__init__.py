@@ -1,11 +1,28 @@
 """Stable-Baselines3: its models as policies, live or from a zip file, and evaluation beside its training.
 
-Import this only where Stable-Baselines3 is installed; ``rl_eval.adapters`` does so when it meets one of its objects.
+The names are found on first use, so that a saved model is looked at without Stable-Baselines3.
 """
 
-from rl_eval.integrations.sb3.callback import EvalCallback
-from rl_eval.integrations.sb3.live import as_weights, for_environment, portable
-from rl_eval.integrations.sb3.loading import load_policy
-from rl_eval.integrations.sb3.policy import SB3Policy, as_policy
+from __future__ import annotations
 
-__all__ = ["EvalCallback", "SB3Policy", "as_policy", "as_weights", "for_environment", "load_policy", "portable"]
+from typing import TYPE_CHECKING
+
+from rl_eval.integrations import lazy_names
+
+if TYPE_CHECKING:
+    from rl_eval.integrations.sb3.callback import EvalCallback as EvalCallback
+    from rl_eval.integrations.sb3.models import as_weights as as_weights
+    from rl_eval.integrations.sb3.models import for_environment as for_environment
+    from rl_eval.integrations.sb3.models import load_policy as load_policy
+    from rl_eval.integrations.sb3.models import portable as portable
+    from rl_eval.integrations.sb3.policy import SB3Policy as SB3Policy
+    from rl_eval.integrations.sb3.policy import as_policy as as_policy
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "callback": ("EvalCallback",),
+        "models": ("as_weights", "for_environment", "load_policy", "portable"),
+        "policy": ("SB3Policy", "as_policy"),
+    },
+)

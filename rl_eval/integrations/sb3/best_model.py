@@ -13,15 +13,12 @@ then, and the new one from then on.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import pickle
 import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -44,19 +41,10 @@ class Candidate:
 
     step: int
     path: Path
-    lock: int | None
-    """Descriptor that is locked as long as its process lives; None once it is released, or where there are no locks."""
 
     def discard(self) -> None:
         """Remove it, unless it has become the best model."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self.release()
-
-    def release(self) -> None:
-        """Let go of the lock; may be called again."""
-        lock, self.lock = self.lock, None
-        if lock is not None:
-            os.close(lock)
 
 
 @final
@@ -82,17 +70,22 @@ class BestModel:
                 f"best_model_save_path has a {_POINTER} of somebody else: move {self._folder / _POINTER} away, or give "
                 "another folder"
             )
-        current = self._current()
         for path in self._folder.iterdir():
-            if path != current:
-                _remove_leftover(path)
-        self._check_links()
+            if path.is_symlink():
+                if is_temporary(path.name):
+                    path.unlink()
+            elif path.is_dir() and path != self._current() and self._is_ours(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def _is_ours(path: Path) -> bool:
+        return is_temporary(path.name) or bool(_PAIR.fullmatch(path.name) and (path / _FACTS).exists())
 
     def save(self, model: Any, step: int) -> Candidate:
         """Save a model with its statistics, where it is not yet the best."""
         path = self._folder / temporary_name("best_model")
         path.mkdir()
-        candidate = Candidate(step, path, _lock(path))
+        candidate = Candidate(step, path)
         try:
             write_atomically(path / _MODEL, model.save)
             if (wrapper := model.get_vec_normalize_env()) is not None:
@@ -113,7 +106,6 @@ class BestModel:
         former = self._current()
         home = self._folder / f"best_model.step_{candidate.step}.{secrets.token_hex(4)}"
         candidate.path.rename(home)
-        candidate.release()
         self._link(_POINTER, home.name)
         self._name_files(home)
         sync_folder(self._folder)
@@ -146,38 +138,3 @@ class BestModel:
         temporary = self._folder / temporary_name(name)
         temporary.symlink_to(target)
         temporary.replace(self._folder / name)
-
-    def _check_links(self) -> None:
-        trial = self._folder / temporary_name("link")
-        try:
-            trial.symlink_to("nothing")
-            trial.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"best_model_save_path is {self._folder}, which takes no links ({error.strerror}): give a folder on "
-                "another file system"
-            ) from error
-
-
-def _remove_leftover(path: Path) -> None:
-    """Remove a folder or link of a training that was killed; a candidate of one that lives is locked."""
-    if path.is_symlink():
-        if is_temporary(path.name):
-            path.unlink(missing_ok=True)
-    elif path.is_dir() and _PAIR.fullmatch(path.name) and (path / _FACTS).exists():
-        shutil.rmtree(path, ignore_errors=True)
-    elif path.is_dir() and is_temporary(path.name) and (lock := _lock(path)) is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
-    return None

@@ -23,17 +23,55 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.logger import KVWriter
 
+from rl_eval.atomic_write import write_atomically
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EvaluatorBusy
 from rl_eval.execution.evaluate_policy import environment_like
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.integrations.sb3.arrays import EvaluationArrays
 from rl_eval.integrations.sb3.best_model import BestModel, Candidate
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
 
-__all__ = ["EvalCallback"]
+__all__ = ["EvalCallback", "EvaluationArrays"]
+
+
+@final
+class EvaluationArrays:
+    """Returns, lengths and successes of all evaluations, and the file of them.
+
+    Args:
+        file: Where they are written.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._arrays: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": [], "successes": []}
+
+    def add(self, step: int, result: EvalResult) -> None:
+        """Take the numbers of an evaluation, and write the file anew; a reader sees the old file or the new one."""
+        columns = {"results": "episode_return", "ep_lengths": "length", "successes": "success_at_end"}
+        if result.success_rate is None:
+            self._arrays.pop("successes", None)
+        for name, values in self._arrays.items():
+            values.append(step if name == "timesteps" else _column(result, columns[name]))
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as stream:  # To a path, numpy would add a suffix.
+                np.savez(stream, **self._arrays)  # type: ignore[arg-type]
+
+        write_atomically(self._file, write)
+
+
+def _column(result: EvalResult, name: str) -> Any:
+    """Return one number per planned episode, NaN where it did not complete."""
+    column = result.table.rows[name].astype(np.float64)
+    column[~result.table.completed] = np.nan
+    return column > 0 if name == "success_at_end" else column
+
+
+# ---------------------------------------------------------------------- the callback
+
 
 _KEPT: Final = 100
 _MAX_WAITING: Final = 2
@@ -54,11 +92,6 @@ class _Open:
     candidate: Candidate | None
     """The model as it was submitted, until it is known whether it is the best."""
 
-    def discard(self) -> None:
-        """Remove the candidate, unless it has become the best model."""
-        if self.candidate is not None:
-            self.candidate.discard()
-
 
 @final
 class EvalCallback(EventCallback):  # type: ignore[misc]
@@ -78,7 +111,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         eval_freq: Evaluate at each call whose number is a multiple of it. A call is one step of every training
             environment. By default 10000.
         log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has, of all evaluations. Failed
-            episodes are NaN. After more than 100 evaluations it may lack the last 1 % of them until the training ends.
+            episodes are NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
             and change together, so a kill leaves the old pair or the new one.
@@ -173,8 +206,6 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             self._finish()
         finally:
             self._release()
-            if self._arrays is not None:
-                _attempt("writing evaluations.npz", self._arrays.write, None)
 
     # ------------------------------------------------------------------ submitting
 
@@ -219,7 +250,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _release(self) -> None:
         """Let go of what belongs to one training."""
         while self._open:
-            self._open.popleft().discard()
+            _discard(self._open.popleft())
         if self.evaluator is not None and self.evaluator is not self._given:
             self.evaluator.shutdown()
         self.evaluator = None
@@ -240,7 +271,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 else:
                     _attempt("on_error", partial(self._on_error, error), None)
             finally:
-                first.discard()
+                _discard(first)
         return go_on
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
@@ -290,6 +321,12 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             print(f"Success rate: {100 * result.success_rate:.2f}%")  # noqa: T201
         if result.status != "complete":
             print(f"Evaluation {result.status}: {result.reason}")  # noqa: T201
+
+
+def _discard(one: _Open) -> None:
+    """Remove a candidate, unless it has become the best model."""
+    if one.candidate is not None:
+        one.candidate.discard()
 
 
 def _std(values: Any) -> float:

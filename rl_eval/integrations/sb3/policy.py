@@ -16,6 +16,7 @@ gSDE                        the mean and the episode's own noise matrix, drawn a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -24,23 +25,218 @@ import numpy.typing as npt
 import torch
 import tree
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.distributions import (
+    Distribution,
+    SquashedDiagGaussianDistribution,
+    StateDependentNoiseDistribution,
+)
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.td3.policies import TD3Policy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3.context import context_of
-from rl_eval.integrations.sb3.draws import Exploration, draw, explores, parameters
-from rl_eval.integrations.sb3.live import portable
-from rl_eval.integrations.sb3.normalizer import ATTRIBUTE, NOTES, refuse_empty
-from rl_eval.integrations.sb3.observations import Preprocessor
+from rl_eval.integrations.sb3.models import portable
+from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor, refuse_empty
+from rl_eval.policies.sampling import bernoulli, categorical, gaussian
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["SB3Policy", "as_policy"]
+__all__ = [
+    "Context",
+    "Exploration",
+    "LSTMState",
+    "Masks",
+    "SB3Policy",
+    "as_policy",
+    "context_of",
+    "draw",
+    "explores",
+    "parameters",
+]
 
 Array = npt.NDArray[Any]
+
+
+def parameters(distribution: Distribution) -> list[Array]:
+    """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
+    found = _of_torch(distribution)
+    if isinstance(found, torch.distributions.Normal):
+        return [found.loc.numpy(force=True), found.scale.numpy(force=True)]
+    return [part.logits.numpy(force=True) for part in (found if isinstance(found, list) else [found])]
+
+
+def draw(distribution: Distribution, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
+    """Draw an action per row, before it is mapped onto the action space; not of gSDE."""
+    found, numbers = _of_torch(distribution), parameters(distribution)
+    if isinstance(found, torch.distributions.Normal):
+        drawn: Array = gaussian(numbers[0], numbers[1], noise)
+        return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
+    if isinstance(found, torch.distributions.Bernoulli):
+        return bernoulli(numbers[0], noise)
+    chosen = [categorical(logits, live, noise) for logits in numbers]
+    return np.stack(chosen, axis=1) if isinstance(found, list) else chosen[0]
+
+
+@final
+class Exploration:
+    """Noise of a policy with gSDE: one matrix per episode, drawn at its first step, and multiplied by the features.
+
+    SB3 draws a new matrix when a rollout begins, or every ``sde_sample_freq`` steps. Its ``predict`` never does, so all
+    episodes of an ``evaluate_policy`` share the one that the training had last.
+
+    Args:
+        actor: The part of the policy that has the distribution.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return matrices of shape (batch, features, actions), and whether they are drawn, shape (batch,)."""
+        std = self._std()
+        blank = torch.zeros((batch_size, *std.shape), dtype=std.dtype, device=std.device)
+        return blank, torch.zeros(batch_size, dtype=torch.bool, device=std.device)
+
+    def draw(self, distribution: Any, state: Any, noise: NoiseSource) -> tuple[Array, Any]:
+        """Draw an action per row; return them with the next state."""
+        matrices = self._drawn(state[0], state[1], noise)
+        features = distribution._latent_sde  # noqa: SLF001  # SB3 has no other name for it.
+        actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
+        if distribution.bijector is not None:
+            actions = distribution.bijector.forward(actions)
+        return actions.numpy(force=True), (matrices, torch.ones_like(state[1]))
+
+    def _drawn(self, matrices: torch.Tensor, drawn: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
+        """Return the matrices, with those of fresh episodes drawn."""
+        if drawn.all():
+            return matrices
+        std = self._std()
+        numbers = torch.from_numpy(noise.normal(std.numel())).to(std).reshape(matrices.shape)
+        return torch.where(drawn[:, None, None], matrices, numbers * std)
+
+    def _std(self) -> torch.Tensor:
+        std: torch.Tensor = self._actor.action_dist.get_std(self._actor.log_std).detach()
+        return std
+
+
+def _of_torch(distribution: Any) -> Any:
+    """Return torch's distribution, or a list of them, one for each part of an action."""
+    parts = getattr(distribution, "distributions", None)
+    return distribution.distribution if parts is None else parts
+
+
+def explores(distribution: Distribution | None) -> bool:
+    """Return whether a distribution is that of gSDE, whose noise outlives a step."""
+    return isinstance(distribution, StateDependentNoiseDistribution)
+
+
+# ---------------------------------------------------------------------- inputs beside the observation
+
+
+class Context:
+    """No input beside the observation, as of policies of Stable-Baselines3 itself.
+
+    Args:
+        module: The policy.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """Return the space of what the policy was trained on, inside of an environment's observation space.
+
+        Raises:
+            ConfigError: The environment lacks what the policy acts by.
+        """
+        return space
+
+    def observation(self, observations: Any) -> Any:
+        """Return the policy's part of a batch of observations."""
+        return observations
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Return the state of fresh episodes, rows first; None if the policy has none."""
+        return None
+
+    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
+        """Return what the policy's ``_predict`` and ``get_distribution`` take beside the observation."""
+        return {}
+
+    def split(self, result: Any) -> tuple[Any, Any]:
+        """Return what such a call computed, and the next state."""
+        return result, None
+
+
+@final
+class LSTMState(Context):
+    """State of a ``RecurrentPPO``: hidden and cell state of the actor's LSTM, each of shape (batch, layers, size)."""
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return zeros, as ``predict`` begins with."""
+        layers, _, size = self._module.lstm_hidden_state_shape
+        zeros = torch.zeros((batch_size, layers, size), device=self._module.device)
+        return zeros, zeros.clone()
+
+    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
+        """Return the state, layers first; no episode starts, for the state of a fresh one is zero already."""
+        states = tuple(part.transpose(0, 1).contiguous() for part in state)
+        return {"lstm_states": states, "episode_starts": torch.zeros(len(state[0]), device=self._module.device)}
+
+    def split(self, result: Any) -> tuple[Any, Any]:
+        """Return what was computed, and the next state, rows first."""
+        computed, states = result
+        return computed, tuple(part.transpose(0, 1).contiguous() for part in states)
+
+
+@final
+class Masks(Context):
+    """Masks of a ``MaskablePPO``, which ``environment.action_masks`` puts beside the observation."""
+
+    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """Return the space without the mask."""
+        if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
+            raise ConfigError(
+                f"{type(self._module).__name__} needs the environment's action masks: set environment.action_masks to "
+                "true, and give the environment a method action_masks(), as sb3-contrib does"
+            )
+        return space["observation"]
+
+    def observation(self, observations: Any) -> Any:
+        """Return the observations without their masks."""
+        return observations["observation"]
+
+    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
+        """Return the masks, shape (batch, choices)."""
+        return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self._module.device)}
+
+
+_CONTEXTS: Final[Mapping[str, type[Context]]] = {
+    "stable_baselines3.common.policies": Context,
+    "sb3_contrib.common.recurrent.policies": LSTMState,
+    "sb3_contrib.common.maskable.policies": Masks,
+}
+"""By the module of the ``predict`` that a policy has."""
+
+
+def context_of(module: BasePolicy) -> Context:
+    """Return what a policy acts by beside its observation.
+
+    Raises:
+        ConfigError: It has a ``predict`` of its own.
+    """
+    kind = _CONTEXTS.get(type(module).predict.__module__)
+    if kind is None:
+        raise ConfigError(
+            f"{type(module).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
+            "around it"
+        )
+    return kind(module)
+
+
+# ---------------------------------------------------------------------- policies
+
+
 State = dict[str, Any]
 
 _PACKAGES: Final = ("stable_baselines3", "sb3_contrib")

@@ -103,6 +103,6 @@ def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:
     if lacking or not (hasattr(built, "possible_agents") or hasattr(built, "agents")):
         raise ConfigError(
             f"environment.env {section.env!r} built a {type(built).__name__}, which is no environment of several "
-            "agents: it needs the methods of pettingzoo.ParallelEnv or pettingzoo.AECEnv, or be an RLlib MultiAgentEnv"
+            "agents: it needs the methods of pettingzoo.ParallelEnv or pettingzoo.AECEnv"
         )
     return AECAgents(built) if callable(getattr(built, "agent_iter", None)) else ParallelAgents(built)

@@ -10,11 +10,13 @@ import gymnasium as gym
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import EvalSettings, PolicySection
 from rl_eval.errors import ConfigError, nearest, summary_of
-from rl_eval.policies.filters import DEFAULT_POLICY
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.team import TeamEnv
 
-__all__ = ["PolicyMapping", "sections_of"]
+__all__ = ["DEFAULT_POLICY", "PolicyMapping", "sections_of"]
+
+DEFAULT_POLICY: Final = "default_policy"
+"""Name of the only policy."""
 
 _SCANNED: Final = 1000
 """Episodes that are looked at to see which agents a policy plays."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.filters import DEFAULT_POLICY
 from rl_eval.protocols import Policy
 from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.multi_agent.construction import agents_of, build_team
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
-from rl_eval.runners.multi_agent.mapping import PolicyMapping, sections_of
+from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY, PolicyMapping, sections_of
 from rl_eval.runners.multi_agent.several import SeveralPolicies
 from rl_eval.runners.multi_agent.team import TeamEnv
 from rl_eval.runners.values import ValueReader
@@ -32,6 +31,8 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     The return of an episode is the team's, the sum over agents; those of the agents are columns of the record. An
     episode ends when all agents are done, and its length is the number of calls of ``step``.
     """
+
+    several_agents: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
@@ -77,7 +78,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     @property
     def policies(self) -> Mapping[str, Policy]:
         """Policies by id."""
-        return self._policy.by_name if isinstance(self._policy, SeveralPolicies) else super().policies
+        return self._policy.by_name if isinstance(self._policy, SeveralPolicies) else {DEFAULT_POLICY: self._policy}
 
     def make_inference(self) -> AgentsInference:
         """Build what applies the policies to the agents of all lanes."""

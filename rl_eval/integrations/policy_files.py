@@ -1,4 +1,4 @@
-"""Schemes of torch files: weights with the factory of their module (torch, TorchRL, CleanRL), and whole modules."""
+"""Schemes of policy files: torch weights with the factory of their module, whole modules, checkpoints of RLlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-__all__ = ["SCHEMES"]
+__all__ = ["CLEANRL", "RLLIB", "TORCH", "TORCHRL"]
 
 _TORCH: Final = (".pt", ".pth")
 _CLEANRL: Final = ".cleanrl_model"
@@ -51,6 +51,21 @@ def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicyS
     )
 
 
+def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    path = path_in("rllib:checkpoint_000010", path)
+    return PolicySource(
+        "rl_eval.integrations.rllib:load_policy",
+        f"a checkpoint of RLlib, {path}",
+        {"path": str(path.resolve())},
+        {"policy.actions": "none"},  # RLlib's own connectors map them.
+        pickled=str(path),
+    )
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and (path / "rllib_checkpoint.json").exists()
+
+
 def _is_whole(path: Path) -> bool:
     """Whether ``torch.save`` wrote a module, with its attributes, rather than its weights."""
     if _has_suffix(_TORCH, path):
@@ -87,9 +102,12 @@ def _scheme(form: str, what: str, recognises: Callable[[Path], bool]) -> PolicyS
 
 _CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
 
-SCHEMES: Final = {
+TORCH: Final = {
     "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _has_weights),
-    "torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ())),
-    "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,))),
     "torch_module": PolicyScheme("torch_module:PATH", _whole, _is_whole),
 }
+TORCHRL: Final = {"torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ()))}
+CLEANRL: Final = {
+    "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,)))
+}
+RLLIB: Final = {"rllib": PolicyScheme("rllib:PATH", _checkpoint, _is_checkpoint)}

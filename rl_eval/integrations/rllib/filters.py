@@ -1,0 +1,373 @@
+"""Observation filters: normalization by statistics that are collected once, merged, and frozen from then on.
+
+A filter is a value. An evaluation never changes one, since its result would depend on earlier evaluations.
+:class:`Filtered` puts a filter before a policy. The statistics are buffers of a module: they travel with the weights,
+and are part of their digest. This module does not import RLlib.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
+from rl_eval.errors import ConfigError, EvalError, WeightsError
+from rl_eval.execution.group import evaluate
+from rl_eval.policies import adapt_policy
+from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY
+from rl_eval.weights import module_of
+
+__all__ = [
+    "Filtered",
+    "FilteredPolicy",
+    "MeanStdFilter",
+    "Moments",
+    "ObservationMoments",
+    "as_policy",
+    "load_filters",
+    "merged",
+    "save_filters",
+    "warm_up_filters",
+]
+
+Array = npt.NDArray[Any]
+
+_EPSILON: Final = 1e-8
+_OBSERVER: Final = "rl_eval.integrations.rllib.filters:ObservationMoments"
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of arrays of one shape, in float64."""
+
+    count: int
+    mean: Array
+    m2: Array
+
+    @classmethod
+    def of(cls, values: Any) -> Moments:
+        """Return the moments of a batch, shape (count, ...)."""
+        values = np.asarray(values, np.float64)
+        mean = values.mean(0)
+        return cls(len(values), mean, ((values - mean) ** 2).sum(0))
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both together (Chan, Golub and LeVeque, 1983)."""
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * (other.count / count)
+        return Moments(count, mean, self.m2 + other.m2 + delta**2 * (self.count * other.count / count))
+
+    @property
+    def std(self) -> Array:
+        """Sample standard deviation; 1 below two values."""
+        return np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.ones_like(self.mean)
+
+
+@final
+@dataclass(frozen=True)
+class MeanStdFilter:
+    """Filter that maps each number x of a Box to ``(x - mean) / (std + 1e-8)``, as RLlib's does.
+
+    The result is computed in float64. It has the dtype of the observation, or float32 if that is not a float. Other
+    parts of an observation stay as they are.
+
+    Args:
+        moments: Statistics of each Box of the observation space by its path: ``""`` if the space is one, else keys and
+            positions joined by slashes, such as ``"camera/left"``.
+    """
+
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mean: Any, std: Any, count: int = 2**20) -> MeanStdFilter:
+        """Build from the statistics of a training run.
+
+        Args:
+            mean: Array of the shape of the observation, or a mapping of paths to such.
+            std: The same for standard deviations.
+            count: Number of observations behind them, at least 2.
+        """
+        means, stds = (value if isinstance(value, Mapping) else {"": value} for value in (mean, std))
+        arrays = {path: (np.asarray(means[path], np.float64), np.asarray(stds[path], np.float64)) for path in means}
+        return cls({path: Moments(count, mean, std**2 * (count - 1)) for path, (mean, std) in arrays.items()})
+
+    def merge(self, other: MeanStdFilter) -> MeanStdFilter:
+        """Return the filter of the observations of both."""
+        ours = dict(self.moments)
+        for path, theirs in other.moments.items():
+            ours[path] = ours[path].merge(theirs) if path in ours else theirs
+        return MeanStdFilter(ours)
+
+    def __call__(self, observations: Any) -> Any:
+        """Return a batch of observations, filtered."""
+        return self._filtered("", observations)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeanStdFilter) and self.plain() == other.plain()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def plain(self) -> dict[str, dict[str, Any]]:
+        """Return count, mean and m2 of each path as plain JSON."""
+        return {
+            path: {"count": one.count, "mean": one.mean.tolist(), "m2": one.m2.tolist()}
+            for path, one in sorted(self.moments.items())
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the statistics under the names that they have in the weights of a :class:`Filtered`."""
+        parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
+        return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
+
+    def _filtered(self, path: str, batch: Any) -> Any:
+        if isinstance(batch, Mapping):
+            return {key: self._filtered(_below(path, key), part) for key, part in batch.items()}
+        if isinstance(batch, tuple):
+            return tuple(self._filtered(_below(path, place), part) for place, part in enumerate(batch))
+        if (moments := self.moments.get(path)) is None:
+            return batch
+        dtype = batch.dtype if batch.dtype.kind == "f" else np.float32
+        return ((batch - moments.mean) / (moments.std + _EPSILON)).astype(dtype, copy=False)
+
+
+def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
+    """Return the filter of all observations of several, such as those of single episodes."""
+    return reduce(MeanStdFilter.merge, filters, MeanStdFilter())
+
+
+# ---------------------------------------------------------------------- before a policy
+
+
+@final
+class Filtered(torch.nn.Module):
+    """Policy with a filter before it, to be given wherever a policy is.
+
+    Its weights are those of the policy, under ``weights.``, and the statistics of the filter.
+
+    Args:
+        policy: A policy as for :func:`rl_eval.evaluate`, or the ``"module:factory"`` of one.
+        statistics: Filter, or JSON file of :func:`save_filters`.
+        policy_kwargs: Arguments of the factory.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+
+    def __init__(
+        self, policy: Any, statistics: MeanStdFilter | str | Path, policy_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(statistics, MeanStdFilter):
+            statistics = load_filters(statistics)[DEFAULT_POLICY]
+        object.__setattr__(self, "policy", policy)  # A module as an attribute would have its weights here twice.
+        self.policy: Any
+        self.policy_kwargs = dict(policy_kwargs or {})
+        self.weights = module_of(policy)
+        self._paths = tuple(statistics.moments)
+        for name, tensor in statistics.tensors().items():
+            self.register_buffer(name, tensor)
+
+    @property
+    def filter(self) -> MeanStdFilter:
+        """Filter of the statistics that came last."""
+        arrays = {name: buffer.cpu().numpy().copy() for name, buffer in self.named_buffers(recurse=False)}
+        return MeanStdFilter(
+            {
+                path: Moments(int(arrays[_name(path, "count")]), arrays[_name(path, "mean")], arrays[_name(path, "m2")])
+                for path in self._paths
+            }
+        )
+
+
+@final
+class FilteredPolicy:
+    """Acting policy of a :class:`Filtered`; it offers what the policy inside offers."""
+
+    def __init__(self, policy: Policy, module: Filtered) -> None:
+        self.policy = policy
+        self.module = module
+        if isinstance(policy, Recurrent):
+            self.initial_state = policy.initial_state
+        if isinstance(policy, Probeable):
+            self.probe_outputs = lambda observations: policy.probe_outputs(module.filter(observations))
+        if isinstance(policy, ActionLogProb):
+            self.log_prob = lambda observations, actions: policy.log_prob(module.filter(observations), actions)
+
+    @property
+    def outputs(self) -> Any:
+        """Outputs of the policy's last call besides actions; None for a policy without any."""
+        return getattr(self.policy, "outputs", None)
+
+    @property
+    def result_notes(self) -> tuple[str, ...]:
+        """Sentences of the policy for the reader of a result."""
+        return getattr(self.policy, "result_notes", ())
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[Any, Any]:
+        """Choose actions; see :class:`rl_eval.Policy`."""
+        return self.policy.act(self.module.filter(observations), state, live, noise)
+
+
+def as_policy(
+    value: Filtered, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> FilteredPolicy:
+    """Build the policy that acts.
+
+    Raises:
+        WeightsError: The statistics do not fit the observation space.
+        ConfigError: The policy inside cannot act.
+    """
+    boxes = {path: box.shape for path, box in _boxes("", observation_space)}
+    for path, moments in value.filter.moments.items():
+        if boxes.get(path) != np.shape(moments.mean):
+            raise WeightsError(
+                f"the filter has statistics of {path!r} with shape {np.shape(moments.mean)}, but the Boxes of the "
+                f"observation space have these shapes: {boxes}"
+            )
+    inside = section.model_copy(update={"policy": value.policy, "policy_kwargs": value.policy_kwargs})
+    policy = adapt_policy(inside, observation_space, action_space)
+    value.weights = module_of(policy)
+    return FilteredPolicy(policy, value)
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+def warm_up_filters(
+    config: EvalConfig | EvalSettings,
+    policy: Any = None,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    first_index: int | None = None,
+) -> dict[str, MeanStdFilter]:
+    """Collect statistics in episodes that are not part of the evaluation.
+
+    All observations that are acted upon count. The statistics are merged in the order of the episodes, so they depend
+    on policy, environment and plan alone.
+
+    Args:
+        config: Configuration of the evaluation.
+        policy: Live policy without its filter, used instead of the configured one.
+        num_episodes: Number of episodes; by default that of an evaluation.
+        seed: Root seed; by default as configured.
+        first_index: Start of the plan; by default behind the configured one, so that no episode is in both.
+
+    Returns:
+        Filters by the names of their policies.
+
+    Raises:
+        EvalError: An episode failed.
+    """
+    settings = settings_of(config)
+    section = settings.evaluation
+    asked = {
+        "num_episodes": section.num_episodes if num_episodes is None else num_episodes,
+        "seed": section.seed if seed is None else seed,
+        "first_index": section.first_index + section.num_episodes if first_index is None else first_index,
+        "observers": (*section.observers, _OBSERVER),
+        "determinism_check": 0.0,
+    }
+    result = evaluate(with_values(settings, evaluation=asked), policy)
+    if result.status != "complete":
+        raise EvalError(f"the warm-up of the filters is {result.status}: {result.reason}")
+    return {DEFAULT_POLICY: merged(result.artifacts[index][_OBSERVER] for index in sorted(result.artifacts))}
+
+
+@final
+class ObservationMoments:
+    """Observer that returns the moments of all observations of an episode that were acted upon."""
+
+    def __init__(self, env: Any) -> None:
+        self._paths = [path for path, _ in _boxes("", env.observation_space)]
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Begin an attempt."""
+        self._moments: dict[str, Moments] = {}
+        self._seen = self._copied(observation)
+
+    def on_step(self, observation: Any, *rest: Any) -> None:
+        """Count the observation before the step."""
+        for path, array in self._seen.items():
+            one = Moments(1, array, np.zeros_like(array))
+            self._moments[path] = self._moments[path].merge(one) if path in self._moments else one
+        self._seen = self._copied(observation)
+
+    def on_episode_end(self, record: EpisodeRecord) -> MeanStdFilter:
+        """Return the filter of the episode."""
+        return MeanStdFilter(self._moments)
+
+    def _copied(self, observation: Any) -> dict[str, Array]:
+        return {path: np.array(_at(observation, path), np.float64) for path in self._paths}
+
+
+def save_filters(filters: Mapping[str, MeanStdFilter], path: str | Path) -> None:
+    """Write a JSON file that :func:`load_filters` reads back, exactly."""
+    Path(path).write_text(json.dumps({name: one.plain() for name, one in filters.items()}) + "\n")
+
+
+def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
+    """Read a file of :func:`save_filters`.
+
+    Raises:
+        ConfigError: It is missing, or another kind of file.
+    """
+    try:
+        return {name: _from_plain(one) for name, one in json.loads(Path(path).read_text()).items()}
+    except OSError as error:
+        raise ConfigError(f"the filters {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} is not a file of save_filters: {error!r}") from None
+
+
+def _from_plain(plain: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
+    return MeanStdFilter(
+        {
+            path: Moments(int(one["count"]), np.asarray(one["mean"], np.float64), np.asarray(one["m2"], np.float64))
+            for path, one in plain.items()
+        }
+    )
+
+
+# ---------------------------------------------------------------------- paths of Boxes
+
+
+def _boxes(path: str, space: gym.Space[Any]) -> Iterator[tuple[str, gym.spaces.Box]]:
+    """Yield all Boxes with their paths."""
+    if isinstance(space, gym.spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _boxes(_below(path, key), part)
+    elif isinstance(space, gym.spaces.Tuple):
+        for place, part in enumerate(space.spaces):
+            yield from _boxes(_below(path, place), part)
+    elif isinstance(space, gym.spaces.Box):
+        yield path, space
+
+
+def _at(observation: Any, path: str) -> Any:
+    for key in path.split("/") if path else ():
+        observation = observation[int(key) if isinstance(observation, (tuple, list)) else key]
+    return observation
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}/{key}" if path else str(key)
+
+
+def _name(path: str, part: str) -> str:
+    """Return the name of a buffer, which cannot have dots."""
+    return f"{path}/{part}".replace(".", "_")

@@ -1,0 +1,203 @@
+"""Names of RLlib's rollout workers over a group of runners: calls, filters, state, and places of runners.
+
+The page "Filters, state and calls on runners" has the whole table. This module does not import RLlib.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+from rl_eval.atomic_write import write_atomically
+from rl_eval.errors import ConfigError, EvalError, WeightsError, nearest
+from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.integrations.rllib.filters import FilteredPolicy, MeanStdFilter
+from rl_eval.protocols import Policy
+from rl_eval.runners import EvalRunner
+from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY
+from rl_eval.weights import module_of, snapshot_weights, tensors_of
+
+__all__ = ["RolloutWorkers", "as_remote"]
+
+Result = TypeVar("Result")
+
+
+@final
+class RolloutWorkers:
+    """Methods of ``RolloutWorker`` and ``WorkerSet`` over the runners of a group, where they serve evaluation.
+
+    All calls happen between evaluations. Lists have one item per runner that is up.
+
+    Args:
+        group: The runners.
+
+    Example:
+        >>> workers = RolloutWorkers(group)  # doctest: +SKIP
+        >>> workers.foreach_env(lambda env: env.spec.id)  # doctest: +SKIP
+        [['CartPole-v1', 'CartPole-v1']]
+    """
+
+    def __init__(self, group: EvalRunnerGroup) -> None:
+        self._group = group
+
+    # ------------------------------------------------------------------ environments and policies
+
+    def foreach_env(self, function: Callable[[Any], Result]) -> list[list[Result]]:
+        """Call a function with every environment that is built; return the results by runner and slot."""
+        return self._group.foreach_runner(lambda runner: runner.foreach_env(function))
+
+    def for_policy(self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY) -> list[Result]:
+        """Call a function with a policy, without its filter, on every runner; return the results by runner.
+
+        Raises:
+            EvalError: There is no policy of this name.
+        """
+        return self._group.foreach_runner(lambda runner: function(_bare(_policy(runner, policy_id))))
+
+    def foreach_policy(self, function: Callable[[Policy, str], Result]) -> list[list[Result]]:
+        """Call a function with every policy and its name on every runner; return the results by runner."""
+        return self._group.foreach_runner(
+            lambda runner: [function(_bare(policy), name) for name, policy in _policies(runner).items()]
+        )
+
+    # ------------------------------------------------------------------ filters, weights, state
+
+    def get_filters(self) -> dict[str, MeanStdFilter]:
+        """Return the filters of one runner by the names of their policies; policies without one are left out."""
+        return self._group.apply_to_one(_filters)
+
+    def sync_filters(self, filters: Mapping[str, MeanStdFilter], version: int | None = None) -> int:
+        """Send filters to all runners, with the weights that they have, as a new version of these.
+
+        Args:
+            filters: Filters by the names of their policies; those of other policies stay.
+            version: Number that stamps the records; by default one more than the last.
+
+        Returns:
+            The version.
+
+        Raises:
+            WeightsError: A policy has no filter, or has one of other observations; runners keep their filters.
+        """
+        weights = self.get_weights()
+        for name, one in filters.items():
+            prefix = "" if name == DEFAULT_POLICY else f"{name}."
+            weights |= {prefix + key: tensor for key, tensor in one.tensors().items()}
+        return self._group.sync_weights(weights, version)
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return the weights of one runner, filters included, as tensors by name.
+
+        Raises:
+            WeightsError: The weights have extra state that is not a tensor.
+        """
+        return self._group.apply_to_one(_weights)
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, filters and their version to a safetensors file.
+
+        Raises:
+            WeightsError: The weights have extra state that is not a tensor.
+        """
+        from safetensors.torch import save_file
+
+        weights, version = self.get_weights(), str(self._group.weights_version)
+        write_atomically(Path(path), lambda temporary: save_file(weights, temporary, {"version": version}))
+
+    def restore(self, path: str | Path) -> int:
+        """Send the weights and filters of a file of :meth:`save` to all runners; return their version.
+
+        Raises:
+            WeightsError: They do not fit, or it is another kind of file.
+            ConfigError: It cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+                version = int(file.metadata()["version"])
+        except OSError as error:
+            raise ConfigError(f"restore: {str(path)!r} cannot be read: {error.strerror or error}") from None
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise WeightsError(f"restore: {str(path)!r} is not a file of save(): {error!r}") from None
+        return self._group.sync_weights(weights, version) if weights else self._group.weights_version
+
+    # ------------------------------------------------------------------ where they run
+
+    def creation_args(self) -> list[dict[str, Any]]:
+        """Return settings and position of every runner, of which its class builds the same runner again."""
+        return self._group.foreach_runner(
+            lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}
+        )
+
+    def get_node_ip(self) -> list[str]:
+        """Return the IP address of the node of every runner."""
+        return self._group.foreach_runner(_node_ip)
+
+    def find_free_port(self) -> list[int]:
+        """Return for every runner a TCP port that is free on its node now."""
+        return self._group.foreach_runner(_free_port)
+
+
+def as_remote(
+    cls: type[EvalRunner],
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+) -> Any:
+    """Return a runner's class as a class of Ray actors; ``.remote(settings, runner_index, policy)`` starts one.
+
+    A group starts and restarts its own runners: this is for a runner that is driven by hand.
+
+    Args:
+        cls: Class of the runner.
+        num_cpus: CPUs that Ray reserves for an actor.
+        num_gpus: GPUs, or a fraction of one.
+        memory: Heap memory, in bytes.
+        resources: Custom resources by name.
+    """
+    import ray
+
+    asked = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return ray.remote(**given)(cls) if given else ray.remote(cls)
+
+
+def _policies(runner: EvalRunner) -> Mapping[str, Policy]:
+    return getattr(runner, "policies", {DEFAULT_POLICY: runner.policy})
+
+
+def _policy(runner: EvalRunner, name: str) -> Policy:
+    policies = _policies(runner)
+    if name not in policies:
+        raise EvalError(f"there is no policy {name!r}: {nearest(name, policies)}")
+    return policies[name]
+
+
+def _bare(policy: Policy) -> Policy:
+    return policy.policy if isinstance(policy, FilteredPolicy) else policy
+
+
+def _filters(runner: EvalRunner) -> dict[str, MeanStdFilter]:
+    return {name: one.module.filter for name, one in _policies(runner).items() if isinstance(one, FilteredPolicy)}
+
+
+def _weights(runner: EvalRunner) -> dict[str, Any]:
+    module = module_of(runner.policy)
+    return {} if module is None else tensors_of(snapshot_weights(module, runner.weights_version))
+
+
+def _node_ip(_: EvalRunner) -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _free_port(_: EvalRunner) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,250 @@
+"""Policies of models: copies of one in training that can be sent, with its weights of the moment, and saved ones.
+
+The copy shares nothing with the model: no tensor, no optimizer, no gradient graph, no environment. It is an ordinary
+policy of Stable-Baselines3 with two more parts that travel as its weights do: the normalizers of the training
+environment, and, where an algorithm explores by chance, its ``exploration_rate``.
+
+A saved model gives its policy alone, with the statistics beside it. The algorithm is not built: its replay buffer may
+be larger than the machine.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+
+from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.integrations.sb3.files import normalizer_of, trained_normalized, unknown
+from rl_eval.integrations.sb3.observations import (
+    ATTRIBUTE,
+    LACKS_STATISTICS,
+    NOTES,
+    normalizers_of,
+    refuse_empty,
+)
+
+__all__ = ["as_weights", "attach", "for_environment", "load_policy", "portable"]
+
+_logger: Final = logging.getLogger(__name__)
+
+_RATE: Final = "exploration_rate"
+_OURS: Final = ("stable_baselines3", "sb3_contrib")
+
+
+def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
+    """Copy the policy of a model, or a policy, so that it can be pickled and trained on without a trace.
+
+    A policy alone does not know its training environment: if that has a ``VecNormalize``, give the model.
+
+    Raises:
+        ConfigError: The model predicts in a way of its own, or lacks the ``VecNormalize`` that it was trained with.
+    """
+    copied = _copied(value)
+    if isinstance(value, BasePolicy) or value.get_vec_normalize_env() is not None:
+        return copied
+    trained = trained_normalized(vars(value))
+    if trained:
+        raise ConfigError(
+            f"the {type(value).__name__} {LACKS_STATISTICS}. Load it with rl_eval.integrations.sb3.load_policy(path, "
+            "vecnormalize=FILE), or give it its environment by model.set_env(venv); or give model.policy if it "
+            "normalized rewards only"
+        )
+    if trained is None:
+        note = (
+            f"the {type(value).__name__} does not show whether it was trained with a VecNormalize, and has none: its "
+            "observations are not normalized. If it was, load it with rl_eval.integrations.sb3.load_policy(path, "
+            "vecnormalize=FILE); if not, give model.policy"
+        )
+        _logger.warning(note)
+        setattr(copied, NOTES, (note,))
+    return copied
+
+
+def _copied(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
+    if isinstance(value, BasePolicy):
+        return _detached(value)
+    if type(value).predict.__module__.partition(".")[0] not in _OURS:
+        raise ConfigError(
+            f"{type(value).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
+            "around it"
+        )
+    return attach(_detached(value.policy), value.get_vec_normalize_env(), getattr(value, _RATE, None))
+
+
+def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> BasePolicy:
+    """Give a policy the normalizers and the exploration rate that belong to it, and return it."""
+    setattr(policy, ATTRIBUTE, normalizers_of(wrapper))
+    if exploration_rate is not None:
+        # Not persistent: a state dict of the bare policy is complete without it.
+        policy.register_buffer(_RATE, torch.tensor(exploration_rate, dtype=torch.float64), persistent=False)
+    return policy
+
+
+def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorithm | BasePolicy:
+    """Return a copy of a policy with the statistics of an environment's ``VecNormalize``; itself if that has none."""
+    wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if wrapper is None:
+        return value
+    return attach(_copied(value), wrapper, getattr(value, _RATE, None))
+
+
+def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
+    """Return the live tensors of a model by the names that :func:`portable` gives them.
+
+    Raises:
+        WeightsError: Its ``VecNormalize`` has not seen an observation.
+    """
+    policy = value if isinstance(value, BasePolicy) else value.policy
+    tensors: dict[str, torch.Tensor] = dict(policy.state_dict())
+    if isinstance(value, BasePolicy):
+        return tensors
+    normalizers = normalizers_of(value.get_vec_normalize_env())
+    refuse_empty(normalizers, WeightsError)
+    tensors.update(normalizers.state_dict(prefix=f"{ATTRIBUTE}."))
+    if (rate := getattr(value, _RATE, None)) is not None:
+        tensors[_RATE] = torch.tensor(rate, dtype=torch.float64)
+    return tensors
+
+
+def _detached(policy: BasePolicy) -> BasePolicy:
+    """Copy a policy to the CPU, without its optimizers and without what its distributions hold of the last batch.
+
+    That batch is part of a gradient graph, which cannot be copied. Building a new policy instead would draw from
+    torch's global generator.
+    """
+    memo: dict[int, Any] = {}
+    for module in policy.modules():
+        for held in vars(module).values():
+            if isinstance(held, torch.optim.Optimizer):
+                memo[id(held)] = None
+            elif isinstance(held, Distribution):
+                memo[id(held)] = _blank(held)
+    return copy.deepcopy(policy, memo).cpu().eval()
+
+
+def _blank(distribution: Distribution) -> Distribution:
+    blank = copy.copy(distribution)
+    for name, value in vars(distribution).items():
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, (torch.Tensor, torch.distributions.Distribution)):
+            delattr(blank, name)
+    return blank
+
+
+# ---------------------------------------------------------------------- saved models
+
+
+_NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
+"""Pickled functions of the trainer, which are often what another version of Python cannot read."""
+
+
+def load_policy(
+    path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | Literal[False] | None = None
+) -> BasePolicy:
+    """Load what ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)`` wrote.
+
+    Use it as a factory::
+
+        config.policy("rl_eval.integrations.sb3:load_policy", policy_kwargs={"path": "model.zip"})
+
+    A relative path is relative to the working directory, ``~`` is the home directory, and ``.zip`` may be left out.
+    Both files hold pickled objects, which can run code when they are loaded: load only what you trust.
+
+    Args:
+        path: Zip file of a model.
+        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with. None searches beside the model, unless
+            the model shows that it was trained without. False for a model that was trained without, or with one that
+            normalized rewards only.
+
+    Returns:
+        The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``. Its ``result_notes``
+        name the statistics that were found, or a model that does not show whether it needs some.
+
+    Raises:
+        ConfigError: A file is missing, unreadable, or something else; the model was trained with a ``VecNormalize``,
+            and its statistics are neither given nor beside it; or several files beside it may be meant.
+    """
+    file = _existing("path", path, ".zip")
+    try:
+        saved, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
+        data: dict[str, Any] = saved or {}
+        policy = _build(data)
+        policy.load_state_dict(parameters["policy"])
+    except Exception as error:
+        newer = isinstance(error, ImportError) and error.name == "numpy._core"
+        raise ConfigError(
+            f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
+            f"{type(error).__name__}: {error}{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}"
+        ) from error
+    notes: tuple[str, ...] = ()
+    if vecnormalize is None:
+        vecnormalize, notes = _beside(file)
+    wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
+    policy = attach(policy, wrapper, data.get("exploration_rate"))
+    refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
+    setattr(policy, NOTES, notes)
+    return policy.eval()
+
+
+def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the statistics that were saved with a model, and notes for the reader of its results."""
+    trained, found = normalizer_of(file)
+    if found is not None:
+        note = f"{file.name} has the VecNormalize statistics {found.name}, which are beside it"
+        _logger.info(note)
+        return found, (note,)
+    if trained:
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}. Give the file that "
+            "venv.save() wrote, which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
+            "policy.policy_kwargs.vecnormalize=FILE; or give False if it normalized rewards only"
+        )
+    return None, (unknown(file.name),) if trained is None else ()
+
+
+def _build(data: dict[str, Any]) -> BasePolicy:
+    """Build the policy as its algorithm does."""
+    policy_class = data["policy_class"]
+    kwargs = dict(data["policy_kwargs"])
+    kwargs.pop("device", None)
+    if "use_sde" in inspect.signature(policy_class).parameters:
+        kwargs.setdefault("use_sde", data.get("use_sde", False))
+    with torch.random.fork_rng(devices=[]):  # Initial weights are drawn, and then replaced.
+        return policy_class(data["observation_space"], data["action_space"], lambda _: 0.0, **kwargs)
+
+
+def _load_statistics(file: Path) -> VecNormalize:
+    try:
+        wrapper = pickle.loads(file.read_bytes())
+    except Exception as error:
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize: {str(file)!r} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(wrapper, VecNormalize):
+        raise ConfigError(
+            f"policy_kwargs.vecnormalize: {str(file)!r} holds a {type(wrapper).__name__}, not a VecNormalize"
+        )
+    return wrapper
+
+
+def _existing(key: str, path: str | os.PathLike[str], suffix: str) -> Path:
+    given = Path(path).expanduser()
+    for file in (given, given.with_name(given.name + suffix)):
+        if file.is_file():
+            return file
+    raise ConfigError(
+        f"policy_kwargs.{key}: there is no file {str(given)!r}"
+        + ("" if given.is_absolute() else f" in {Path.cwd()}: give an absolute path if runners work elsewhere")
+    )
