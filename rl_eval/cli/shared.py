@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from rl_eval.cli.stdout import reserved_stdout
 
@@ -86,8 +87,22 @@ class _Command(TyperCommand):
             return super().invoke(ctx)
 
 
+class _Commands(TyperGroup):
+    """Commands under headings in the help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each heading, in the order of the commands."""
+        width = max(map(len, self.commands))
+        for heading, commands in itertools.groupby(self.commands.values(), lambda one: one.rich_help_panel):
+            with formatter.section(heading if isinstance(heading, str) else "Commands"):
+                formatter.write_dl([(f"{one.name:{width}}", one.get_short_help_str(200)) for one in commands])
+
+
 class CommandLine(typer.Typer):
     """A command line whose commands all have the shared options."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(cls=_Commands, **given)
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
         """Register a command, as typer does."""
