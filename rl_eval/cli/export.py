@@ -13,10 +13,9 @@ from typing_extensions import assert_never
 from rl_eval.atomic_write import write_atomically, write_text
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.printing import AsJson, print_json, print_line
 from rl_eval.cli.shared import option, shown
 from rl_eval.cli.show import Results
-from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json
+from rl_eval.cli.printing import AsJson, print_json, print_line
 from rl_eval.cli.shared import FolderOfRuns
-from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:

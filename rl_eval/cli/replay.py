@@ -9,9 +9,8 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_page
 from rl_eval.cli.show import Results
-from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.results.report.table import Line, Page
 

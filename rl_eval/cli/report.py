@@ -11,9 +11,8 @@ import typer
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, counted, print_json
+from rl_eval.cli.printing import AsJson, counted, print_json, print_line
 from rl_eval.cli.shared import argument
-from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rl_eval.cli.stdout import reserved_stdout
+from rl_eval.cli.printing import reserved_stdout
 
 __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
 

@@ -10,9 +10,8 @@ import typer
 
 from rl_eval.cli.episodes import episodes_option, parse_episodes
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, counted, print_json, print_page, print_report
+from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_page, print_report
 from rl_eval.cli.shared import argument
-from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines, one_line
 from rl_eval.results.report.table import Line, Page, number

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, counted, print_json
+from rl_eval.cli.printing import AsJson, counted, print_json, print_line
 from rl_eval.cli.shared import FolderOfRuns
-from rl_eval.cli.stdout import print_line
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
