@@ -1,4 +1,4 @@
-"""``rl-eval run --retry``: failed episodes run again, and the result is that of a run that had so many attempts at once."""
+"""``rl-eval run --retry``: failed episodes run again, as if they had had so many attempts at once."""
 
 import json
 import shutil
