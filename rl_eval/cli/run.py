@@ -129,8 +129,6 @@ def run(
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
         if config is None and retry is None:
             evaluated.check("run", assignments)
-            if not evaluated.is_on_ray(assignments):
-                say("running in this process: --runners 2 runs on two Ray actors")
         requirements = [_requirement(text) for text in require or ()]
         keys = evaluated.keys(say, assignments, trust=trust)
         earlier = None if retry is None else load_to_run(retry, trust)
@@ -144,6 +142,8 @@ def run(
                 if episodes is not None:
                     settings = with_episodes(settings, episodes)
                     say(f"only --episodes {episodes} of the plan: -n sets how many it has")
+                if config is None and not settings.runners.num_runners:
+                    say("running in this process: --runners 2 runs on two Ray actors")
                 find_modules_here()
             for requirement in requirements:
                 _check_metric(requirement)

@@ -641,6 +641,6 @@ def test_a_gate_whose_output_cannot_be_written_is_no_verdict(folder, stdout, cod
     assert "Traceback" not in stderr.decode()
 
 
-def test_the_first_line_says_how_ray_is_used(folder):
+def test_a_note_says_how_ray_is_used(folder):
     done = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", 2)
-    assert done.stderr.splitlines()[0] == "running in this process: --runners 2 runs on two Ray actors"
+    assert "running in this process: --runners 2" in done.stderr
