@@ -35,10 +35,10 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: a model.zip of Stable-Baselines3, a checkpoint folder of RLlib, a module that torch.save wrote, "
-            "pkg.module:attr of what makes it or of a function of observations, or random; sb3:PATH, rllib:PATH, "
-            "torch_module:PATH, torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE where "
-            "the path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy: random, pkg.module:attr of what makes it or of a function of observations, or a model: a file or "
+            "folder, or where that does not tell its kind sb3:PATH, rllib:PATH, torch_module:PATH, "
+            "torch:MODULE:ATTR@FILE, torchrl:MODULE:ATTR@FILE or cleanrl:MODULE:CLASS@FILE. PATH and FILE may be "
+            "hf://OWNER/REPO/FILE[@REVISION].",
         ),
     ] = None
     weights: Annotated[
@@ -53,8 +53,7 @@ class Evaluated:
         option(
             "N",
             "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
-            "--num-envs-per-runner",
-            "--envs-per-runner",
+            *("--num-envs-per-runner", "--envs-per-runner"),
         ),
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
