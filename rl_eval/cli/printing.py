@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from rl_eval.results.comparison import Comparison
     from rl_eval.results.result import EvalResult
 
-__all__ = ["AsJson", "Quiet", "counted", "print_json", "print_note", "print_page", "print_report"]
+__all__ = ["AsJson", "Quiet", "counted", "print_either", "print_json", "print_note", "print_report"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
 
 
-def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
-    """Print a result, a comparison or estimates."""
+def print_report(report: Page | EvalResult | Comparison | OffPolicyEstimates) -> None:
+    """Print a page, a result, a comparison or estimates."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():
-            console.print(report)
+            console.print(rich_page(report) if isinstance(report, Page) else report)
     else:
-        print_line(str(report))
+        print_line(text_page(report) if isinstance(report, Page) else str(report))
 
 
-def print_page(page: Page) -> None:
-    """Print any other page."""
-    console = Console(file=results(), highlight=False)
-    if console.is_terminal:
-        with written():
-            console.print(rich_page(page))
+def print_either(as_json: bool, described: Any, report: Any) -> None:
+    """Print plain JSON values with ``--json``, and otherwise a line of text or what :func:`print_report` takes."""
+    if as_json:
+        print_json(described)
+    elif isinstance(report, str):
+        print_line(report)
     else:
-        print_line(text_page(page))
+        print_report(report)
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.printing import AsJson, print_json, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.cli.stdout import print_line
 from rl_eval.results.report.table import Line, Page
@@ -67,9 +67,9 @@ def list_(
         for (space, name), status in services.items():
             if status is None:
                 silent = [f"no answer; `rl-eval service stop {name}`"]
-                print_page(Page(f"service {name}", f"namespace {space}", "", [], silent))
+                print_report(Page(f"service {name}", f"namespace {space}", "", [], silent))
             else:
-                print_page(_page(status))
+                print_report(_page(status))
                 print_line(f"folder {status.run_dir}")
             print_line()
         if not services:

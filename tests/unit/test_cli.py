@@ -48,8 +48,8 @@ from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import CONFIG, call, call_alone, environment, make_folder, printed, start
 
 COMMANDS = (
-    *("run", "show", "export", "replay", "video", "watch", "service", "compare", "crossplay", "ope", "doctor"),
-    *("init", "list", "plan", "power", "retry"),
+    *("run", "show", "export", "replay", "watch", "service", "compare", "crossplay", "ope", "doctor"),
+    *("init", "list", "plan", "retry", "report", "view"),
 )
 
 

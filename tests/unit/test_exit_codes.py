@@ -165,7 +165,7 @@ FICKLE = (*SET, "environment.env=codes_toys:fickle", *SET, "fault_tolerance.max_
 SILENT = (*SET, "policy.policy=codes_toys:Coin", *SET, "policy.policy_kwargs={silent: true}")
 RUN = ("run", "toy.yaml", "-q")
 OPE = ("ope", "data.npz", "toy.yaml", "--no-fit", *SET, "policy.policy=codes_toys:Coin")
-VIDEO = ("-o", "videos", "--episodes")
+VIDEO = ("--video", "-o", "videos", "--episodes")
 NOBODY = ("--address", "127.0.0.1:1")
 """Where no cluster is."""
 
@@ -187,9 +187,9 @@ CASES = [
     ("show", 0, ("show", "ones")),
     ("show", 2, ("show", "nowhere")),
     ("show", 4, ("show", "damaged")),
-    ("export", 0, ("export", "ones", "--format", "csv", "--output", "ones.csv")),
-    ("export", 2, ("export", "nowhere", "--format", "csv")),
-    ("export", 4, ("export", "damaged", "--format", "csv")),
+    ("export", 0, ("export", "ones", "--to", "csv", "--output", "ones.csv")),
+    ("export", 2, ("export", "nowhere", "--to", "csv")),
+    ("export", 4, ("export", "damaged", "--to", "csv")),
     ("report", 0, ("report", "ones", "-o", "ones.html")),
     ("report", 2, ("report", "nowhere", "-o", "none.html")),
     ("report", 4, ("report", "damaged", "-o", "none.html")),
@@ -198,9 +198,7 @@ CASES = [
     ("replay", 1, ("replay", "changed_run", "--episodes", "4")),
     ("replay", 3, ("replay", "gone_run", "--episodes", "4")),
     ("replay", 4, ("replay", "damaged", "--episodes", "3")),
-    ("video", 2, ("video", "nowhere", *VIDEO, "4")),
-    ("video", 3, ("video", "gone_run", *VIDEO, "4")),
-    ("video", 4, ("video", "damaged", *VIDEO, "4")),
+    ("replay", 3, ("replay", "gone_run", *VIDEO, "4")),
     ("compare", 0, ("compare", "ones", "alternate", "--require", "b <= a")),
     ("compare", 1, ("compare", "ones", "alternate", "--require", "b >= a", "--require", "b <= a")),
     ("compare", 1, ("compare", "ones", "alternate", "--fail-on", "regression")),
@@ -214,8 +212,8 @@ CASES = [
     ("ope", 2, (*OPE, *SET, "policy.policy=cli_toys:ones")),
     ("ope", 3, (*OPE, *FICKLE, *SET, "environment.env_kwargs.until=gone")),
     ("ope", 4, (*OPE, *SILENT)),
-    ("power", 0, ("power", "1/2", "2/3")),
-    ("power", 2, ("power", "1/2", "x")),
+    ("plan", 0, ("plan", "--rates", "1/2", "2/3")),
+    ("plan", 2, ("plan", "--rates", "1/2", "x")),
     ("list", 0, ("list", ".")),
     ("list", 2, ("list", "nowhere")),
     ("view", 2, ("view", "nowhere")),
@@ -242,8 +240,6 @@ ELSEWHERE = {
     ("watch", 2): "unit/test_watching.py::test_mistakes_are_told_before_anything_runs",
     ("watch", 3): "unit/test_watching.py::test_when_nothing_can_be_loaded_the_watch_has_failed",
     ("watch", 4): "unit/test_watching.py::test_a_fault_of_the_environment_is_never_the_checkpoints",
-    ("video", 0): "unit/test_video.py::test_the_command_records_and_lists",
-    ("video", 1): "unit/test_video.py::test_a_different_episode_is_1_for_the_command",
     ("crossplay", 0): "unit/test_crossplay_cli.py::test_files_and_json_say_the_same",
     ("crossplay", 1): "unit/test_crossplay_cli.py::test_failed_games_are_counted",
     ("crossplay", 2): "unit/test_crossplay_cli.py::test_who_cannot_play_is_told_so",
@@ -283,11 +279,11 @@ def test_a_case_elsewhere_is_there(case, test):
 
 PRINTED = {
     "compare": ("compare", "ones", "alternate", "--json"),
-    "export": ("export", "ones", "--format", "csv", "--output", "printed.csv", "--json"),
+    "export": ("export", "ones", "--to", "csv", "--output", "printed.csv", "--json"),
     "init": ("init", "printed.yaml", "--env", "CartPole-v1", "--policy", "random", "--json"),
     "list": ("list", ".", "--json"),
     "plan": ("plan", "toy.yaml", *SET, "policy.policy=cli_toys:alternate", "--detect", "1", "--json"),
-    "power": ("power", "17/20", "14/20", "--json"),
+    "plan --rates": ("plan", "--rates", "17/20", "14/20", "--json"),
     "replay": ("replay", "ones", "--episodes", "3-4", "--json"),
     "report": ("report", "ones", "-o", "printed.html", "--json"),
     "retry": ("retry", "failed", "--attempts", "1", "--json"),
@@ -302,20 +298,13 @@ def test_json_has_the_documented_shape(place, name):
     assert printed(name, call(*PRINTED[name]).stdout)
 
 
-VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "service stop", "video", "view", "watch"}
+VALIDATED_ELSEWHERE = {"crossplay", "doctor", "ope", "service list", "service stop", "replay --video", "view", "watch"}
 """Their own tests have the games, the data, the cluster, the pictures, the server and the checkpoints."""
 
 
 def test_every_command_that_prints_json_has_a_shape():
     prints = {name for name, command in COMMANDS.items() if "as_json" in {param.name for param in command.params}}
-    assert prints == PRINTED.keys() - {"show --episodes"} | VALIDATED_ELSEWHERE
+    variants = {"show --episodes", "plan --rates", "replay --video"}
+    assert prints == (PRINTED.keys() | VALIDATED_ELSEWHERE) - variants
     shapes = yaml.safe_load((PAGE.parent / "json_schemas.yaml").read_text())
     assert shapes.keys() - {"definitions"} == PRINTED.keys() | VALIDATED_ELSEWHERE
-    page = PAGE.read_text()
-    assert f"What {listed(sorted(prints))} print with `--json` has the JSON Schemas" in page
-
-
-def listed(names):
-    """Return names as the page lists them."""
-    *first, last = [f"`{name}`" for name in names]
-    return f"{', '.join(first)} and {last}"
