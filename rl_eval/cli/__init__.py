@@ -21,7 +21,6 @@ from rl_eval.cli import (
     plan,
     replay,
     report,
-    retry,
     run,
     service,
     show,
@@ -30,7 +29,7 @@ from rl_eval.cli import (
 from rl_eval.cli.exits import VERBOSE, explained
 from rl_eval.cli.shared import CommandLine, NoColor
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "main"]
 
 EVALUATE, READ, COMPARE, SETUP = "Evaluate", "Read results", "Compare and run again", "Set up and check"
 """Headings of the commands in the help."""
@@ -39,7 +38,6 @@ COMMANDS: Final = (
     (EVALUATE, "run", run.run, "Evaluate a policy, print the result and save it."),
     (EVALUATE, "watch", watch.watch, "Evaluate the checkpoints of a training run as they appear."),
     (EVALUATE, "crossplay", crossplay.crossplay, "Play several policies against each other, and rate them."),
-    (EVALUATE, "retry", retry.retry, "Run the failed episodes of a run again."),
     (READ, "list", show.list_, "List the runs in a folder, a line each."),
     (READ, "show", show.show, "Show a run, finished or not, or one of its episodes."),
     (READ, "report", report.report, "Write results as one HTML page that needs nothing else."),

@@ -14,12 +14,11 @@ from rich.console import Console
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import Force, LogDir, claimed_folders, save_patiently, unsaved_folder
-from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report, results
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import absolute_path, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.stdout import print_line, results
 from rl_eval.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +50,9 @@ def crossplay(
     debug: Debug = False,
 ) -> None:
     """Play the matchups of a config, print the shares and ratings of its policies, and save them."""
-    from rl_eval.cli.progress import make_monitor
+    from rl_eval.cli.progress import Monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
+    with Interruption() as interruption, reported(debug), closing(Monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {config.name}")
         keys = {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
         settings = read_settings(config, section, assignments, keys)

@@ -39,13 +39,13 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES: Final = (
-    (ExitCode.COMPLETE, "run crossplay retry", "complete: every episode completed"),
+    (ExitCode.COMPLETE, "run crossplay", "complete: every episode completed"),
     (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),
     (ExitCode.COMPLETE, "replay", "every episode came out as it was recorded, bit by bit"),
     (ExitCode.COMPLETE, "compare", "compared; --require holds, and --fail-on shows no regression"),
     (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
     (ExitCode.COMPLETE, "", "done"),
-    (ExitCode.PARTIAL, "run crossplay retry", "partial: some episodes failed or did not run"),
+    (ExitCode.PARTIAL, "run crossplay", "partial: some episodes failed or did not run"),
     (ExitCode.PARTIAL, "watch", "partial: some checkpoints cannot be loaded, are unfinished, or had failed episodes"),
     (ExitCode.PARTIAL, "replay", "some episodes came out differently"),
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
@@ -54,12 +54,12 @@ EXIT_CODES: Final = (
     (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
     (ExitCode.USAGE, "", "usage error: an option, a config, weights, a file or a folder; the message names it"),
-    (ExitCode.FAILED, "run crossplay retry", "failed: environment or policy cannot work, or too many episodes failed"),
+    (ExitCode.FAILED, "run crossplay", "failed: environment or policy cannot work, or too many episodes failed"),
     (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
     (ExitCode.FAILED, "replay plan ope", "failed: environment or policy cannot work"),
     (
         ExitCode.CLUSTER,
-        "run watch crossplay retry",
+        "run watch crossplay",
         "cluster error: no runner comes up or is left, or the log or the result cannot be written",
     ),
     (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner comes up"),

@@ -10,9 +10,8 @@ import typer
 
 from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, counted, print_either, print_json, print_report
+from rl_eval.cli.printing import AsJson, counted, print_either, print_json, print_line, print_report
 from rl_eval.cli.shared import option, shown
-from rl_eval.cli.stdout import print_line
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.results.report.table import Line, Page

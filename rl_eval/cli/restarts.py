@@ -18,8 +18,8 @@ from typing import Final, final
 import typer
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.printing import results_descriptor
 from rl_eval.cli.signals import handled_signals
-from rl_eval.cli.stdout import results_descriptor
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.redaction import redact_text
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json, print_report
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
-from rl_eval.cli.stdout import print_line
 from rl_eval.results.report.table import Line, Page
 
 if TYPE_CHECKING:

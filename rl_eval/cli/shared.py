@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rl_eval.cli.exits import VERBOSE, reported
-from rl_eval.cli.stdout import reserved_stdout
+from rl_eval.cli.printing import reserved_stdout
 
 __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
-from rl_eval.cli.printing import AsJson, counted, print_json, print_note, print_report
+from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
 from rl_eval.cli.shared import FolderOfRuns
-from rl_eval.cli.stdout import print_line
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines, one_line
 from rl_eval.results.report.table import Line, Page, number

@@ -118,7 +118,7 @@ class Comparison:
         if self.num_dropped:
             return (
                 f"{self.num_dropped} of {self.num_dropped + self.num_pairs} pairs lack a side that failed (in a "
-                f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval retry runs them again "
+                f"{self.a.num_failed}, in b {self.b.num_failed}); rl-eval run --retry DIR runs them again "
                 "where the run has a log (--log-dir)"
             )
         if self.num_unfinished:

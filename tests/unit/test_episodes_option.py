@@ -22,7 +22,6 @@ COMMANDS = {
     "export": ("runs", "-o", "rows.csv"),
     "export --to npz": ("runs", "--to", "npz", "-o", "steps.npz"),
     "replay": ("runs",),
-    "retry": ("runs",),
     "replay --video": ("runs", "--video", "-o", "films"),
 }
 WRONG = {
@@ -188,17 +187,17 @@ def test_retry_runs_the_chosen_ones_of_those_that_failed(place, tmp_path):
     first = load(runs)
     one, *others = failed(first)
     completed = min({*range(30)} - {*failed(first)})
-    refused = call("retry", runs, "--episodes", completed)
+    refused = call("run", "--retry", runs, "--episodes", completed)
     assert refused.exit_code == ExitCode.USAGE
     assert f"episode {completed} did not fail; of this run did: {one}, " in refused.stderr
-    assert call("retry", runs, "--episodes", one).exit_code == ExitCode.PARTIAL
+    assert call("run", "--retry", runs, "--episodes", one).exit_code == ExitCode.PARTIAL
     second = load(runs)
     assert failed(second) == others
     assert second.faults == first.faults
-    assert call("retry", runs).exit_code == 0
+    assert call("run", "--retry", runs).exit_code == 0
 
 
 def test_where_nothing_failed_a_chosen_one_is_refused(place):
-    outcome = chosen_by("retry", "3")
+    outcome = call("run", "--retry", "runs", "--episodes", "3")
     assert outcome.exit_code == ExitCode.USAGE
     assert "episode 3 did not fail; of this run did: none" in outcome.stderr

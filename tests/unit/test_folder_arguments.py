@@ -42,7 +42,7 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
         ["export", "PATH", "--to", "csv"],
         ["compare", "PATH", "PATH"],
         ["replay", "PATH", "--episodes", "1", "--trust"],
-        ["retry", "PATH", "--trust"],
+        ["run", "--retry", "PATH", "--trust"],
         ["run", *OPTIONS, "--log-dir", "PATH"],
         ["run", *OPTIONS, "-o", "PATH", "--force"],
     ],

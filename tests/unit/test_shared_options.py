@@ -93,4 +93,4 @@ def test_json_is_all_that_is_printed(folder):
     again = call("run", "toy.yaml", "-o", "more", "--json", "-q")
     assert json.loads(again.stdout)["fingerprint"] == saved["fingerprint"]
     assert again.stderr == ""
-    assert json.loads(call("retry", "runs", "--json").stdout)["fingerprint"] == saved["fingerprint"]
+    assert json.loads(call("run", "--retry", "runs", "--json").stdout)["fingerprint"] == saved["fingerprint"]

@@ -267,7 +267,7 @@ def test_retry_replay_video_export(home: Path, when: str) -> None:
     flag = [*options(when, flag=home / "flag"), "--set", "fault_tolerance.max_attempts_per_episode=1"]
     assert call("run", *flag, "--log-dir", "log").exit_code == 1
     (home / "flag").unlink()
-    assert call("retry", "log").exit_code == 0
+    assert call("run", "--retry", "log").exit_code == 0
     assert load(home / "log").status == "complete"
     assert call("replay", "log", "--episodes", "0-1").exit_code == 0
     assert call("replay", "log", "--video", "--episodes", "0", "-o", "films").exit_code == 0
