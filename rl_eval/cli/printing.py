@@ -29,10 +29,10 @@ __all__ = [
     "Quiet",
     "counted",
     "flush_results",
+    "print_either",
     "print_json",
     "print_line",
     "print_note",
-    "print_page",
     "print_report",
     "reserved_stdout",
     "results",
@@ -55,23 +55,24 @@ def results() -> TextIO:
     return _reserved[0] if _reserved else sys.stdout
 
 
-def print_report(report: EvalResult | Comparison | OffPolicyEstimates) -> None:
-    """Print a result, a comparison or estimates."""
-    _print(report, str)
-
-
-def print_page(page: Page) -> None:
-    """Print any other page."""
-    _print(page, text_page)
-
-
-def _print(shown: Any, as_text: Any) -> None:
+def print_report(report: Page | EvalResult | Comparison | OffPolicyEstimates) -> None:
+    """Print a page, a result, a comparison or estimates."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with _written():
-            console.print(rich_page(shown) if isinstance(shown, Page) else shown)
+            console.print(rich_page(report) if isinstance(report, Page) else report)
     else:
-        print_line(as_text(shown))
+        print_line(text_page(report) if isinstance(report, Page) else str(report))
+
+
+def print_either(as_json: bool, described: Any, report: Any) -> None:
+    """Print plain JSON values with ``--json``, and otherwise a line of text or what :func:`print_report` takes."""
+    if as_json:
+        print_json(described)
+    elif isinstance(report, str):
+        print_line(report)
+    else:
+        print_report(report)
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from rl_eval.cli.exits import VERBOSE, reported
 from rl_eval.cli.printing import reserved_stdout
 
 __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
@@ -66,11 +67,28 @@ NoColor = Annotated[
     ),
 ]
 
+
+def _with_traceback(ctx: typer.Context, wanted: bool) -> None:
+    ctx.meta[VERBOSE] = wanted
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        envvar=VERBOSE,
+        callback=_with_traceback,
+        expose_value=False,
+        help="Show the traceback of any error.",
+    ),
+]
+
 _shared = typer.Typer(add_completion=False)
 
 
 @_shared.command()
-def _options(no_color: NoColor = False) -> None:
+def _options(verbose: Verbose = False, no_color: NoColor = False) -> None:
     """Do nothing: only the options count."""
 
 
@@ -79,11 +97,12 @@ class _Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += typer.main.get_command(_shared).params
+        own = {name for param in self.params for name in param.opts}
+        self.params += [param for param in typer.main.get_command(_shared).params if own.isdisjoint(param.opts)]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, with stdout for its result alone."""
-        with reserved_stdout():
+        """Run the command, with stdout for its result alone; its errors become messages and exit codes."""
+        with reserved_stdout(), reported(ctx.meta.get(VERBOSE, False)):
             return super().invoke(ctx)
 
 

@@ -81,7 +81,7 @@ def _npz(path: Path) -> dict[str, Array]:
 def _memory_mapped(path: Path) -> Any:
     if not (path / "meta.json").is_file():
         raise UsageError(
-            f"{path} is a folder, but not that of a TensorDict: it has no meta.json; rl-eval export --trajectories "
+            f"{path} is a folder, but not that of a TensorDict: it has no meta.json; rl-eval export "
             "writes the steps of a run to a file"
         )
     from tensordict import TensorDict

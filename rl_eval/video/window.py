@@ -19,7 +19,7 @@ _MODE: Final = "human"
 _DRIVER: Final = "SDL_VIDEODRIVER"
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", _DRIVER)
 """Variables of which one is set where a window can be opened."""
-_INSTEAD: Final = "rl-eval video makes videos of episodes without one"
+_INSTEAD: Final = "rl-eval replay --video makes videos of episodes without one"
 
 
 def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:

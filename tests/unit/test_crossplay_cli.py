@@ -79,7 +79,7 @@ def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.Mo
     [
         (
             ("evaluation.matchups=null", "evaluation.symmetric=false"),
-            "evaluation.matchups is missing: say who plays whom",
+            "evaluation.matchups: round_robin",
         ),
         (("policy.policies={plain: {policy: 'dice:always'}}",), "policies are 'plain': add policies"),
         (("policy.policies={}",), "policies"),

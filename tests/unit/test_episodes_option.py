@@ -19,18 +19,18 @@ from tests.unit.cli_world import call, make_folder, printed
 COMMANDS = {
     "run": ("toy.yaml", "-q"),
     "show": ("runs",),
-    "export": ("runs", "--format", "csv", "-o", "rows.csv"),
-    "export --trajectories": ("runs", "--trajectories", "--to", "npz", "-o", "steps.npz"),
+    "export": ("runs", "-o", "rows.csv"),
+    "export --to npz": ("runs", "--to", "npz", "-o", "steps.npz"),
     "replay": ("runs",),
-    "video": ("runs", "-o", "films"),
+    "replay --video": ("runs", "--video", "-o", "films"),
 }
 WRONG = {
-    "": "'' is no index and no range",
-    "x": "'x' is no index and no range",
-    "-1": "'-1' is no index and no range",
-    "2-": "'2-' is no index and no range",
-    "1,,2": "'' is no index and no range",
-    "1.5": "'1.5' is no index and no range",
+    "": "'' is not an index or a range",
+    "x": "'x' is not an index or a range",
+    "-1": "'-1' is not an index or a range",
+    "2-": "'2-' is not an index or a range",
+    "1,,2": "'' is not an index or a range",
+    "1.5": "'1.5' is not an index or a range",
     "3-1": "3-1 ends before it begins: give 1-3",
     "3,30": "there is no episode 30: the plan has 30, from 0 on",
     "0-9999999999": "there is no episode 9999999999",
@@ -132,7 +132,7 @@ def test_show_tells_each_story(place):
 def test_export_writes_the_rows_of_each(place, tmp_path, format_):
     """In the order of the plan, as the rows of a table are."""
     path = tmp_path / "rows"
-    outcome = call("export", "runs", "--format", format_, "-o", path, "--episodes", "7-8,3")
+    outcome = call("export", "runs", "--to", format_, "-o", path, "--episodes", "7-8,3")
     assert "3 of 30 episodes" in outcome.stdout
     if format_ == "csv":
         with path.open() as file:
@@ -146,7 +146,7 @@ def test_export_writes_the_rows_of_each(place, tmp_path, format_):
 
 def test_export_writes_the_steps_of_each(place, tmp_path):
     path = tmp_path / "steps.npz"
-    outcome = call("export", "runs", "--trajectories", "--to", "npz", "-o", path, "--episodes", "7-8,3")
+    outcome = call("export", "runs", "--to", "npz", "-o", path, "--episodes", "7-8,3")
     assert outcome.exit_code == 0, outcome.output
     with np.load(path) as data:
         assert list(dict.fromkeys(data["collector.index"].tolist())) == [7, 8, 3]

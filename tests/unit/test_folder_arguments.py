@@ -39,7 +39,7 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
     [
         ["show", "PATH"],
         ["list", "PATH"],
-        ["export", "PATH", "--format", "csv"],
+        ["export", "PATH", "--to", "csv"],
         ["compare", "PATH", "PATH"],
         ["replay", "PATH", "--episodes", "1", "--trust"],
         ["run", "--retry", "PATH", "--trust"],
@@ -72,7 +72,7 @@ def test_result_json_in_its_own_folder(made: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_file_without_a_name_is_called_like_the_folder(given: str, tmp_path: Path) -> None:
     """``export`` writes beside the user, under the folder's name or that of the link."""
-    assert call("export", given, "--format", "csv").exit_code == 0
+    assert call("export", given, "--to", "csv").exit_code == 0
     assert Path("link.csv" if given == "link" else "one.csv").is_file()
 
 
@@ -86,7 +86,7 @@ def test_a_site_shows_the_run(given: str) -> None:
 @pytest.mark.process
 def test_videos_lie_in_the_run(given: str, tmp_path: Path) -> None:
     """By default."""
-    outcome = call("video", given, "--episodes", "0", "--trust")
+    outcome = call("replay", given, "--video", "--episodes", "0", "--trust")
     assert outcome.exit_code == 0, outcome.output
     assert len(list((tmp_path / "one" / "videos").glob("*.mp4"))) == 1
 

@@ -184,8 +184,8 @@ def test_without_a_network_it_is_said_at_once(hub, monkeypatch):
         unused.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
         for variables, reason in (
-            ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to download it"),
-            ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": closed}, f"{closed} cannot be reached"),
+            ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+            ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": closed}, f"{closed} has not answered"),
         ):
             connect(monkeypatch, hub.folder, **variables)
             (hub.folder / "made.yaml").unlink()
@@ -213,7 +213,7 @@ def test_a_server_that_never_answers_is_given_up(hub, monkeypatch):
         for revision in ("@v1", f"@{REVISIONS['v1']}"):
             done = call(*command, f"{policy}{revision}")
             assert done.exit_code == 2
-            assert f"{url} cannot be reached, or has not answered for 1 s (HF_HUB_ETAG_TIMEOUT)" in said(done)
+            assert f"{url} has not answered within 1 s (HF_HUB_ETAG_TIMEOUT)" in said(done)
         assert time.monotonic() - before < 10
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.init import commented_yaml
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.commented import commented_yaml
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError
 from rl_eval.results.loading import load

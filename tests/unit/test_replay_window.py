@@ -123,7 +123,7 @@ def test_without_a_display_it_is_said_and_nothing_runs(toys, monkeypatch):
     outcome = call(*REPLAY, "0")
     assert outcome.exit_code == ExitCode.USAGE
     assert outcome.stderr.startswith("error: there is no display to open a window on: none of DISPLAY, ")
-    assert "rl-eval video makes videos of episodes without one" in outcome.stderr
+    assert "rl-eval replay --video makes videos of episodes without one" in outcome.stderr
     assert toys.SEEN == []
 
 

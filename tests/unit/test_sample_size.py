@@ -68,17 +68,17 @@ def test_equal_rates_are_told_apart_by_no_number():
 
 
 def test_power_prints_the_figures():
-    outcome = call("power", "17/20", "14/20")
+    outcome = call("plan", "--rates", "17/20", "14/20")
     assert outcome.exit_code == 0, outcome.output
     for part in ("85.0 %", "17 of 20", "b - a        -15.0 %", "0.45", "episodes     134", "no difference shown"):
         assert part in outcome.stdout
-    shown = json.loads(call("power", "17/20", "14/20", "--json").stdout)
+    shown = json.loads(call("plan", "--rates", "17/20", "14/20", "--json").stdout)
     assert (shown["p_value"], shown["episodes_needed"]) == (pytest.approx(0.4506, abs=1e-4), 134)
-    assert "b succeeds less often than a" in call("power", "17/20", "0/20").stdout
+    assert "b succeeds less often than a" in call("plan", "--rates", "17/20", "0/20").stdout
 
 
 def test_power_of_nonsense_is_a_usage_error():
-    outcome = call("power", "17/20", "21/20")
+    outcome = call("plan", "--rates", "17/20", "21/20")
     assert outcome.exit_code == ExitCode.USAGE
     assert "'21/20' is no success rate: at most 20 can be successful" in outcome.stderr
 

@@ -12,7 +12,6 @@ from rl_eval.cli import app
 from tests.unit.cli_world import call, make_folder
 from tests.unit.test_reference_pages import commands_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = {name.removeprefix("rl-eval "): command for name, command in commands_of(get_command(app))}
 LETTERS = {"-n": "--num-episodes", "-o": "--output", "-q": "--quiet", "-v": "--verbose"}
 COLOR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
@@ -47,15 +46,6 @@ def test_they_are_flags_that_say_the_same(option):
     found = {name: options(command)[option] for name, command in COMMANDS.items() if option in options(command)}
     assert all(param.is_flag for param in found.values())
     assert len({param.help for name, param in found.items() if (name, option) != ("doctor", "--quiet")}) == 1
-
-
-def test_the_page_says_which_command_has_which():
-    rows = re.search(r"## Options of many commands\n.*?\n\|---.*?\n(.*?)\n\n", PAGE.read_text(), re.DOTALL)[1]
-    table = {re.findall(r"`(--[\w-]+)`", row)[0]: row.split("|")[3] for row in rows.splitlines()}
-    assert table.keys() == {"--output", "--quiet", "--json", "--verbose", "--no-color"}
-    for option, cell in table.items():
-        named = set(COMMANDS) if cell.strip() == "all" else set(re.findall(r"`([\w ]+)`", cell))
-        assert named == having(option), option
 
 
 # ------------------------------------------------------------------------------ what they do

@@ -70,7 +70,11 @@ def test_what_this_user_made_is_replayed(own, place):
 
 @pytest.mark.parametrize(
     "command",
-    [("replay", "--episodes", 3), ("replay", "--episodes", 3, "--render", "human"), ("video", "--output", "films")],
+    [
+        ("replay", "--episodes", 3),
+        ("replay", "--episodes", 3, "--render", "human"),
+        ("replay", "--video", "--output", "films"),
+    ],
     ids=["replay", "window", "video"],
 )
 @pytest.mark.parametrize("place", ["runs", "out/toy"])

@@ -270,9 +270,9 @@ def test_retry_replay_video_export(home: Path, when: str) -> None:
     assert call("run", "--retry", "log").exit_code == 0
     assert load(home / "log").status == "complete"
     assert call("replay", "log", "--episodes", "0-1").exit_code == 0
-    assert call("video", "log", "--episodes", "0", "-o", "films").exit_code == 0
-    assert call("video", "log", "--episodes", "0").exit_code == 0
-    outcome = call("export", "log", "--trajectories", "--to", "npz", "-o", "steps.npz")
+    assert call("replay", "log", "--video", "--episodes", "0", "-o", "films").exit_code == 0
+    assert call("replay", "log", "--video", "--episodes", "0").exit_code == 0
+    outcome = call("export", "log", "--to", "npz", "-o", "steps.npz")
     assert outcome.exit_code == 0, outcome.output
     assert_there(home, "films", "log/videos", "steps.npz")
     assert Path.cwd() == home
