@@ -6,6 +6,8 @@ Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, s
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -26,7 +28,7 @@ from rl_eval.cli import (
     show,
     watch,
 )
-from rl_eval.cli.exits import VERBOSE, explained
+from rl_eval.cli.exits import VERBOSE, ExitCode, explained
 from rl_eval.cli.shared import CommandLine, NoColor
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -64,14 +66,13 @@ for _heading, _name, _function, _summary in COMMANDS:
 app.add_typer(service.app, rich_help_panel=SETUP)
 
 
-_COMPLETE: Final = "_RL_EVAL_COMPLETE"
-
-
 def main() -> None:
     """Run the command line; the process exits with the code that ``--help`` explains."""
-    what, _, shell = os.environ.get(_COMPLETE, "").partition("_")
-    if shell in ("source", "complete"):
-        os.environ[_COMPLETE] = f"{shell}_{what}"  # click's order of the words; typer has the other one.
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        typer.echo("error: the current folder was removed: change to one that exists", err=True)
+        sys.exit(ExitCode.USAGE)
     app(prog_name="rl-eval")
 
 

@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.redaction import redact_text
 from rl_eval.results.report.printable import lines
@@ -109,44 +108,33 @@ def reported(debug: bool) -> Iterator[None]:
     """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback."""
     try:
         yield
-    except EvalError as error:
-        if debug:
-            _print_traceback()
-        _print_error(str(error))
-        raise typer.Exit(code_of(error)) from None
-    except (KeyboardInterrupt, SystemExit) as stop:
-        if (code := _signal_code(stop)) is None:
-            raise
-        _print_error("interrupted before there was a result")
-        raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Ray's own handler of SIGTERM, which is in place while Ray starts, exits with its number.
+        if isinstance(stop, SystemExit) and stop.code != signal.SIGTERM:
+            raise
+        _print_error("interrupted before there was a result")
+        default = 128 + (signal.SIGTERM if isinstance(stop, SystemExit) else signal.SIGINT)
+        raise typer.Exit(getattr(stop, "exit_code", default)) from None
     except Exception as error:
-        said = _of_a_factory(error)
-        if debug or not said:
-            _print_traceback()
-        if said:
-            _print_error(said if debug else f"{said}; with -v there is its traceback")
-        raise typer.Exit(ExitCode.FAILED if said else ExitCode.BUG) from None
+        message, code = _explained(error)
+        if debug or not message:
+            typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+        if message:
+            _print_error(message)
+        raise typer.Exit(code) from None
 
 
-def _of_a_factory(error: Exception) -> str:
-    """Return what to say of an error that the factory of a policy raised; empty for any other."""
-    policies = sys.modules.get("rl_eval.policies")  # Without it there was none.
-    known = policies is not None and policies.came_from_factory(error)
-    return f"the policy cannot be made: {' '.join(summary_of(error).split())}" if known else ""
-
-
-def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:
-    """Return the exit code of a signal that ended a command; None if something else did."""
-    if isinstance(stop, SystemExit):
-        # Ray's own handler of SIGTERM, which is in place while Ray starts.
-        return 128 + signal.SIGTERM if stop.code == signal.SIGTERM else None
-    return stop.exit_code if isinstance(stop, Interrupted) else 130
-
-
-def _print_traceback() -> None:
-    typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+def _explained(error: Exception) -> tuple[str, ExitCode]:
+    """Return message and exit code of an error; no message if it is a bug."""
+    if isinstance(error, EvalError):
+        return str(error), code_of(error)
+    policies = sys.modules.get("rl_eval.policies")  # Without it no factory of a policy was called.
+    if policies is not None and policies.came_from_factory(error):
+        summary = " ".join(summary_of(error).split())
+        return f"the policy cannot be made: {summary}; with -v there is its traceback", ExitCode.FAILED
+    return "", ExitCode.BUG
 
 
 def _print_error(message: str) -> None:

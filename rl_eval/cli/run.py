@@ -59,41 +59,25 @@ def run(
     trust: TrustPolicy = False,
     episodes: Annotated[
         str | None,
-        episodes_option(
-            "Run this range of the plan only, as in 7-9; its episodes are 0, 1, ... of the run. With --retry: which of "
-            "the failed episodes, as in 3,7-9."
-        ),
+        episodes_option("Run this range of the plan only, as in 7-9; or with --retry these of the failed episodes."),
     ] = None,
     run_dir: LogDir = None,
     retry: Annotated[
-        str | None,
-        option(
-            "DIR",
-            "Run the failed episodes of the run in DIR again, with their seeds and further attempts. Its log says what "
-            "is evaluated.",
-            parser=absolute_place,
-        ),
+        str | None, option("DIR", "Run the failed episodes of the run in DIR again.", parser=absolute_place)
     ] = None,
     attempts: Annotated[
-        int | None,
-        option("N", "Further attempts of each episode of --retry; by default as many as the config gives.", min=1),
+        int | None, option("N", "Further attempts of --retry; by default as many as the config gives.", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool,
-        typer.Option(
-            "--accept-code-change",
-            help="Continue the run in DIR although the code of the environment or the policy was changed.",
-        ),
+        bool, option(None, "Continue a run although the code of environment or policy was changed.")
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
-    ] = False,
+    fresh: Annotated[bool, option(None, "Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")] = False,
     max_restarts: Annotated[
         int,
         option(
             "N",
-            "Run in a child process, and start it again, with back-off, until the log is complete or this many "
-            "restarts in a row brought no new episode; by default never.",
+            "Run in a child process, and start it again until the log is complete, or until N restarts in a row "
+            "brought no new episode.",
             min=0,
         ),
     ] = 0,
@@ -102,9 +86,8 @@ def run(
         option(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
-            "kept then, and runs/latest stays where it is.",
-            "--output",
-            "-o",
+            "kept then.",
+            *("--output", "-o"),
             parser=absolute_path,
         ),
     ] = None,
@@ -112,10 +95,7 @@ def run(
     assignments: Assignments = None,
     require: Annotated[
         list[str] | None,
-        option(
-            "'METRIC >= X'",
-            "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'. May be repeated: all must hold.",
-        ),
+        option("'METRIC >= X'", "Exit with 5 unless this holds, as 'episode_return_ci_low >= 475'; may be repeated."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -129,9 +109,7 @@ def run(
             raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
         if config is None and retry is None:
             evaluated.check("run", assignments)
-            if not evaluated.is_on_ray(assignments):
-                say("running in this process: --runners 2 runs on two Ray actors")
-        requirements = [_requirement(text) for text in require or ()]
+        requirements = _requirements(require or ())
         keys = evaluated.keys(say, assignments, trust=trust)
         earlier = None if retry is None else load_to_run(retry, trust)
         from rl_eval.cli.progress import Monitor
@@ -144,9 +122,9 @@ def run(
                 if episodes is not None:
                     settings = with_episodes(settings, episodes)
                     say(f"only --episodes {episodes} of the plan: -n sets how many it has")
+                if config is None and not settings.runners.num_runners:
+                    say("running in this process: --runners 2 runs on two Ray actors")
                 find_modules_here()
-            for requirement in requirements:
-                _check_metric(requirement)
             run_dir, result = look_up(run_dir, fresh, settings, say)
             given = partial(deliver, quiet=quiet, as_json=as_json)
             if result is None:
@@ -154,8 +132,10 @@ def run(
                 with claimed_folders(output, run_dir, name, force=force) as (log_dir, place):
                     given = partial(given, folder=place)
                     result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
-                    if result.num_failed:
-                        say(_retry_advice(log_dir))
+                    if result.num_failed and log_dir is None:
+                        say("no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR")
+                    elif result.num_failed:
+                        say(f"rl-eval run --retry {shown(str(log_dir))} runs what failed again")
             else:
                 monitor.close()
                 given(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force))
@@ -227,49 +207,40 @@ def _put_aside(
     return settings
 
 
-def _retry_advice(log_dir: str | None) -> str:
-    if log_dir is None:
-        return "no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR to --output"
-    return f"rl-eval run --retry {shown(log_dir)} runs what failed again"
-
-
-def _requirement(text: str) -> MetricRequirement:
-    from rl_eval.results.requirements import parse_metric
-
-    return parse_metric(text)
-
-
-def _check_metric(requirement: MetricRequirement) -> None:
-    """Make sure, before anything runs, that results have this metric; those of agents are known afterwards."""
-    if "/" in requirement.metric:
-        return
+def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
+    """Parse ``--require``; make sure that results have these metrics. Those of agents are known after a run."""
+    if not texts:
+        return []
     from rl_eval.records.episode import EpisodeTable
+    from rl_eval.results.requirements import parse_metric
     from rl_eval.results.result import EvalResult, Timing
     from rl_eval.scheduling.plan import EpisodePlan
 
-    timing = Timing.of_totals({}, num_runners=0)
+    requirements, timing = [parse_metric(text) for text in texts], Timing.of_totals({}, num_runners=0)
     empty = EvalResult(
         table=EpisodeTable(1), plan=EpisodePlan(1), status="partial", reason="", timing=timing, provenance={}
     )
-    requirement.check(empty.metrics)
+    for requirement in requirements:
+        if "/" not in requirement.metric:
+            requirement.check(empty.metrics)
+    return requirements
 
 
 def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int:
-    """Say of each requirement whether a result meets it; return the exit code."""
-    met = [_is_met(requirement, result) for requirement in requirements]
-    return 0 if all(met) else ExitCode.REQUIREMENT
-
-
-def _is_met(requirement: MetricRequirement, result: EvalResult) -> bool:
-    """Return, and say, whether a result meets what was asked."""
+    """Write whether a result meets each requirement; return the exit code."""
     from rl_eval.results.requirements import Answer
 
-    answer, name = requirement.judge(result.metrics), requirement.metric
-    why = f" ({result.interval.note})" if answer is Answer.OPEN and "return_ci" in name and result.interval.note else ""
-    if result.determinism.passed is False and not name.startswith("num_"):
-        answer, why = Answer.OPEN, f" (the result is {result.determinism})"
-    print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
-    return answer is Answer.HOLDS
+    code = ExitCode.COMPLETE
+    for requirement in requirements:
+        name, answer, why = requirement.metric, requirement.judge(result.metrics), ""
+        if result.determinism.passed is False and not name.startswith("num_"):
+            answer, why = Answer.OPEN, f" (the result is {result.determinism})"
+        elif answer is Answer.OPEN and "return_ci" in name and result.interval.note:
+            why = f" ({result.interval.note})"
+        print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
+        if answer is not Answer.HOLDS:
+            code = ExitCode.REQUIREMENT
+    return code
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
@@ -323,7 +294,6 @@ def run_evaluation(
     ray = f"connecting to Ray at {address}" if address else "starting Ray"
     monitor.say(ray if runners.num_runners else "building environment and policy")
     with EvalRunnerGroup(settings, threaded=runners.num_runners > 0) as group:
-        _import_for_the_report()
         handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
         try:
             result = handle.result()
@@ -346,15 +316,6 @@ def _continuation(run_dir: str | None) -> str:
     if run_dir is None:
         return "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
     return f"what had finished is in the log: the same command with --log-dir {shown(run_dir)} continues"
-
-
-def _import_for_the_report() -> None:
-    """Import what saving needs while other runners start, and not beside an environment that imports."""
-    import pyarrow.parquet
-    import scipy.special
-
-    assert scipy.special
-    pyarrow.array([])  # Its first array imports pandas where there is one.
 
 
 def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_eval.cli.exits import Debug, reported
+from rl_eval.cli.exits import Debug, explained, reported
 from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.results.report.table import Line, Page
@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from rl_eval.training.service.messages import ServiceStatus
 
 __all__ = ["app"]
-
-_LIST_CODES: Final = """\
-\b
-Exit codes:
-0    listed; a service that does not answer is named
-2    usage error: an option
-4    cluster error: the address cannot be reached
-"""
-
-_STOP_CODES: Final = """\
-\b
-Exit codes:
-0    the service has ended
-2    usage error: there is no service of this name
-4    cluster error: the address cannot be reached, or the service does not end
-"""
 
 Address = Annotated[
     str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
@@ -48,7 +32,7 @@ app = CommandLine(
 )
 
 
-@app.command("list", epilog=_LIST_CODES, short_help="Show what services do.")
+@app.command("list", epilog=explained("service"), short_help="Show what services do.")
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
@@ -75,7 +59,7 @@ def list_(
             print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
 
 
-@app.command("stop", epilog=_STOP_CODES, short_help="End a service.")
+@app.command("stop", epilog=explained("service"), short_help="End a service.")
 def stop(
     name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,

@@ -19,7 +19,7 @@ __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
     """Return an option whose help text says what it is by default."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
 

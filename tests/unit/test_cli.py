@@ -94,10 +94,10 @@ for command in COMMANDS:
 call("--help")
 call("--version")
 call("run")
-call(_RL_EVAL_COMPLETE="bash_source")
+call(_RL_EVAL_COMPLETE="source_bash")
 call(_RL_EVAL_COMPLETE="source_zsh")
 call(_RL_EVAL_COMPLETE="complete_bash", COMP_WORDS="rl-eval re", COMP_CWORD="1")
-call(_RL_EVAL_COMPLETE="bash_complete", COMP_WORDS="rl-eval run --num-r", COMP_CWORD="2")
+call(_RL_EVAL_COMPLETE="complete_bash", COMP_WORDS="rl-eval run --num-r", COMP_CWORD="2")
 call("--show-completion", "bash")
 imported("torch", "ray", "gymnasium", "scipy", "pyarrow", "tensordict")
 call("compare", "ones", "alternate")
@@ -567,7 +567,6 @@ def test_what_the_factory_of_a_policy_raises_is_one_line(folder, verbose):
     outcome = call("run", "toy.yaml", "--set", "policy.policy=cli_toys:broken", *options)
     assert outcome.exit_code == ExitCode.FAILED
     assert "error: the policy cannot be made: RuntimeError: a bug of the factory" in outcome.stderr
-    assert ("with -v" in outcome.stderr) != verbose
     assert ("Traceback" in outcome.stderr) == verbose
 
 
@@ -610,6 +609,14 @@ def test_errors_keep_their_lines_and_no_terminal_codes(capfd):
 
 
 @pytest.mark.process
+def test_a_current_folder_that_was_removed_is_a_usage_error(folder):
+    script = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m rl_eval list ."
+    done = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.process
 def test_what_an_environment_prints_is_no_part_of_the_result(folder):
     """Neither by ``print`` nor below Python; stderr has it."""
     Path("loud_toys.py").write_text(
@@ -641,6 +648,6 @@ def test_a_gate_whose_output_cannot_be_written_is_no_verdict(folder, stdout, cod
     assert "Traceback" not in stderr.decode()
 
 
-def test_the_first_line_says_how_ray_is_used(folder):
+def test_a_note_says_how_ray_is_used(folder):
     done = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", 2)
-    assert done.stderr.splitlines()[0] == "running in this process: --runners 2 runs on two Ray actors"
+    assert "running in this process: --runners 2" in done.stderr

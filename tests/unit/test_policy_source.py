@@ -12,7 +12,7 @@ from gymnasium import spaces
 from safetensors.torch import save_file
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.cli.policy_source import policy_source
+from rl_eval.cli.evaluated import policy_source
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3_files import unknown
 from rl_eval.policies.noise import EpisodeNoise

@@ -1,4 +1,4 @@
-"""``rl-eval run --retry``: failed episodes run again; the result is that of a run with so many attempts at once."""
+"""``rl-eval run --retry``: failed episodes run again, as if they had had so many attempts at once."""
 
 import json
 import shutil
