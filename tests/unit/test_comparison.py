@@ -156,7 +156,7 @@ def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path:
     model = make_result(BASE, policy=factory, policy_kwargs={"path": path})
     assert compare(make_result(BASE), model).b.policy == name
     bare = make_result(BASE, policy=factory, policy_kwargs={"path": path, "vecnormalize": False})
-    assert compare(make_result(BASE), bare).b.policy == name + " vecnormalize=False" * (name not in (factory,))
+    assert compare(make_result(BASE), bare).b.policy == name + " vecnormalize=False" * (name != factory)
 
 
 def test_another_policy_is_the_point() -> None:
