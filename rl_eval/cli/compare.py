@@ -21,18 +21,13 @@ def compare(
     require: Annotated[
         list[str] | None,
         option(
-            "'b >= a - 5'",
-            "Exit with 0 if the interval shows that this holds for the mean returns, with 1 if it shows that it "
-            "does not, and with 2 if it shows neither, or pairs are missing because a side failed or was ended early. "
-            "May be repeated: all must hold.",
+            "'b >= a - 5'", "Exit with 1 if the mean returns are shown not to meet this, with 2 if neither is shown."
         ),
     ] = None,
     fail_on: Annotated[
         Literal["regression"] | None,
         typer.Option(
-            show_default=False,
-            help="Exit with 1 if b is shown to return less than a, and with 2 if pairs are missing because a side "
-            "failed or was ended early, or are too few to show anything.",
+            show_default=False, help="Exit with 1 if b is shown to return less than a, with 2 if pairs are missing."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -33,13 +33,7 @@ def crossplay(
     section: Section = None,
     output: Annotated[
         Path | None,
-        option(
-            "FOLDER",
-            "Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
-            "--output",
-            "-o",
-            parser=absolute_path,
-        ),
+        option("FOLDER", "Folder of all files; by default that of the log.", "--output", "-o", parser=absolute_path),
     ] = None,
     run_dir: LogDir = None,
     force: Force = False,

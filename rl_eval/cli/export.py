@@ -34,16 +34,14 @@ def export(
         typer.Option(
             "--to",
             show_default=False,
-            help="By default what --output ends in. parquet, csv and json have a row for each episode, in json as one "
-            "object per line. For minari, npz and tensordict the episodes run again, and all their steps are written.",
+            help="By default the ending of --output. The last three have every step, of episodes that run again.",
         ),
     ] = None,
     output: Annotated[
         str | None,
         option(
             "FILE",
-            "File or folder; for minari the id of the data set. By default, for rows, the name of DIR in the current "
-            "folder.",
+            "File or folder; for minari the id of the data set. By default, for rows, called like DIR.",
             "--output",
             "-o",
         ),

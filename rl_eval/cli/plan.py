@@ -46,23 +46,13 @@ def plan(
     section: Section = None,
     trust: TrustPolicy = False,
     detect: Annotated[float | None, option("D", "Compute how many episodes show a difference of D in returns.")] = None,
-    half_width: Annotated[
-        float | None, option("W", "Compute how many episodes give the mean return an interval of ± W, roughly.")
-    ] = None,
+    half_width: Annotated[float | None, option("W", "Compute how many episodes give the mean return ± W.")] = None,
     rates: Annotated[
-        tuple[str, str] | None,
-        option("A B", "Run no pilot: compare two success rates of different episodes, such as 17/20 and 14/20."),
+        tuple[str, str] | None, option("A B", "Run nothing; compare two success rates, such as 17/20 and 14/20.")
     ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
-        float,
-        typer.Option(
-            metavar="R",
-            min=-1.0,
-            max=0.99,
-            help="Correlation of the returns of two policies on equal seeds, for paired figures; rl-eval compare "
-            "measures it.",
-        ),
+        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of returns on equal seeds.")
     ] = 0.5,
     assignments: Assignments = None,
     as_json: AsJson = False,

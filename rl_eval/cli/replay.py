@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,34 +28,18 @@ def replay(
     path: Results,
     episodes: Annotated[str | None, episodes_option("Which episodes, as in 3,7-9.")] = None,
     select: Annotated[
-        str | None,
-        option(
-            "SELECTORS",
-            "Episodes instead of --episodes: first:K, every:N, best:K, worst:K, failed:K, with commas; by default "
-            "worst,best.",
-            "--select",
-        ),
+        str | None, option("SELECTORS", "Instead: first:K, every:N, best:K, worst:K, failed:K; by default worst,best.")
     ] = None,
-    max_episodes: Annotated[
-        int, typer.Option("--max-episodes", metavar="N", min=1, help="Most episodes of what --select chooses.")
-    ] = 8,
+    max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Most episodes that --select chooses.")] = 8,
     render: Annotated[
         Literal["human"] | None, typer.Option(show_default=False, help="Show the episodes in a window meanwhile.")
     ] = None,
     video: Annotated[bool, typer.Option("--video", help="Write a video of each episode.")] = False,
     output: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Folder of the videos; by default the folder videos in DIR, where reports find them.",
-            "--output",
-            "-o",
-        ),
+        Path | None, option("FOLDER", "By default videos in DIR, where reports find them.", "--output", "-o")
     ] = None,
-    fps: Annotated[
-        float | None, option("FPS", "Frames per second of a video; by default the environment's.", "--fps")
-    ] = None,
-    max_frames: Annotated[int | None, option("N", "Most frames of a video; by default 10,000.", "--max-frames")] = None,
+    fps: Annotated[float | None, option("FPS", "Frames per second of a video; by default the environment's.")] = None,
+    max_frames: Annotated[int | None, option("N", "Most frames of a video; by default 10,000.")] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,11 +48,8 @@ def replay(
         raise ConfigError("--select and --episodes both choose the episodes: give one of them")
     if video and render:
         raise ConfigError("--video and --render both render the episodes: give one of them")
-    options = {"output": output, "fps": fps, "max_frames": max_frames}
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and not video:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ConfigError(f"{names}: only videos have this: give --video, or leave it out")
+    if not video and (output is not None or fps is not None or max_frames is not None):
+        raise ConfigError("--output, --fps and --max-frames are about videos: give --video, or leave them out")
     folder = (output or _folder_in(path)) if video else None
     result = load_to_run(path, trust)
     if episodes is None:
@@ -79,12 +60,12 @@ def replay(
             raise UsageError(f"--select {select or 'worst,best'} selects no episode of this run")
     else:
         indices = parse_episodes(episodes, len(result.plan))
+    seen: Sequence[Replay | Video]
     if folder is not None:
-        given.pop("output", None)
-        identical = _record(result, indices, folder, given, as_json=as_json)
+        seen = _record(result, indices, folder, fps, max_frames or 10_000, as_json=as_json)
     else:
-        identical = _run_again(result, indices, in_window=render is not None, as_json=as_json)
-    if not identical:
+        seen = _run_again(result, indices, in_window=render is not None, as_json=as_json)
+    if not all(again.identical for again in seen):
         raise typer.Exit(ExitCode.PARTIAL)
 
 
@@ -98,24 +79,21 @@ def _folder_in(path: str) -> Path:
     return video_folder(path)
 
 
-def _record(result: EvalResult, indices: list[int], folder: Path, how: dict[str, Any], *, as_json: bool) -> bool:
-    """Make videos; return whether all episodes came out as recorded."""
+def _record(
+    result: EvalResult, indices: list[int], folder: Path, fps: float | None, max_frames: int, *, as_json: bool
+) -> Sequence[Video]:
+    """Make videos, and print what they are."""
     from rl_eval.records.plain import plain
     from rl_eval.results.replay import recorded_episode
     from rl_eval.video import record_videos
 
-    selectors = [f"episode:{recorded_episode(result, index).index}" for index in indices]
-    videos = record_videos(result, selectors, folder, max_videos=len(selectors), trust=True, **how)
+    chosen = [f"episode:{recorded_episode(result, index).index}" for index in indices]
+    videos = record_videos(result, chosen, folder, max_videos=len(chosen), fps=fps, max_frames=max_frames, trust=True)
     described = [
         {key: value for key, value in vars(made).items() if key != "content"}
         | {"path": shown(str(made.path)), "identical": made.identical}
         for made in videos
     ]
-    print_either(as_json, plain(described), _videos_page(videos, folder))
-    return all(made.identical for made in videos)
-
-
-def _videos_page(videos: list[Video], folder: Path) -> Page:
     notes = [
         f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ"
         for made in videos
@@ -124,11 +102,13 @@ def _videos_page(videos: list[Video], folder: Path) -> Page:
     state = "different" if notes else "identical"
     notes += [f"the video of episode {made.index} ends after {made.frames:,} frames" for made in videos if made.cut]
     lines = [Line(f"episode {made.index}", made.name, f"{made.frames:,} frames") for made in videos]
-    return Page(f"{counted(len(videos), 'video')} in {folder}", "", state, [lines], notes)
+    page = Page(f"{counted(len(videos), 'video')} in {folder}", "", state, [lines], notes)
+    print_either(as_json, plain(described), page)
+    return videos
 
 
-def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_json: bool) -> bool:
-    """Print each episode when it has run, or all as JSON; return whether all came out as recorded."""
+def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_json: bool) -> Sequence[Replay]:
+    """Run episodes again, and print each when it has run, or all as JSON."""
     if in_window:
         from rl_eval.video import replay_in_window as run
     else:
@@ -141,30 +121,26 @@ def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_js
             print_report(_page(again))
         seen.append(again)
     if as_json:
-        print_json(_described(seen))
-    return all(again.identical for again in seen)
+        print_json([_described(again) for again in seen])
+    return seen
 
 
-def _described(replays: Iterable[Replay]) -> list[dict[str, Any]]:
+def _described(replayed: Replay) -> dict[str, Any]:
     from rl_eval.records.plain import plain
 
-    def pairs(found: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        return {key: {"recorded": plain(was), "again": plain(now)} for key, (was, now) in found.items()}
-
-    return [
-        {
-            "index": one.again.index,
-            "seed": one.again.seed,
-            "attempt": one.again.attempts,
-            "identical": one.identical,
-            "episode_return": plain(one.again.episode_return),
-            "length": one.again.length,
-            "differences": pairs(one.differences),
-            "numerics": pairs(one.numerics),
-            "faults": [str(fault) for fault in one.again.faults],
-        }
-        for one in replays
-    ]
+    again = replayed.again
+    described = {
+        "index": again.index,
+        "seed": again.seed,
+        "attempt": again.attempts,
+        "identical": replayed.identical,
+        "episode_return": again.episode_return,
+        "length": again.length,
+        "faults": [str(fault) for fault in again.faults],
+    }
+    for key, found in (("differences", replayed.differences), ("numerics", replayed.numerics)):
+        described[key] = {name: {"recorded": was, "again": now} for name, (was, now) in found.items()}
+    return {key: plain(value) for key, value in described.items()}
 
 
 def _page(replayed: Replay) -> Page:

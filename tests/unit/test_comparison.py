@@ -80,8 +80,7 @@ def test_swapping_sides_swaps_the_sign() -> None:
     """The p-value and the correlation stay."""
     a, b = make_result(BASE), make_result(BASE + NOISE + 4)
     forth, back = compare(a, b).difference, compare(b, a).difference
-    assert back.mean == -forth.mean
-    assert back.p_value == forth.p_value
+    assert (back.mean, back.p_value) == (-forth.mean, forth.p_value)
     assert back.correlation == pytest.approx(forth.correlation)
 
 
@@ -105,10 +104,9 @@ def test_pairs_come_from_the_stretch_that_both_finished() -> None:
     assert "20 of 60" in found.notes[1]
 
 
-def test_no_pair_is_an_error_that_counts() -> None:
-    """The message says how many completed on either side and how many were dropped."""
+def test_no_pair_is_an_error() -> None:
     a, b = make_result(BASE[:4], failed=[0, 1]), make_result(BASE[:4], failed=[2, 3])
-    with pytest.raises(ComparisonError, match="a completed 2 and b 2 of 4; pairs dropped because a side failed: 4"):
+    with pytest.raises(ComparisonError, match="a completed 2 and b 2 of 4"):
         compare(a, b)
     with pytest.raises(ComparisonError, match="a completed 0 and b 4 of 4"):
         compare(make_result(BASE[:4], missing=[0]), make_result(BASE[:4]))
@@ -118,50 +116,30 @@ def test_no_pair_is_an_error_that_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("other", "named"),
     [
-        ({"max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
+        (make_result(BASE, max_episode_steps=200), "max_episode_steps is None in a and 200 in b"),
         (
-            {"environment": {**IDENTITY["environment"], "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}},
-            "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b$",
+            make_result(BASE, environment={"env": "CartPole-v1", "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}),
+            "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b",
         ),
         (
-            {"environment": {"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}},
-            (
-                r"environment.env is 'CartPole-v1' in a and 'Acrobot-v1' in b; "
-                r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b"
-            ),
+            make_result(BASE, environment={"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}),
+            r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b",
         ),
-        ({"environment": "CartPole-v1"}, "environment is {.*} in a and 'CartPole-v1' in b"),
+        (make_result(BASE, environment="CartPole-v1"), "environment is {.*} in a and 'CartPole-v1' in b"),
+        (
+            make_result(BASE, environment={"env": "CartPole-v1", "env_kwargs": {str(key): 0 for key in range(9)}}),
+            "and 6 more differences",
+        ),
+        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b"),
+        (make_result(BASE[:50], seed=9), "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b"),
     ],
 )
-def test_another_setting_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_another_setting_or_plan_is_refused_by_name(other: EvalResult, named: str) -> None:
     """The message names the key and both values."""
-    with pytest.raises(ComparisonError, match=message):
-        compare(make_result(BASE), make_result(BASE, **changes))
-
-
-def test_many_differences_are_counted_and_not_listed() -> None:
-    """Five are enough to see what is wrong."""
-    changes: dict[str, Any] = {
-        "environment": {"env": "CartPole-v1", "env_kwargs": {str(number): 0 for number in range(9)}}
-    }
-    with pytest.raises(ComparisonError, match=r"and 6 more differences$"):
-        compare(make_result(BASE), make_result(BASE, **changes))
-
-
-def test_another_plan_is_refused_by_name() -> None:
-    """Equal indices are then other episodes."""
-    for other, message in (
-        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b. Evaluate"),
-        (make_result(BASE[:50]), "plan.num_episodes is 60 in a and 50 in b. Evaluate both"),
-        (
-            make_result(BASE[:50], seed=9),
-            "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b. Evaluate",
-        ),
-    ):
-        with pytest.raises(ComparisonError, match=f"the results are not about the same episodes: .*{message}"):
-            compare(make_result(BASE), other)
+    with pytest.raises(ComparisonError, match=named):
+        compare(make_result(BASE), other)
 
 
 @pytest.mark.parametrize(
@@ -174,15 +152,11 @@ def test_another_plan_is_refused_by_name() -> None:
     ],
 )
 def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path: str, name: str) -> None:
-    """And of its folder, since training runs give their best models one name."""
+    """And of its folder, since training runs give their best models one name; a missing normalizer is named."""
     model = make_result(BASE, policy=factory, policy_kwargs={"path": path})
     assert compare(make_result(BASE), model).b.policy == name
-
-
-def test_a_model_without_its_normalizer_says_so() -> None:
-    kwargs = {"path": "model.zip", "vecnormalize": False}
-    model = make_result(BASE, policy="rl_eval.integrations.sb3:load_policy", policy_kwargs=kwargs)
-    assert compare(make_result(BASE), model).b.policy == "sb3:model.zip vecnormalize=False"
+    bare = make_result(BASE, policy=factory, policy_kwargs={"path": path, "vecnormalize": False})
+    assert compare(make_result(BASE), bare).b.policy == name + " vecnormalize=False" * (name != factory)
 
 
 def test_another_policy_is_the_point() -> None:
@@ -217,21 +191,12 @@ def test_verdict_at_another_confidence() -> None:
     assert compare(a, b, 0.999).verdict.startswith("no difference shown at 99.9 %")
 
 
-def test_three_wins_of_three_show_nothing() -> None:
-    """No test can reject with three pairs, and so few equal differences have no interval."""
-    found = compare(make_result(BASE[:3]), make_result(BASE[:3] + 1))
-    assert found.difference.p_value == 0.25
-    assert found.verdict == "no difference shown at 95 %: mean difference 1, the same in each of 3 pairs, p = 0.25"
-
-
 @pytest.mark.parametrize("count", range(2, 9))
 def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
     """However large the difference, with 5 pairs no test of signs rejects at 5 %; with 6 one does."""
     found = compare(make_result(BASE[:count]), make_result(BASE[:count] - 1000 - NOISE[:count]))
     assert found.regressed == (count >= 6)
     assert bool(found.unanswerable) == (count < 6)
-    if count == 5:
-        assert found.unanswerable == "5 pairs are too few: no difference of their returns has a p-value below 0.0625"
 
 
 def test_pairs_that_a_side_did_not_reach_answer_nothing() -> None:
@@ -249,7 +214,6 @@ def test_few_equal_differences_bound_nothing(count: int) -> None:
     assert not found.regressed
     assert bool(found.unbounded) == (count < 20)
     assert found.difference.interval.exists == (count == 20)
-    assert ("no interval: fewer than 20 values, all equal" in " ".join(str(found).split())) == (count < 20)
     assert found.verdict == f"no difference: both returned the same in each of {count} pairs"
 
 
@@ -259,7 +223,6 @@ def test_few_equal_losses_are_a_regression_without_an_interval(count: int) -> No
     found = compare(make_result(np.full(count, 500.0)), make_result(np.full(count, 15.0)))
     assert found.regressed == (count >= 6)
     assert bool(found.unbounded) == (count < 20)
-    assert found.verdict.startswith("b returns less than a at 95 %" if count >= 6 else "no difference shown at 95 %")
 
 
 @pytest.mark.parametrize(
@@ -355,24 +318,6 @@ def test_print_fits_80_columns_and_rich_says_the_same(comparison: Comparison) ->
     assert "".join(text.replace("-" * 80, "").split()) == "".join(screen.getvalue().replace("─" * 80, "").split())
 
 
-def test_print_says_what_matters(comparison: Comparison) -> None:
-    """Verdict, pairs, test, correlation, factor and success are all on the page."""
-    words = " ".join(str(comparison).split())
-    difference = comparison.difference
-    for part in (
-        "CartPole-v1 b against a",
-        "pkg:champion",
-        "pairs 54 of 60 planned",
-        f"p-value {difference.p_value:.2g} of no difference: sign-flip test over",
-        f"correlation {difference.correlation:.2f}",
-        f"equal seeds {difference.episodes_saved:.2f} x",
-        "success both 27 only a 0 only b 27 neither 0",
-        f"verdict {comparison.verdict}",
-        "note pairs dropped because a side failed: 1",
-    ):
-        assert part in words
-
-
 # ------------------------------------------------------------------------------ what differs
 
 
@@ -389,8 +334,6 @@ def test_the_settings_that_differ_are_told() -> None:
         ("deterministic", True, False),
         ("weights.digest", "ab" * 16, "cd" * 16),
     ]
-    assert "settings     " in str(found)
-    assert "deterministic: True in a, False in b" in str(found)
     assert {"key": "deterministic", "a": True, "b": False} in found.to_dict()["different_settings"]
 
 
@@ -479,19 +422,16 @@ def test_another_version_of_an_installed_environment_is_told() -> None:
         result.provenance["code"] = {"files": {}, "packages": {"my_env": version, "gymnasium": version}}
         result.provenance["packages"] = {"gymnasium": version}
     theirs.provenance["code_changes"] = [{}]
-    assert list(map(str, compare(ours, theirs).different_settings)) == [
-        "version of my_env: 1.0 in a, 2.0 in b",
-        "changes of the source while it ran: 0 in a, 1 in b",
-        "packages.gymnasium: 1.0 in a, 2.0 in b",
-    ]
+    keys = [one.key for one in compare(ours, theirs).different_settings]
+    assert keys == ["version of my_env", "changes of the source while it ran", "packages.gymnasium"]
     theirs.provenance["code"] = {"files": [], "packages": {"my_env": None}}
     theirs.provenance["code_changes"] = 3
-    assert [one.key for one in compare(ours, theirs).different_settings] == ["version of my_env", "packages.gymnasium"]
+    assert [one.key for one in compare(ours, theirs).different_settings] == [keys[0], keys[2]]
 
 
-def test_what_is_no_result_is_refused_by_name() -> None:
+def test_another_object_than_a_result_is_refused() -> None:
     """Such as the folder of one, which the command takes."""
-    with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result"):
+    with pytest.raises(UsageError, match="runs/latest"):
         compare(make_result(BASE), "runs/latest")  # type: ignore[arg-type]
 
 
@@ -520,9 +460,3 @@ def test_what_the_lines_of_the_sides_show_is_not_told_again() -> None:
     path = "/a/folder/whose/name/is/long/and/which/two/best/model.zip"
     assert "policy_kwargs.path: /runs/one/best/model.zip in a, /a/folder/whose/n..." in shown(path, "cd" * 16)
     assert "two/best/model.zip in b" in shown(path, "cd" * 16)
-
-
-def test_sides_without_a_difference_are_said_to_have_none() -> None:
-    """Other numbers come from what is not recorded then, such as edited code."""
-    shown = " ".join(str(compare(make_result(BASE), make_result(BASE + NOISE))).split())
-    assert "settings nothing that is recorded of policies, weights and settings differs" in shown

@@ -39,7 +39,6 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
     [
         ["show", "PATH"],
         ["list", "PATH"],
-        ["export", "PATH", "--to", "csv"],
         ["compare", "PATH", "PATH"],
         ["replay", "PATH", "--episodes", "1", "--trust"],
         ["run", "--retry", "PATH", "--trust"],
@@ -61,13 +60,6 @@ def test_a_report_has_the_name_of_the_folder(given: str, tmp_path: Path) -> None
         assert outcome.exit_code == 0, outcome.output
     assert call("report", given, given, "-o", tmp_path / "page.html").exit_code == 0
     assert "one (2)" in (tmp_path / "page.html").read_text()
-
-
-def test_result_json_in_its_own_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a folder in the path."""
-    monkeypatch.chdir(made)
-    outcome = call("report", "result.json", "-o", tmp_path / "page.html")
-    assert outcome.exit_code == 0, outcome.output
 
 
 def test_a_file_without_a_name_is_called_like_the_folder(given: str, tmp_path: Path) -> None:
