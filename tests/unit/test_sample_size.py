@@ -178,7 +178,7 @@ def test_a_plan_is_one_page_and_the_pilot_needs_no_runners(folder):
     asked = ("--detect", 0.5, "--half-width", 0.3, "--set", "runners.num_runners=4")
     outcome = call("plan", "toy.yaml", *VARIED, *asked)
     words = " ".join(outcome.stdout.split())
-    for part in ("pilot 20 ", "plan 30 ", "on 4 runners", "show 0.5 in 80 %", "correlate by 0.5", "± 0.3"):
+    for part in ("pilot 20 ", "plan 30 ", "on 4 runners", "detectable ", "correlate by 0.5", "± 0.3"):
         assert part in words
     assert max(map(len, outcome.stdout.splitlines())) <= 80
 
