@@ -52,6 +52,7 @@ EXIT_CODES: Final = (
     (ExitCode.USAGE, "plan", "usage error, or no answer: episodes of the pilot failed or all returned the same"),
     (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
+    (ExitCode.USAGE, "run crossplay", "usage error; or the log is of another run, or another process is writing it"),
     (ExitCode.USAGE, "", "usage error: an option, a config, weights, a file or a folder; the message names it"),
     (ExitCode.FAILED, "run crossplay", "failed: environment or policy cannot work, or too many episodes failed"),
     (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
@@ -59,7 +60,7 @@ EXIT_CODES: Final = (
     (
         ExitCode.CLUSTER,
         "run watch crossplay",
-        "cluster error: no runner comes up or is left, or the log or the result cannot be written",
+        "cluster error: no runner is up, the log or the result cannot be written, or the log was taken over",
     ),
     (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner comes up"),
     (ExitCode.CLUSTER, "show export report replay compare", "the evaluation log is damaged or cannot be read"),

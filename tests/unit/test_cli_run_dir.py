@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rl_eval.cli.run_dir import fresh_run_dir
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.output import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import Batch, EvaluationLog, read_log

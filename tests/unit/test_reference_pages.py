@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from rl_eval.cli import app
+from rl_eval.cli.exits import EXIT_CODES
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import SECTIONS, needs_processes
 from rl_eval.records.episode import COLUMNS, EpisodeRecord
@@ -141,8 +142,19 @@ def commands_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def exit_codes_page() -> str:
+    """Return the table of exit codes."""
+    lines, seen = ["| code | commands | meaning |", "|---|---|---|"], set()
+    for code, commands, meaning in EXIT_CODES:
+        named = ", ".join(f"`{name}`" for name in commands.split()) or ("others" if code in seen else "all")
+        lines.append(f"| {code:d} | {named} | {meaning} |")
+        seen.add(code)
+    return "\n".join([*lines, ""])
+
+
 PAGES = {
     "architecture.md": layers_page,
+    "cli.md": exit_codes_page,
     "commands.md": commands_page,
     "configuration.md": configuration_page,
     "results.md": columns_page,
