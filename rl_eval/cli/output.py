@@ -43,8 +43,8 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
-        "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
+        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. By default "
+        "a new folder in runs/, to which runs/latest leads.",
         "--log-dir",
         parser=absolute_place,
     ),
@@ -97,20 +97,15 @@ def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = Fals
     folder = _run_folder(run_dir) if output is None else output
     if folder is None:
         return None
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output {shown(folder)} is a file: give a folder")
     check_ours(folder)
     if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
-        raise ConfigError(
-            f"{shown(folder)} holds the result of an evaluation already: choose another folder with --output, or "
-            "replace that result with --force"
-        )
+        raise ConfigError(f"{shown(folder)} holds the result of another evaluation: give another --output, or --force")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: choose another one with --output")
+        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: give another --output")
     return folder
 
 
@@ -193,9 +188,7 @@ def new_folder(base: Path) -> Path:
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the output folder {shown(folder)} cannot be created ({error.strerror}): choose another one with --output"
-    )
+    return ConfigError(f"the folder {shown(folder)} cannot be created ({error.strerror}): give another --output")
 
 
 def _run_folder(run_dir: str | None) -> Path | None:
@@ -245,10 +238,8 @@ def save_patiently(save: Callable[[], None], folder: Path) -> None:
             reason = error.strerror or str(error)
             pause = None if is_unusable(error) else retry_pause(failures)
             if pause is None:
-                raise ClusterError(
-                    f"the result cannot be saved in {shown(folder)}: {reason}. If the run has a log, the same command "
-                    "with --log-dir saves it later"
-                ) from error
+                how = "the same command with --log-dir saves it later, if the run has a log"
+                raise ClusterError(f"the result cannot be saved in {shown(folder)}: {reason}; {how}") from error
         if failures == 1:
             print_note(f"the result cannot be saved yet ({reason}): trying again")
         time.sleep(pause)
@@ -298,17 +289,17 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
     contents = _read_log(run_dir, label, say)
     if contents is None or _differs(contents, settings):
         return None
-    finished, planned = len(contents.rows), contents.manifest.num_episodes
-    if finished < planned:
-        say(f"continuing {label}: {finished:,} of {planned:,} episodes were finished")
-        return None
-    result = result_of_log(contents, label)
-    share = settings.evaluation.determinism_check
-    # A check that "auto" decided against counts as one.
-    if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
-        say(f"continuing {label}: all {planned:,} episodes were finished; some of them are run again, as a check")
-        return None
-    say(f"{label} is complete: nothing is left to run")
+    finished, planned, share = len(contents.rows), contents.manifest.num_episodes, settings.evaluation.determinism_check
+    state = f"continuing {label}: {finished:,} of {planned:,} episodes were finished"
+    result = None
+    if finished == planned:
+        result = result_of_log(contents, label)
+        # A check that "auto" decided against counts as one.
+        if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
+            state, result = f"{state}; some of them are run again, as a check", None
+        else:
+            state = f"{label} is complete: nothing is left to run"
+    say(state)
     return result
 
 
@@ -328,10 +319,7 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
     except OSError:
         return None  # The log reports it when it is opened.
     if not is_uri(run_dir) and Path(run_dir, RESULT_FILE).exists():
-        raise ConfigError(
-            f"{label} holds a result, but no evaluation log that could be continued: give another --log-dir, or start "
-            "beside it with --fresh"
-        )
+        raise ConfigError(f"{label} holds a result without a log: give another --log-dir, or --fresh")
     return None
 
 

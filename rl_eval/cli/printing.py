@@ -29,6 +29,7 @@ __all__ = [
     "AsJson",
     "Quiet",
     "counted",
+    "discard",
     "flush_results",
     "print_either",
     "print_json",
@@ -148,9 +149,14 @@ def _flush_or_forget(stream: TextIO) -> None:
     try:
         stream.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        discard(stream.fileno())
+
+
+def discard(descriptor: int) -> None:
+    """Send to /dev/null what is written to a descriptor from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "headline", "progress_line"]
 
-_LIVE_S: Final = 0.1
+_LIVE_S: Final = 0.2
 _LINES_S: Final = 30.0
 _LONG_S: Final = 10.0
 """So long without the end of an episode, none may ever end."""
@@ -123,7 +123,7 @@ class Monitor:
         progress = self._source() if self._source else None
         self._bar.update(
             self._bar.task_ids[0],
-            total=progress and progress.num_episodes,
+            total=progress.num_episodes if progress else None,
             completed=progress.num_finished if progress else 0,
             description=self._line(),
             refresh=True,

@@ -112,7 +112,7 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each heading, in the order of the commands."""
         width = max(map(len, self.commands))
-        for heading, commands in itertools.groupby(self.commands.values(), lambda one: one.rich_help_panel):
+        for heading, commands in itertools.groupby(self.commands.values(), lambda one: vars(one)["rich_help_panel"]):
             with formatter.section(heading if isinstance(heading, str) else "Commands"):
                 formatter.write_dl([(f"{one.name:{width}}", one.get_short_help_str(200)) for one in commands])
 

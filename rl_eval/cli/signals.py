@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, final
 
-from rl_eval.cli.printing import flush_results, results_descriptor
+from rl_eval.cli.printing import discard, flush_results, results_descriptor
 from rl_eval.errors import EvalError
 
 __all__ = ["Interrupted", "Interruption", "handled_signals"]
@@ -109,6 +109,4 @@ def _replace_lost_terminal() -> None:
     """Send output to /dev/null that would go to a terminal that is gone: each write there raises an error."""
     for descriptor in filter(None, {1, 2, results_descriptor()}):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+            discard(descriptor)

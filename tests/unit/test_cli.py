@@ -276,7 +276,6 @@ def test_a_result_in_a_given_folder_is_replaced_by_force_alone(folder):
     assert run(3).exit_code == 0
     refused = run(4)
     assert refused.exit_code == ExitCode.USAGE
-    assert "mine holds the result of an evaluation already" in refused.stderr
     assert "--force" in refused.stderr
     assert len(EvalResult.load("mine").plan) == 3
     assert run(4, "--force").exit_code == 0
@@ -289,7 +288,6 @@ def test_foreign_files_are_not_overwritten(folder, name):
     (folder / "mine" / name).write_text('{"my": "data"}')
     outcome = call("run", "toy.yaml", "--output", "mine")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "choose another folder" in outcome.stderr
     assert (folder / "mine" / name).read_text() == '{"my": "data"}'
 
 

@@ -129,6 +129,8 @@ CASES = [
     (1, (*RUN, *FLAKY)),
     (1, (*RUN, *FLAKY, "--require", "known_afterwards/of_agents >= 1")),
     (2, (*RUN, *SET, "evaluation.sed=1")),
+    (2, (*RUN, "--fresh")),
+    (2, (*RUN, "--accept-code-change")),
     (3, (*RUN, *FAIL)),
     (3, (*RUN, *BROKEN)),
     (4, (*RUN, "--log-dir", "damaged")),

@@ -131,7 +131,7 @@ REFUSED = {
     "a key of no weights": (sets("policy.weights_key=model"), "policy.weights"),
     "force without a folder": (["--force"], "--output"),
     "an output below a file": (["--output", "file/below"], "file/below"),
-    "an output that is a file": (["--output", "file"], "--output file"),
+    "an output that is a file": (["--output", "file"], "folder file"),
     "an output that cannot be": (["--output", "/proc/x"], "/proc/x"),
     "no policy": (sets(POLICY + "null"), "policy.policy"),
     "no environment": (sets(ENV + "null"), "environment.env"),
